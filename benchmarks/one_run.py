@@ -1,0 +1,287 @@
+"""One measured run in a process of its own: ``python one_run.py SPEC`` (JSON) prints one line of JSON.
+
+The worker loop is the same for both sides, and so is its cost: N coroutines that send, one message or one batch after the
+other. Client CPU is user + system time of this whole process over the window, divided by the messages acknowledged in it. The
+window ends by time or by count, whichever comes first; a poll each 20 ms looks, not the workers.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import gc
+import os
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves out a script's own directory
+from bare_loop import BareProducer
+
+__all__ = ["BATCH", "MODES", "Load", "Mode", "RunResult", "RunSpec", "measure"]
+
+BATCH: Final = 32
+POLL: Final = 0.02
+SAMPLED: Final = 8
+"""From 64 workers on, latency is taken by every eighth."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Mode(NamedTuple):
+    """``weight``: its share of the bytes a whole benchmark may write."""
+
+    workers: int
+    kind: str
+    weight: int
+    title: str
+
+
+MODES: Final = {
+    "depth-1": Mode(1, "send", 1, "await send, 1 in flight"),
+    "depth-64": Mode(64, "send", 4, "await send, 64 in flight"),
+    "batch-1": Mode(1, "batch", 8, f"batches of {BATCH}, one at a time"),
+    "batch-8": Mode(8, "batch", 10, f"batches of {BATCH}, eight at a time"),
+    "oneway": Mode(1, "oneway", 4, "one-way, as fast as it goes"),
+}
+
+
+METHODS: Final = {"send": "send", "batch": "send_batch", "oneway": "send_oneway"}
+"""Of either side's producer, by kind."""
+
+
+class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
+    side: str
+    mode: str
+    namesrv: str
+    topic: str
+    body: int
+    seconds: float
+    warm_up: float
+    max_messages: int
+    loop: str = "uvloop"
+    broker_pid: int | None = None
+
+
+class RunResult(msgspec.Struct, kw_only=True):
+    """Times in microseconds (``_us``) or seconds. ``total``: messages acknowledged (one-way: sent) in the whole run."""
+
+    side: str
+    mode: str
+    messages: int
+    seconds: float
+    rate: float
+    client_us: float
+    client_user_us: float
+    broker_us: float | None
+    p50_us: float | None
+    p99_us: float | None
+    max_us: float | None
+    messages_per_write: float | None
+    rss_mb: float
+    client_cores: float
+    broker_cores: float | None
+    busy_cores: float
+    total: int
+    failures: dict[str, int]
+    before: int = 0
+    stored: int | None = None
+
+
+class Load(NamedTuple):
+    """What a side brings: how to send one payload, how to make one, how many transport writes there have been."""
+
+    send: Callable[[Any], Awaitable[Any]]
+    payload: Callable[[], Any]
+    writes: Callable[[], int]
+    finish: Callable[[], Coroutine[Any, Any, None]]
+
+
+class State:
+    """What the workers share."""
+
+    __slots__ = ("count", "failures", "latencies", "recording", "stop")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.stop = False
+        self.recording = False
+        self.latencies = array.array("d")
+        self.failures: dict[str, int] = {}
+
+    def failed(self, error: Exception, messages: int) -> None:
+        name = f"{type(error).__name__}: {error}"[:160]
+        self.failures[name] = self.failures.get(name, 0) + messages
+
+
+class Mark:
+    """Counters at one end of the window."""
+
+    def __init__(self, messages: int, writes: int, broker_pid: int | None) -> None:
+        self.messages = messages
+        self.writes = writes
+        self.time = time.perf_counter()
+        self.cpu = time.process_time()
+        self.user = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+        self.rss_mb = _peak_rss_mb()
+        self.broker = _process_seconds(broker_pid) if broker_pid else None
+        self.busy = _busy_seconds()
+
+
+async def bare_load(spec: RunSpec) -> Load:
+    producer = BareProducer(spec.topic)
+    await producer.start(spec.namesrv)
+    body = b"x" * spec.body
+    kind = MODES[spec.mode].kind
+    send = getattr(producer, METHODS[kind])
+    payload = (lambda: [body] * BATCH) if kind == "batch" else (lambda: body)
+    return Load(send, payload, lambda: producer.connection.writes, producer.stop)
+
+
+async def our_load(spec: RunSpec) -> Load:
+    """The public API as its users call it; the messages are built inside the measured loop."""
+    from rmq_async import Message, Producer  # here, so that the bare loop's process is as bare as its loop
+
+    producer = Producer("benchmark", namesrv=spec.namesrv)
+    await producer.start()
+    instance = producer._instance
+    assert instance is not None
+    pool = instance.pool
+    topic, body = spec.topic, b"x" * spec.body
+    kind = MODES[spec.mode].kind
+    send = getattr(producer, METHODS[kind])
+    payload = (lambda: [Message(topic, body) for _ in range(BATCH)]) if kind == "batch" else (lambda: Message(topic, body))
+    return Load(send, payload, lambda: sum(connection.writes for connection in pool.connections), producer.stop)
+
+
+LOADS: Final[dict[str, Callable[[RunSpec], Awaitable[Load]]]] = {"bare": bare_load, "ours": our_load}
+
+
+async def worker(state: State, load: Load, messages: int, sampled: bool) -> None:
+    send, payload, clock = load.send, load.payload, time.perf_counter
+    while not state.stop:
+        start = clock() if sampled else 0.0
+        try:
+            await send(payload())
+        except Exception as error:  # noqa: BLE001 - whatever fails is counted by its text and printed
+            state.failed(error, messages)
+            await asyncio.sleep(0.01)
+            continue
+        state.count += messages
+        if sampled and state.recording:
+            state.latencies.append(clock() - start)
+
+
+async def oneway_worker(state: State, load: Load) -> None:
+    """One-way sends need not suspend; without a pause now and then nothing else would run."""
+    send, payload = load.send, load.payload
+    while not state.stop:
+        try:
+            for _ in range(64):
+                await send(payload())
+                state.count += 1
+        except Exception as error:  # noqa: BLE001 - as above
+            state.failed(error, 1)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+
+
+async def measure(spec: RunSpec, load: Load) -> RunResult:
+    """Warm-up, window, orderly end."""
+    mode = MODES[spec.mode]
+    state = State()
+    if mode.kind == "oneway":
+        tasks = [asyncio.ensure_future(oneway_worker(state, load))]
+    else:
+        messages = BATCH if mode.kind == "batch" else 1
+        every = SAMPLED if mode.workers >= 64 else 1
+        jobs = [worker(state, load, messages, number % every == 0) for number in range(mode.workers)]
+        tasks = [asyncio.ensure_future(job) for job in jobs]
+    await _until(state, spec.warm_up, spec.max_messages // 5)
+    gc.collect()
+    state.recording = True
+    start = Mark(state.count, load.writes(), spec.broker_pid)
+    await _until(state, spec.seconds, start.messages + spec.max_messages * 4 // 5)
+    end = Mark(state.count, load.writes(), spec.broker_pid)
+    state.recording = False
+    state.stop = True
+    await asyncio.wait_for(asyncio.gather(*tasks), 15)
+    await load.finish()
+    return _result(spec, state, start, end)
+
+
+async def _until(state: State, seconds: float, count: int) -> None:
+    deadline = time.perf_counter() + seconds
+    while state.count < count and (left := deadline - time.perf_counter()) > 0:  # noqa: ASYNC110 - an Event would cost the workers
+        await asyncio.sleep(min(POLL, left))
+
+
+def _result(spec: RunSpec, state: State, start: Mark, end: Mark) -> RunResult:
+    messages, seconds = end.messages - start.messages, end.time - start.time
+    per = 1e6 / max(messages, 1)
+    broker = None if start.broker is None or end.broker is None else end.broker - start.broker
+    writes = end.writes - start.writes
+    latencies = sorted(state.latencies)
+
+    def quantile(share: float) -> float | None:
+        return latencies[min(len(latencies) - 1, int(len(latencies) * share))] * 1e6 if latencies else None
+
+    return RunResult(
+        side=spec.side,
+        mode=spec.mode,
+        messages=messages,
+        seconds=seconds,
+        rate=messages / seconds,
+        client_us=(end.cpu - start.cpu) * per,
+        client_user_us=(end.user - start.user) * per,
+        broker_us=None if broker is None else broker * per,
+        p50_us=quantile(0.5),
+        p99_us=quantile(0.99),
+        max_us=quantile(1.0),
+        messages_per_write=messages / writes if writes > 0 else None,
+        rss_mb=end.rss_mb,
+        client_cores=(end.cpu - start.cpu) / seconds,
+        broker_cores=None if broker is None else broker / seconds,
+        busy_cores=(end.busy - start.busy) / seconds,
+        total=state.count,
+        failures=state.failures,
+    )
+
+
+def _peak_rss_mb() -> float:
+    """Most memory this program has had resident; ru_maxrss also counts what its parent had when it forked."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+
+
+def _process_seconds(pid: int) -> float:
+    """User and system time of another process, all its threads."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _busy_seconds() -> float:
+    """Time all cores of this machine have worked, for anybody."""
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _wait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
+async def run(spec: RunSpec) -> RunResult:
+    return await measure(spec, await LOADS[spec.side](spec))
+
+
+def run_on_loop(spec: RunSpec, job: Callable[[RunSpec], Coroutine[Any, Any, RunResult]] = run) -> RunResult:
+    if spec.loop == "asyncio":
+        return asyncio.run(job(spec))
+    import uvloop
+
+    return uvloop.run(job(spec))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(run_on_loop(msgspec.json.decode(sys.argv[1], type=RunSpec))) + b"\n")

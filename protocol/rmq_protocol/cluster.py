@@ -1,0 +1,30 @@
+"""The brokers a name server knows (``ClusterInfo``, response body of GET_BROKER_CLUSTER_INFO)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .json_body import decode_body, encode_body
+from .route import BrokerData
+
+__all__ = ["ClusterInfo", "decode_cluster_info", "encode_cluster_info"]
+
+
+class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """``broker_addr_table``: broker name -> its addresses. ``cluster_addr_table``: cluster -> names of its brokers."""
+
+    broker_addr_table: dict[str, BrokerData] = {}
+    cluster_addr_table: dict[str, tuple[str, ...]] = {}
+
+
+def decode_cluster_info(body: bytes) -> ClusterInfo:
+    """Broker ids may be quoted or not: name servers write them without quotes here, whatever version asks.
+
+    Raises RemoteProtocolError for a body that is no ClusterInfo.
+    """
+    return decode_body(ClusterInfo, body)
+
+
+def encode_cluster_info(info: ClusterInfo, *, standard: bool = True) -> bytes:
+    """``standard=False``: as name servers write it."""
+    return encode_body(info, standard=standard)

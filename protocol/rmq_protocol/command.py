@@ -1,0 +1,250 @@
+"""RemotingCommand: one request or response, in the JSON and in the binary (ROCKETMQ) form of its header.
+
+Both forms must be read on any connection: a peer does not answer in the form it was asked in (``RemotingCommand``,
+``RocketMQSerializable``). This module is the general path, with a dict of extFields; the send path has typed shortcuts in
+``send_codec``. Measured on one core: JSON decode into a dict 0.5 us against 2.9 us by the standard json module; the generic
+binary loop costs 2-3 us, which is why JSON is the default.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from .constants import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, LanguageCode, SerializeType
+from .errors import LocalProtocolError, RemoteProtocolError
+from .frame import Frame, encode_frame
+
+__all__ = ["RemotingCommand", "decode_command", "encode_command", "make_response"]
+
+ExtFields = dict[str, str | None]
+
+_FIXED = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, remark length
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+_LANGUAGES = {member.value: member for member in LanguageCode}
+_LANGUAGE_NAMES = {member.name: member for member in LanguageCode}
+
+
+class RemotingCommand(msgspec.Struct, kw_only=True):
+    """``code`` is a RequestCode in a request and a ResponseCode in a response; unknown numbers stay plain ints.
+
+    ``opaque``: 32-bit number that pairs a response with its request. ``ext_fields``: the custom header's fields as text, or
+    None when the peer sent none. ``language`` is None when the peer named one this library does not know.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    ext_fields: ExtFields | None = None
+    body: bytes = b""
+    language: LanguageCode | None = LanguageCode.PYTHON
+    version: int = VERSION
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & ONEWAY_FLAG)
+
+
+class _JsonHeader(msgspec.Struct, gc=False):
+    code: int
+    language: str | None = "JAVA"
+    version: int = 0
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    extFields: dict[str, Any] | None = None  # noqa: N815 - the member's name on the wire
+
+
+_decode_json = msgspec.json.Decoder(_JsonHeader).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def decode_command(frame: Frame) -> RemotingCommand:
+    """Reads the header by the frame's own type byte. Raises RemoteProtocolError for anything that is not a header."""
+    if frame.serialize_type == SerializeType.JSON:
+        return _from_json(frame.header, frame.body)
+    return _from_binary(frame.header, frame.body)
+
+
+def encode_command(command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON) -> list[bytes]:
+    """The frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
+
+    Raises LocalProtocolError where the form has no room for a value: codes outside 16 bits in the binary form, integers
+    outside 32 bits, a frame above the protocol's limit.
+    """
+    _check_ints(command)
+    if serialize_type == SerializeType.JSON:
+        header = _to_json(command)
+    else:
+        header = _to_binary(command)
+    return encode_frame(serialize_type, header, command.body)
+
+
+def make_response(
+    request: RemotingCommand,
+    code: int,
+    remark: str | None = None,
+    ext_fields: ExtFields | None = None,
+    body: bytes = b"",
+) -> RemotingCommand:
+    """The response to ``request``: same opaque, response bit set."""
+    return RemotingCommand(
+        code=code, opaque=request.opaque, flag=RESPONSE_FLAG, remark=remark, ext_fields=ext_fields, body=body
+    )
+
+
+def _from_json(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        fields = _decode_json(header)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise RemoteProtocolError(f"JSON header: {_short(error)}") from None
+    for name, value in (("code", fields.code), ("opaque", fields.opaque), ("flag", fields.flag)):
+        if not -0x80000000 <= value <= 0x7FFFFFFF:
+            raise RemoteProtocolError(f"JSON header: {name} {_short(value)} is outside 32 bits")
+    return RemotingCommand(
+        code=fields.code,
+        opaque=fields.opaque,
+        flag=fields.flag,
+        remark=fields.remark,
+        ext_fields=None if fields.extFields is None else _texts(fields.extFields),
+        body=body,
+        language=_LANGUAGE_NAMES.get(fields.language or ""),
+        version=fields.version,
+    )
+
+
+def _texts(fields: dict[str, Any]) -> ExtFields:
+    """extFields are texts by the protocol; integers and booleans are read as Java would print them, the rest is refused."""
+    for name, value in fields.items():
+        if value.__class__ is str or value is None:
+            continue
+        if value is True or value is False:
+            fields[name] = "true" if value else "false"
+        elif value.__class__ is int:
+            fields[name] = str(value)
+        else:
+            raise RemoteProtocolError(f"JSON header: extFields {_short(name)} is not text: {_short(value)}")
+    return fields
+
+
+def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
+    size = len(header)
+    if size < 21:
+        raise RemoteProtocolError(f"binary header of {size} bytes is shorter than its 21 fixed bytes")
+    code, language, version, opaque, flag, length = _FIXED.unpack_from(header)
+    at = 17
+    if length < 0 or length > size - 21:
+        raise RemoteProtocolError(f"binary header: remark length {length} in a header of {size} bytes")
+    remark = _utf8(header[at : at + length], "remark") if length else None
+    at += length
+    (length,) = _INT.unpack_from(header, at)
+    at += 4
+    if length < 0 or length > size - at:
+        raise RemoteProtocolError(f"binary header: extFields length {length} where {size - at} bytes are left")
+    return RemotingCommand(
+        code=code,
+        opaque=opaque,
+        flag=flag,
+        remark=remark,
+        ext_fields=_binary_fields(header, at, at + length) if length else None,
+        body=body,
+        language=_LANGUAGES.get(language),
+        version=version,
+    )
+
+
+def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
+    """Entries of 2-byte key length, key, 4-byte value length, value; an empty value is read as null, as Java does."""
+    fields: ExtFields = {}
+    while at < end:
+        if end - at < 2:
+            raise RemoteProtocolError(f"binary header: {end - at} bytes left for an extFields key length")
+        (length,) = _SHORT.unpack_from(header, at)
+        at += 2
+        if length < 0 or length > end - at - 4:
+            raise RemoteProtocolError(f"binary header: extFields key length {length} where {end - at} bytes are left")
+        key = _utf8(header[at : at + length], "extFields key")
+        at += length
+        (length,) = _INT.unpack_from(header, at)
+        at += 4
+        if length < 0 or length > end - at:
+            raise RemoteProtocolError(f"binary header: extFields value length {length} where {end - at} bytes are left")
+        if key:
+            fields[key] = _utf8(header[at : at + length], "extFields value") if length else None
+        at += length
+    return fields
+
+
+def _to_json(command: RemotingCommand) -> bytes:
+    fields: dict[str, Any] = {
+        "code": command.code,
+        "flag": command.flag,
+        "language": (LanguageCode.OTHER if command.language is None else command.language).name,
+        "opaque": command.opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": command.version,
+    }
+    if command.remark is not None:
+        fields["remark"] = command.remark
+    if command.ext_fields is not None:
+        fields["extFields"] = {name: value for name, value in command.ext_fields.items() if value is not None}
+    try:
+        return _encode_json(fields)
+    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
+        raise LocalProtocolError(f"header cannot be encoded: {error}") from None
+
+
+def _to_binary(command: RemotingCommand) -> bytes:
+    if not -0x8000 <= command.code <= 0x7FFF:
+        raise LocalProtocolError(f"code {command.code} does not fit the 16 bits of a binary header; use JSON for it")
+    if not -0x8000 <= command.version <= 0x7FFF:
+        raise LocalProtocolError(f"version {command.version} does not fit the 16 bits of a binary header")
+    try:
+        remark = (command.remark or "").encode()
+        parts: list[bytes] = []
+        for name, value in (command.ext_fields or {}).items():
+            if value is None:
+                continue
+            key, text = name.encode(), value.encode()
+            if len(key) > 0x7FFF:
+                raise LocalProtocolError(f"extFields key of {len(key)} bytes is above the limit of 32767")
+            parts += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"header cannot be encoded: {error}") from None
+    ext = b"".join(parts)
+    fixed = _FIXED.pack(
+        command.code,
+        command.language if command.language is not None else LanguageCode.OTHER,
+        command.version,
+        command.opaque,
+        command.flag,
+        len(remark),
+    )
+    return b"".join((fixed, remark, _INT.pack(len(ext)), ext))
+
+
+def _check_ints(command: RemotingCommand) -> None:
+    for name in ("code", "opaque", "flag", "version"):
+        value = getattr(command, name)
+        if not -0x80000000 <= value <= 0x7FFFFFFF:
+            raise LocalProtocolError(f"{name} {value} is outside 32 bits")
+
+
+def _utf8(data: bytes, field: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"binary header: {field} is not UTF-8 at byte {error.start}") from None
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else text[:200] + "..."

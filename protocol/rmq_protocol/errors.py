@@ -1,0 +1,81 @@
+"""Errors of the codec. Blame is in the type: ``LocalProtocolError`` is the caller's fault, ``RemoteProtocolError`` the peer's.
+
+Retry policy lives here as class attributes, so that whoever sends has no lists of codes or classes: ``retriable`` (another
+attempt may help), ``maybe_stored`` (a send that failed so may still be stored). No other exception leaves this package.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CorruptMessageError",
+    "InvalidMessageError",
+    "LocalProtocolError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RocketMQError",
+]
+
+
+class RocketMQError(Exception):
+    """Root of every error of this library.
+
+    ``code``: RocketMQ's number where there is one (a broker's response code, or ``ClientErrorCode`` 10001-10007).
+    ``broker`` and ``address``: who was asked, where that is known.
+    """
+
+    code: int | None = None
+    retriable: bool = False
+    maybe_stored: bool = False
+
+    def __init__(
+        self, message: str = "", *, code: int | None = None, broker: str | None = None, address: str | None = None
+    ) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        self.broker = broker
+        self.address = address
+
+
+class ProtocolError(RocketMQError):
+    """Bytes or values that the remoting protocol does not allow."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side asked for something that cannot be put on the wire; nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that cannot be understood; names the field and the value."""
+
+
+class InvalidMessageError(RocketMQError, ValueError):
+    """The message breaks a limit or a rule and was not sent.
+
+    ``code`` is 13 (MESSAGE_ILLEGAL) for bodies and properties and -1 for topic and group names, as in Java's ``Validators``.
+    """
+
+    code = 13
+
+
+class CorruptMessageError(RocketMQError):
+    """One stored record cannot be trusted or read; the records around it are not affected.
+
+    ``position``: byte offset of the record inside the block it came in. ``msg_id``: unique or offset id where readable.
+    ``queue_offset``: offset of the record in its queue where readable.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        position: int | None = None,
+        msg_id: str | None = None,
+        queue_offset: int | None = None,
+        broker: str | None = None,
+        address: str | None = None,
+    ) -> None:
+        super().__init__(message, broker=broker, address=address)
+        self.position = position
+        self.msg_id = msg_id
+        self.queue_offset = queue_offset

@@ -1,0 +1,127 @@
+"""Cuts a byte stream into frames and puts the length words in front of outgoing ones.
+
+    4  length of everything after itself      (NettyDecoder: at most MAX_FRAME_SIZE - 4)
+    4  header word: 1 byte serialize type, 3 bytes header length
+    n  header
+    m  body
+
+Must survive any cut of the stream and any peer. A length is judged as soon as its four bytes are there, before anything
+is kept for it; what is kept is what has arrived, never what was announced. A read that ends on a frame boundary (nearly
+all do on a send connection) is sliced in place; otherwise bytes gather in one bytearray, so that a frame which dribbles in
+byte by byte costs linear time. Bodies are copied once per decode, twice when their frame came in several reads.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from .constants import MAX_FRAME_SIZE, MAX_HEADER_SIZE, SerializeType
+from .errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["Frame", "FrameDecoder", "encode_frame"]
+
+_WORDS = struct.Struct(">iI")
+_LENGTH = struct.Struct(">i")
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One complete frame without its length words. ``serialize_type`` is 0 (JSON) or 1 (ROCKETMQ)."""
+
+    serialize_type: int
+    header: bytes
+    body: bytes
+
+
+class FrameDecoder:
+    """Gives back whole frames in the order they arrived.
+
+    ``max_frame_size``: bytes of the largest frame accepted, its 4-byte length prefix included.
+    """
+
+    __slots__ = ("_max_length", "_need", "_pending", "error")
+
+    def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
+        if max_frame_size < 8:
+            raise LocalProtocolError(f"max_frame_size {max_frame_size} is below the 8 bytes of an empty frame")
+        self._max_length = max_frame_size - 4
+        self._pending = bytearray()
+        self._need = 0
+        self.error: RemoteProtocolError | None = None
+        """Set once the stream is broken: nothing more can be read from it."""
+
+    @property
+    def pending(self) -> int:
+        """Bytes kept of a frame that is not complete yet."""
+        return len(self._pending)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Takes the next bytes of the stream and returns the frames they complete.
+
+        Raises RemoteProtocolError, naming the field and its value, for a broken frame. When good frames precede it in the
+        same call they are returned first, ``error`` is set and the next call raises it.
+        """
+        if self.error is not None:
+            raise self.error
+        pending = self._pending
+        if pending:
+            pending += data
+            if len(pending) < self._need:
+                return []
+            data = bytes(pending)
+            pending.clear()
+        frames: list[Frame] = []
+        at, end = 0, len(data)
+        unpack, max_length = _WORDS.unpack_from, self._max_length
+        while end - at >= 8:
+            length, word = unpack(data, at)
+            kind = 0
+            if word > MAX_HEADER_SIZE:
+                kind, word = word >> 24, word & MAX_HEADER_SIZE
+            header, stop = at + 8, at + 4 + length
+            body = header + word
+            if body > stop or length > max_length or kind > 1:
+                return self._refuse(length, kind, word, frames)
+            if stop > end:
+                self._need = stop - at
+                break
+            frames.append(Frame(kind, data[header:body], data[body:stop]))
+            at = stop
+        else:
+            self._need = 8
+            if end - at >= 4:
+                (length,) = _LENGTH.unpack_from(data, at)
+                if length < 4 or length > max_length:
+                    return self._refuse(length, 0, 0, frames)
+            elif at == end:
+                return frames
+            else:
+                self._need = 4
+        pending += data[at:] if at else data
+        return frames
+
+    def _refuse(self, length: int, kind: int, header_length: int, frames: list[Frame]) -> list[Frame]:
+        if length < 4:
+            text = f"frame length {length} is below 4, the size of the header word"
+        elif length > self._max_length:
+            text = f"frame length {length} is above the limit of {self._max_length} (max_frame_size less 4)"
+        elif kind > 1:
+            text = f"serialize type {kind} is unknown (0 = JSON, 1 = ROCKETMQ)"
+        else:
+            text = f"header length {header_length} is beyond its frame, which has {length - 4} bytes left"
+        self.error = RemoteProtocolError(text)
+        if not frames:
+            raise self.error
+        return frames
+
+
+def encode_frame(serialize_type: SerializeType, header: bytes, body: bytes = b"") -> list[bytes]:
+    """The parts of one frame: length words and header together, then the body, if any, as it was given (not copied)."""
+    size = len(header)
+    if size > MAX_HEADER_SIZE:
+        raise LocalProtocolError(f"header of {size} bytes is above the limit of {MAX_HEADER_SIZE} (24-bit length)")
+    if size + len(body) > MAX_FRAME_SIZE - 8:
+        raise LocalProtocolError(f"frame of {size + len(body) + 8} bytes is above the limit of {MAX_FRAME_SIZE}")
+    head = _WORDS.pack(4 + size + len(body), (serialize_type << 24) | size) + header
+    return [head, body] if body else [head]

@@ -1,0 +1,143 @@
+"""Heartbeats: what a client tells each broker about its producers and consumers (``HeartbeatData``, body of HEART_BEAT)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final, TypeVar
+
+import msgspec
+
+from .errors import LocalProtocolError
+from .java_types import Int, Long
+from .json_body import decode_body, encode_body
+
+__all__ = [
+    "IS_SUB_CHANGE",
+    "IS_SUPPORT_HEART_BEAT_V2",
+    "ConsumeFromWhere",
+    "ConsumeType",
+    "ConsumerData",
+    "HeartbeatData",
+    "MessageModel",
+    "ProducerData",
+    "SubscriptionData",
+    "decode_heartbeat",
+    "encode_heartbeat",
+    "heartbeat_fingerprint",
+    "java_hash",
+]
+
+T = TypeVar("T")
+
+IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
+"""extField of the response: the broker compares fingerprints, so subscriptions may be left out while they stay the same."""
+
+IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
+"""extField of the response: the fingerprint is new to the broker, which wants the subscriptions."""
+
+
+class ConsumeType(StrEnum):
+    """By pulling, by pushing (which pulls underneath), by popping."""
+
+    CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
+    CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
+    CONSUME_POP = "CONSUME_POP"
+
+
+class MessageModel(StrEnum):
+    BROADCASTING = "BROADCASTING"
+    CLUSTERING = "CLUSTERING"
+    LITE_SELECTIVE = "LITE_SELECTIVE"
+
+
+class ConsumeFromWhere(StrEnum):
+    CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+class ProducerData(msgspec.Struct, frozen=True, rename="camel"):
+    group_name: str
+
+
+class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
+    """``sub_string``: ``*``, ``A || B`` or SQL92. ``code_set``: ``java_hash`` of each tag. ``sub_version``: epoch ms."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: tuple[str, ...] = ()
+    code_set: tuple[Int, ...] = ()
+    sub_version: Long = 0
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+
+class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
+    """``consume_type``, ``message_model``, ``consume_from_where``: names of the enums above; a peer may send newer ones."""
+
+    group_name: str
+    consume_type: str = ConsumeType.CONSUME_ACTIVELY
+    message_model: str = MessageModel.CLUSTERING
+    consume_from_where: str = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    subscription_data_set: tuple[SubscriptionData, ...] = ()
+    unit_mode: bool = False
+
+
+class HeartbeatData(msgspec.Struct, frozen=True, rename="camel"):
+    """``heartbeat_fingerprint``: 0 asks the broker not to compare. ``without_sub``: subscriptions are left out this time."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_data_set: tuple[ProducerData, ...] = ()
+    consumer_data_set: tuple[ConsumerData, ...] = ()
+    heartbeat_fingerprint: Int = 0
+    without_sub: bool = False
+
+
+def encode_heartbeat(data: HeartbeatData) -> bytes:
+    return encode_body(data)
+
+
+def decode_heartbeat(body: bytes) -> HeartbeatData:
+    """Raises RemoteProtocolError for a body that is not a heartbeat."""
+    return decode_body(HeartbeatData, body)
+
+
+def heartbeat_fingerprint(data: HeartbeatData) -> int:
+    """A 32-bit number, never 0, that changes when the groups or their subscriptions do.
+
+    Client id, subscription versions and ``without_sub`` do not count, nor does the order inside the sets: the hash Java takes
+    (``computeHeartbeatFingerprint``), of a text with all sets sorted. Brokers only ask whether it is the number of last time.
+    """
+    consumers = [
+        msgspec.structs.replace(
+            consumer,
+            subscription_data_set=_sorted(
+                msgspec.structs.replace(item, sub_version=0, tags_set=_sorted(item.tags_set), code_set=_sorted(item.code_set))
+                for item in consumer.subscription_data_set
+            ),
+        )
+        for consumer in data.consumer_data_set
+    ]
+    plain = HeartbeatData("", _sorted(data.producer_data_set), _sorted(consumers))
+    return java_hash(_text(plain).decode()) or 1
+
+
+def _sorted(items: Iterable[T]) -> tuple[T, ...]:
+    return tuple(sorted(items, key=_text))
+
+
+def _text(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value, order="sorted")
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"heartbeat cannot be encoded: {error}") from None
+
+
+def java_hash(text: str) -> int:
+    """``String.hashCode``: 31 * h + unit over the UTF-16 units, 32 bits, signed."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8) + low) & 0xFFFFFFFF
+    return value - 0x100000000 if value & 0x80000000 else value

@@ -1,0 +1,141 @@
+"""Message ids: packing and unpacking, no clock and no look-up of host or process.
+
+*Offset id* (``MessageDecoder.createMessageId``): address 4 or 16 bytes, port 4, commit log offset 8. *Unique id*
+(``MessageClientIDSetter``): address 4 or 16, process id 2, salt 4, milliseconds since the first of the month in local time 4,
+counter 2. Both are upper-case hexadecimal: 32 characters with an IPv4 address, 56 with an IPv6 one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from .errors import LocalProtocolError
+
+__all__ = [
+    "OffsetId",
+    "UniqueId",
+    "format_host",
+    "pack_host",
+    "pack_offset_id",
+    "pack_unique_id",
+    "unique_id_prefix",
+    "unpack_offset_id",
+    "unpack_unique_id",
+]
+
+_MAPPED_PREFIX: Final = bytes(10) + b"\xff\xff"
+_PORT_AND_OFFSET: Final = struct.Struct(">iq")
+_UNIQUE_TAIL: Final = struct.Struct(">HIIH")
+
+
+class OffsetId(NamedTuple):
+    """``host``: "ip:port", an IPv6 address in brackets. ``offset``: in that broker's commit log, bytes."""
+
+    host: str
+    offset: int
+
+
+class UniqueId(NamedTuple):
+    """``elapsed_ms``: milliseconds since the month began where the id was made, 32 bits."""
+
+    ip: str
+    pid: int
+    salt: int
+    elapsed_ms: int
+    counter: int
+
+    def nearly_time_ms(self, now_ms: int, zone: tzinfo = UTC) -> int:
+        """When the id was made, milliseconds since the epoch, if that was within the month before ``now_ms`` in ``zone``."""
+        return _nearly_time_ms(self.elapsed_ms, now_ms, zone)
+
+
+@lru_cache(maxsize=4096)
+def format_host(ip: bytes, port: int) -> str:
+    """4 or 16 address bytes and a port as "ip:port"; IPv6 in brackets, an IPv4-mapped address as IPv4 (as Java does)."""
+    if len(ip) == 4:
+        return f"{ip[0]}.{ip[1]}.{ip[2]}.{ip[3]}:{port}"
+    if ip.startswith(_MAPPED_PREFIX):
+        return f"{ip[12]}.{ip[13]}.{ip[14]}.{ip[15]}:{port}"
+    return f"[{ipaddress.IPv6Address(ip)}]:{port}"
+
+
+@lru_cache(maxsize=4096)
+def pack_host(host: str) -> tuple[bytes, int]:
+    """Address bytes and port of "1.2.3.4:10911" or "[::1]:10911". Raises ``LocalProtocolError`` for anything else."""
+    ip, _, port = host.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
+        raise LocalProtocolError(f"{host!r} is not ip:port")
+    return _pack_ip(ip.removeprefix("[").removesuffix("]")), int(port)
+
+
+def _pack_ip(ip: str) -> bytes:
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError:
+        raise LocalProtocolError(f"{ip!r} is not an IP address") from None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.packed
+    return address.packed
+
+
+def pack_offset_id(host: str, offset: int) -> str:
+    """The offset id of a record at commit log ``offset`` of the broker at ``host`` ("ip:port").
+
+    Raises ``LocalProtocolError`` for a host that is none and an offset beyond 64 bits.
+    """
+    ip, port = pack_host(host)
+    if not -(2**63) <= offset < 2**63:
+        raise LocalProtocolError(f"commit log offset {offset} does not fit 64 bits")
+    return (ip + _PORT_AND_OFFSET.pack(port, offset)).hex().upper()
+
+
+def unpack_offset_id(msg_id: str) -> OffsetId:
+    """Host and commit log offset of an offset id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
+    raw = _from_hex(msg_id, "offset message id")
+    ip, rest = raw[:-12], raw[-12:]
+    port, offset = _PORT_AND_OFFSET.unpack(rest)
+    if not 0 <= port <= 0xFFFF:
+        raise LocalProtocolError(f"offset message id {msg_id} names port {port}")
+    return OffsetId(format_host(ip, port), offset)
+
+
+def _from_hex(text: str, what: str) -> bytes:
+    if isinstance(text, str) and len(text) in (32, 56) and text.isalnum():
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            pass
+    raise LocalProtocolError(f"{text!r} is no {what}: 32 or 56 hexadecimal digits are")
+
+
+def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
+    """The first 20 (IPv4) or 44 characters of every unique id of a process: ``ip`` of 4 or 16 bytes, low 16 bits of ``pid``,
+    low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length."""
+    if len(ip) not in (4, 16):
+        raise LocalProtocolError(f"an address has 4 or 16 bytes, not {len(ip)}")
+    return f"{ip.hex().upper()}{pid & 0xFFFF:04X}{salt & 0xFFFFFFFF:08X}"
+
+
+def pack_unique_id(prefix: str, elapsed_ms: int, counter: int) -> str:
+    """A unique id: ``elapsed_ms`` since the month began (low 32 bits), ``counter`` (low 16 bits)."""
+    return f"{prefix}{elapsed_ms & 0xFFFFFFFF:08X}{counter & 0xFFFF:04X}"
+
+
+def unpack_unique_id(msg_id: str) -> UniqueId:
+    """Fields of a unique id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
+    raw = _from_hex(msg_id, "unique message id")
+    return UniqueId(str(ipaddress.ip_address(raw[:-12])), *_UNIQUE_TAIL.unpack(raw[-12:]))
+
+
+def _nearly_time_ms(elapsed_ms: int, now_ms: int, zone: tzinfo) -> int:
+    now = datetime.fromtimestamp(now_ms / 1000, zone)
+    month = datetime(now.year, now.month, 1, tzinfo=zone)
+    made = round(month.timestamp() * 1000) + elapsed_ms
+    if made >= now_ms:
+        before = (now.year - 1, 12) if now.month == 1 else (now.year, now.month - 1)
+        made = round(datetime(*before, 1, tzinfo=zone).timestamp() * 1000) + elapsed_ms
+    return made

@@ -1,0 +1,15 @@
+"""Java's integer types, for Structs whose fields must fit them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+__all__ = ["Int", "Long"]
+
+Int = Annotated[int, msgspec.Meta(ge=-0x80000000, le=0x7FFFFFFF)]
+"""``int`` or ``Integer``: 32 bits, signed."""
+
+Long = Annotated[int, msgspec.Meta(ge=-0x8000000000000000, le=0x7FFFFFFFFFFFFFFF)]
+"""``long`` or ``Long``: 64 bits, signed."""

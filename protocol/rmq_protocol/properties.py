@@ -1,0 +1,108 @@
+"""The properties text: ``name \\x01 value \\x02`` for each entry, nothing escaped (``MessageDecoder``).
+
+A plain message's text is one f-string, since every send builds one. Decoding splits at ``\\x02`` and partitions at ``\\x01``:
+linear, and no input makes it raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from .constants import MAX_PROPERTIES_SIZE, PropertyName
+from .errors import InvalidMessageError
+
+if TYPE_CHECKING:
+    from .message import Message
+
+__all__ = ["RESERVED_NAMES", "decode_properties", "encode_properties", "message_properties", "properties_text"]
+
+_OPEN: Final = frozenset(
+    {
+        PropertyName.INNER_NUM,
+        PropertyName.INNER_BASE,
+        PropertyName.CHECK_IMMUNITY_TIME_IN_SECONDS,
+        PropertyName.TRANSACTION_ID,
+        PropertyName.TRANSACTION_CHECK_TIMES,
+        PropertyName.SHARDING_KEY,
+        PropertyName.PROPERTY_FORWARD_QUEUE_ID,
+        PropertyName.REDIRECT,
+        PropertyName.INNER_MULTI_DISPATCH,
+        PropertyName.TRACE_CONTEXT,
+        PropertyName.START_DELIVER_TIME,
+    }
+)
+RESERVED_NAMES: Final = frozenset(name.value for name in PropertyName if name not in _OPEN)
+"""Names that ``Message.putUserProperty`` refuses (``MessageConst.STRING_HASH_SET`` of 5.5.0)."""
+
+
+def message_properties(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
+    """The properties text of one send; ``unique_id`` becomes UNIQ_KEY, ``extra`` is what the kind of send adds.
+
+    Raises ``InvalidMessageError`` (13) when it takes more than 32767 bytes: the store keeps their length as a signed 16-bit
+    number.
+    """
+    wait = "true" if message.wait_store else "false"
+    text = f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01{wait}\x02"
+    if message.tags:
+        text += f"TAGS\x01{message.tags}\x02"
+    if message.keys:
+        text += f"KEYS\x01{' '.join(message.keys)}\x02"
+    if message.delay_level:
+        text += f"DELAY\x01{message.delay_level}\x02"
+    elif message.delay is not None:
+        text += f"TIMER_DELAY_MS\x01{round(message.delay * 1000)}\x02"
+    elif message.deliver_at is not None:
+        when = message.deliver_at
+        seconds = when.timestamp() if isinstance(when, datetime) else when
+        text += f"TIMER_DELIVER_MS\x01{round(seconds * 1000)}\x02"
+    if message.sharding_key:
+        text += f"__SHARDINGKEY\x01{message.sharding_key}\x02"
+    if message.properties:
+        text += properties_text(message.properties)
+    if extra:
+        text += properties_text(extra)
+    if len(text) > _SURELY_FITS:
+        _check_size(text)
+    return text
+
+
+_SURELY_FITS: Final = MAX_PROPERTIES_SIZE // 4
+
+
+def _check_size(text: str) -> None:
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > MAX_PROPERTIES_SIZE:
+        raise InvalidMessageError(f"the properties take {size} bytes, the limit is {MAX_PROPERTIES_SIZE}")
+
+
+def properties_text(properties: Mapping[str, str | None]) -> str:
+    """Entries in the mapping's order, with a final separator; a None value is left out, as in ``messageProperties2String``."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
+
+
+def encode_properties(properties: Mapping[str, str | None]) -> bytes:
+    """The text as UTF-8. Raises ``InvalidMessageError`` (13) above 32767 bytes and for lone surrogates."""
+    try:
+        encoded = properties_text(properties).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessageError(f"the properties have no UTF-8 form: {error}") from None
+    if len(encoded) > MAX_PROPERTIES_SIZE:
+        raise InvalidMessageError(f"the properties take {len(encoded)} bytes, the limit is {MAX_PROPERTIES_SIZE}")
+    return encoded
+
+
+def decode_properties(data: bytes | str) -> dict[str, str]:
+    """Entries of a properties text, as ``string2messageProperties`` reads it.
+
+    The last separator may be missing, a later duplicate wins, entries without a separator, without a name or without a value
+    are dropped. Bytes that are not UTF-8 become U+FFFD.
+    """
+    text = data if isinstance(data, str) else str(data, "utf-8", "replace")
+    properties: dict[str, str] = {}
+    for entry in text.split("\x02"):
+        name, _, value = entry.partition("\x01")
+        if value and name:
+            properties[name] = value
+    return properties

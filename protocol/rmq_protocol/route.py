@@ -1,0 +1,248 @@
+"""Routes: which brokers hold the queues of a topic (``TopicRouteData``, response body of GET_ROUTEINFO_BY_TOPIC).
+
+A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` takes every form servers are known to
+write and bounds what it says, and the functions that turn a route into queues are pure, so that they can be asked again
+at any time. They follow ``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, quirks included:
+an ``orderTopicConf`` wins over permissions and masters, static topics live on a pseudo broker. Beyond Java they leave out
+brokers whose master address nobody could connect to.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from .constants import LOGICAL_QUEUE_MOCK_BROKER_PREFIX, MASTER_ID, Perm
+from .errors import RemoteProtocolError
+from .java_types import Int, Long
+from .json_body import decode_body, encode_body
+from .message import MessageQueue
+
+__all__ = [
+    "MAX_ROUTE_QUEUES",
+    "NO_BROKER",
+    "BrokerData",
+    "QueueData",
+    "TopicQueueMapping",
+    "TopicRouteData",
+    "broker_address",
+    "decode_route",
+    "encode_route",
+    "master_address",
+    "master_addresses",
+    "publish_queues",
+    "route_fingerprint",
+    "split_address",
+    "static_topic_endpoints",
+    "subscribe_queues",
+]
+
+MAX_ROUTE_QUEUES: Final = 65_536
+"""Queues of one topic, over all its brokers, that are believed; the largest topics have a few thousand."""
+
+NO_BROKER: Final = "__syslo__none__"
+"""End point of a static topic's queue that no broker holds (``MixAll.LOGICAL_QUEUE_MOCK_BROKER_NAME_NOT_EXIST``)."""
+
+_GLOBAL_SCOPE: Final = "__global__"
+_digits = re.compile(r"[+-]?[0-9]{1,10}").fullmatch
+
+
+class QueueData(msgspec.Struct, frozen=True, rename="camel"):
+    """Queues of the topic on one broker; ``perm`` as in ``Perm``. Negative counts mean none."""
+
+    broker_name: str
+    read_queue_nums: Int = 0
+    write_queue_nums: Int = 0
+    perm: Int = 0
+    topic_sys_flag: Int = 0
+
+
+class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
+    """Addresses (``host:port``) of one broker by broker id; 0 is the master."""
+
+    broker_name: str
+    broker_addrs: dict[Long, str] = {}
+    cluster: str | None = None
+    zone_name: str | None = None
+    enable_acting_master: bool = False
+
+
+class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
+    """Which global queues of a static topic a broker holds: ``curr_id_map`` global -> local id (``TopicQueueMappingInfo``)."""
+
+    topic: str | None = None
+    scope: str | None = _GLOBAL_SCOPE
+    total_queues: Int = 0
+    bname: str = ""
+    epoch: Long = 0
+    dirty: bool = False
+    curr_id_map: dict[Int, Int] = {}
+
+
+class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
+    """``order_topic_conf``: ``broker-a:4;broker-b:4`` for topics with a fixed number of queues, else None."""
+
+    queue_datas: tuple[QueueData, ...] = ()
+    broker_datas: tuple[BrokerData, ...] = ()
+    order_topic_conf: str | None = None
+    filter_server_table: dict[str, tuple[str, ...]] = {}
+    topic_queue_mapping_by_broker: dict[str, TopicQueueMapping] | None = None
+
+
+def decode_route(body: bytes) -> TopicRouteData:
+    """The route in a response body, in the standard or the unquoted form.
+
+    Raises RemoteProtocolError for a body that is no route, or one of more than ``MAX_ROUTE_QUEUES`` queues.
+    """
+    route = decode_body(TopicRouteData, body)
+    _count(sum(max(data.read_queue_nums, 0) for data in route.queue_datas), "read queues")
+    _count(sum(max(data.write_queue_nums, 0) for data in route.queue_datas), "write queues")
+    return route
+
+
+def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
+    """``standard=False``: broker ids without quotes, as name servers answer requests of a version below 401."""
+    return encode_body(route, standard=standard)
+
+
+def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
+    """Queues to send to, in the order a round robin goes: by broker name, then id.
+
+    Only queues with write permission on brokers with a master; an ``order_topic_conf`` overrides both. Raises
+    RemoteProtocolError for one that cannot be read or asks for too many queues.
+    """
+    if route.order_topic_conf:
+        return _ordered_queues(topic, route.order_topic_conf)
+    if route.order_topic_conf is None and route.topic_queue_mapping_by_broker:
+        queues = static_topic_endpoints(topic, route)
+        return tuple(sorted(queues, key=lambda queue: (queue.queue_id, _utf16(queue.broker_name))))
+    masters = master_addresses(route)
+    return tuple(
+        MessageQueue(topic, data.broker_name, queue_id)
+        for data in sorted(route.queue_datas, key=lambda data: _utf16(data.broker_name))
+        if data.perm & Perm.WRITE and data.broker_name in masters
+        for queue_id in range(data.write_queue_nums)
+    )
+
+
+def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
+    """Queues to read from, each once, by broker name, then id: those with read permission, with or without a master."""
+    queues: set[MessageQueue]
+    if route.topic_queue_mapping_by_broker:
+        queues = set(static_topic_endpoints(topic, route))
+    else:
+        queues = {
+            MessageQueue(topic, data.broker_name, queue_id)
+            for data in route.queue_datas
+            if data.perm & Perm.READ
+            for queue_id in range(data.read_queue_nums)
+        }
+    return tuple(sorted(queues, key=lambda queue: (_utf16(queue.broker_name), queue.queue_id)))
+
+
+def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
+    """The queues of a static topic, all on a pseudo broker, and the broker that holds each now (``NO_BROKER``: none)."""
+    scopes: dict[str, list[TopicQueueMapping]] = {}
+    by_broker = route.topic_queue_mapping_by_broker or {}
+    for mapping in (by_broker[name] for name in sorted(by_broker, key=_utf16)):  # of equal epochs the last name counts
+        if mapping.scope is not None:
+            scopes.setdefault(mapping.scope, []).append(mapping)
+    endpoints: dict[MessageQueue, str] = {}
+    for scope, mappings in scopes.items():
+        holder: dict[int, TopicQueueMapping] = {}
+        for mapping in sorted(mappings, key=lambda mapping: -mapping.epoch):
+            for queue_id in mapping.curr_id_map:
+                if queue_id not in holder or holder[queue_id].epoch <= mapping.epoch:
+                    holder[queue_id] = mapping
+        total = max(mapping.total_queues for mapping in mappings)
+        _count(len(endpoints) + total, "static queues")
+        pseudo_broker = _pseudo_broker(scope)
+        for queue_id in range(total):
+            found = holder.get(queue_id)
+            endpoints[MessageQueue(topic, pseudo_broker, queue_id)] = found.bname if found else NO_BROKER
+    return endpoints
+
+
+def broker_address(route: TopicRouteData, broker_name: str, broker_id: int) -> str | None:
+    """Address of one broker; None where the route has none or one that cannot be one."""
+    for data in route.broker_datas:
+        if data.broker_name == broker_name:
+            address = data.broker_addrs.get(broker_id)
+            return address if address is not None and _usable(address) else None
+    return None
+
+
+def master_address(route: TopicRouteData, broker_name: str) -> str | None:
+    return broker_address(route, broker_name, MASTER_ID)
+
+
+def master_addresses(route: TopicRouteData) -> dict[str, str]:
+    """Broker name -> address of every usable master, topic queues or not: those a producer sends its heartbeats to."""
+    addresses: dict[str, str | None] = {}
+    for data in route.broker_datas:
+        addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # of one name the first counts
+    return {name: address for name, address in addresses.items() if address is not None and _usable(address)}
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts) in its parts.
+
+    Raises RemoteProtocolError for anything else, a port outside 1..65535 included.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not 0 < len(host) <= 255 or not host.isprintable() or " " in host or "/" in host:
+        raise RemoteProtocolError(f"address {address[:80]!r} has no host")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise RemoteProtocolError(f"address {address[:80]!r} has no port in 1..65535")
+    return host, int(port)
+
+
+def route_fingerprint(route: TopicRouteData) -> bytes:
+    """Equal for routes that say the same: what they list, in whatever order (``TopicRouteData.topicRouteDataChanged``)."""
+    plain = msgspec.to_builtins(route, str_keys=True)
+    del plain["filterServerTable"]
+    for name in ("queueDatas", "brokerDatas"):
+        plain[name] = sorted(plain[name], key=_text)
+    return _text(plain)
+
+
+def _text(value: object) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")
+
+
+def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
+    """``broker-b:2;broker-a:3``; empty items count as errors except at the end, as Java's ``split`` has it."""
+    queues: list[MessageQueue] = []
+    for item in conf.rstrip(";").split(";") if conf.strip(";") else ():
+        name, *rest = item.split(":")
+        if not rest or not _digits(rest[0]):
+            raise RemoteProtocolError(f"orderTopicConf {conf[:80]!r}: {item[:40]!r} is not broker:count")
+        count = int(rest[0])
+        _count(len(queues) + count, "queues of orderTopicConf")
+        queues.extend(MessageQueue(topic, name, queue_id) for queue_id in range(count))
+    return tuple(queues)
+
+
+def _count(count: int, what: str) -> None:
+    if count > MAX_ROUTE_QUEUES:
+        raise RemoteProtocolError(f"route: {count} {what} are above the limit of {MAX_ROUTE_QUEUES}")
+
+
+def _pseudo_broker(scope: str) -> str:
+    return LOGICAL_QUEUE_MOCK_BROKER_PREFIX + (scope[2:] if scope == _GLOBAL_SCOPE else scope)
+
+
+def _usable(address: str) -> bool:
+    try:
+        split_address(address)
+    except RemoteProtocolError:
+        return False
+    return True
+
+
+def _utf16(name: str) -> bytes:
+    """Java orders text by UTF-16 units."""
+    return name.encode("utf-16-be", "surrogatepass")

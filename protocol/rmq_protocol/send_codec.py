@@ -1,0 +1,225 @@
+"""The hot path of sends: request frames from templates, replies into one typed Struct.
+
+A producer writes the same header again and again; per queue only opaque, born time, properties, sysFlag and flag change. A
+template holds everything else ready, in the JSON or the binary form. Measured on one core, header of a 128-byte message:
+generic path (typed header -> dict -> msgspec) 2.2 us, template 0.5 us. Replies: typed Struct 0.4 us, RemotingCommand with a
+dict 0.9 us. ``headers.SendMessageRequestHeaderV2`` and ``headers.SendMessageResponseHeader`` are the general forms of the
+same bytes; a test holds both against each other.
+
+Numbers that vary have a fixed width where they can (opaque ten digits, born time thirteen), so that the header's length is
+known before it is formatted.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from .command import RemotingCommand, decode_command
+from .constants import ONEWAY_FLAG, VERSION, LanguageCode, RequestCode, SerializeType
+from .errors import LocalProtocolError, RemoteProtocolError
+from .frame import Frame
+
+__all__ = ["FIRST_OPAQUE", "JOIN_BELOW", "LAST_OPAQUE", "SendReply", "SendReplyFields", "SendTemplate", "decode_send_reply"]
+
+FIRST_OPAQUE: Final = 1_000_000_000
+LAST_OPAQUE: Final = 2_147_483_647
+"""Opaques from the first to the last all have ten digits."""
+
+JOIN_BELOW: Final = 2048
+"""Bodies of fewer bytes are copied behind their header: one part costs less than two up to about here."""
+
+_WORDS = struct.Struct(">II").pack
+_INT = struct.Struct(">i").pack
+_BINARY_FIXED = struct.Struct(">hBh").pack
+_encode_text = msgspec.json.Encoder().encode
+_BORN_DIGITS = 13
+
+
+class SendReplyFields(msgspec.Struct, gc=False):
+    """extFields of a send reply (``SendMessageResponseHeader``, and what brokers add to it)."""
+
+    msgId: str | None = None  # noqa: N815 - the protocol's names
+    queueId: int | None = None  # noqa: N815
+    queueOffset: int | None = None  # noqa: N815
+    transactionId: str | None = None  # noqa: N815
+    MSG_REGION: str | None = None
+    TRACE_ON: bool | None = None
+    recallHandle: str | None = None  # noqa: N815
+    batchUniqId: str | None = None  # noqa: N815
+
+
+class SendReply(msgspec.Struct, gc=False):
+    """The reply to a send: header fields, and extFields already read as what they are."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    extFields: SendReplyFields | None = None  # noqa: N815
+
+
+decode_send_reply = msgspec.json.Decoder(SendReply, strict=False).decode
+"""``decode_send_reply(json_header) -> SendReply``; raises msgspec.MsgspecError or ValueError for what is not one.
+
+Only the caller knows whether the opaque belongs to a send, so this is tried first on every bodyless JSON reply.
+"""
+
+
+def send_reply(frame: Frame) -> SendReply:
+    """The general path to a SendReply, for both header forms. Raises RemoteProtocolError."""
+    return send_reply_of(decode_command(frame))
+
+
+def send_reply_of(command: RemotingCommand) -> SendReply:
+    """A decoded command as a SendReply. Raises RemoteProtocolError for fields of a wrong type."""
+    try:
+        fields = None
+        ext = command.ext_fields
+        if ext is not None:
+            if ext.get("TRACE_ON") is not None:
+                ext = {**ext, "TRACE_ON": "false" if ext["TRACE_ON"] == "false" else "true"}
+            fields = msgspec.convert(ext, SendReplyFields, strict=False)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"send reply: {error}") from None
+    return SendReply(command.code, command.opaque, command.flag, command.remark, fields)
+
+
+class SendTemplate:
+    """Frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
+
+    ``queue_id`` below 0 lets the broker pick one. ``batch`` says that bodies are batches (field ``m``).
+    """
+
+    __slots__ = ("_base", "_full_head", "_plain", "_serialize_type", "_tail", "_unique", "_unique_base")
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        topic: str,
+        queue_id: int,
+        broker_name: str,
+        default_topic: str,
+        default_topic_queues: int,
+        batch: bool = False,
+        oneway: bool = False,
+        serialize_type: SerializeType = SerializeType.JSON,
+    ) -> None:
+        code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
+        fixed = {
+            "a": group,
+            "b": topic,
+            "c": default_topic,
+            "d": str(default_topic_queues),
+            "e": str(queue_id),
+            "j": "0",
+            "k": "false",
+            "m": "true" if batch else "false",
+            "n": broker_name,
+        }
+        self._serialize_type = serialize_type
+        flag = ONEWAY_FLAG if oneway else 0
+        try:
+            if serialize_type == SerializeType.JSON:
+                self._prepare_json(code, flag, fixed)
+            else:
+                self._prepare_binary(code, flag, fixed)
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError(f"header cannot be encoded: {error}") from None
+
+    def plain(self, opaque: int, born_ms: bytes, unique_id: str, body: bytes) -> bytes | list[bytes]:
+        """``parts`` for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
+        size = len(body)
+        if size >= JOIN_BELOW or self._serialize_type:
+            return self.parts(opaque, born_ms, f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02", body)
+        key = unique_id.encode()
+        length = self._unique_base + len(key)
+        return self._unique % (_WORDS(length + size + 4, length), born_ms, key, opaque, body)
+
+    def parts(
+        self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
+    ) -> bytes | list[bytes]:
+        """The frame of one send: one piece for a small body, else head and body apart (the body is not copied).
+
+        ``opaque``: from FIRST_OPAQUE to LAST_OPAQUE. ``born_ms``: thirteen digits, milliseconds since the epoch.
+        """
+        size = len(body)
+        joined = size < JOIN_BELOW
+        tail = body if joined else b""
+        if self._serialize_type:
+            head = self._binary(opaque, born_ms, properties.encode(), size, tail, sys_flag, flag)
+        else:
+            text = _encode_text(properties)
+            if sys_flag or flag:
+                head = self._json_full(opaque, born_ms, text, size, tail, sys_flag, flag)
+            else:
+                length = self._base + len(text)
+                head = self._plain % (_WORDS(length + size + 4, length), born_ms, text, opaque, tail)
+        return head if joined else [head, body]
+
+    def _prepare_json(self, code: int, flag: int, fixed: dict[str, str]) -> None:
+        start = _encode_text(
+            {
+                "code": int(code),
+                "flag": flag,
+                "language": LanguageCode.PYTHON.name,
+                "version": VERSION,
+                "serializeTypeCurrentRPC": "JSON",
+                "extFields": fixed,
+            }
+        )[:-2].replace(b"%", b"%%")
+        self._plain = b"%b" + start + b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
+        self._unique = (
+            b"%b" + start + b',"f":"0","h":"0","g":"%b","i":"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"},"opaque":%d}%b'
+        )
+        self._unique_base = len(self._unique % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b""))
+        self._full_head = start
+        empty = self._plain % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b"")
+        self._base = len(empty)
+        self._tail = b""
+
+    def _json_full(
+        self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, sys_flag: int, flag: int
+    ) -> bytes:
+        header = (self._full_head + b',"f":"%d","h":"%d","g":"%b","i":%b},"opaque":%d}') % (
+            sys_flag,
+            flag,
+            born_ms,
+            properties,
+            opaque,
+        )
+        return b"".join((_WORDS(len(header) + size + 4, len(header)), header, tail))
+
+    def _prepare_binary(self, code: int, flag: int, fixed: dict[str, str]) -> None:
+        self._plain = _BINARY_FIXED(code, LanguageCode.PYTHON, VERSION)
+        self._unique, self._unique_base = b"", 0
+        self._full_head = _INT(flag) + _INT(0)
+        self._tail = b"".join(_entry(name, value.encode()) for name, value in fixed.items()) + b"\x00\x01g" + _INT(_BORN_DIGITS)
+        self._base = len(self._tail) + _BORN_DIGITS
+
+    def _binary(
+        self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, sys_flag: int, flag: int
+    ) -> bytes:
+        varying = _entry("f", b"%d" % sys_flag) + _entry("h", b"%d" % flag) + b"\x00\x01i" + _INT(len(properties)) + properties
+        ext = self._base + len(varying)
+        length = 21 + ext
+        return b"".join(
+            (
+                _WORDS(length + size + 4, 0x01000000 | length),
+                self._plain,
+                _INT(opaque),
+                self._full_head,
+                _INT(ext),
+                self._tail,
+                born_ms,
+                varying,
+                tail,
+            )
+        )
+
+
+def _entry(name: str, value: bytes) -> bytes:
+    return b"".join((struct.pack(">H", len(name)), name.encode(), _INT(len(value)), value))

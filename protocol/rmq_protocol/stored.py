@@ -1,0 +1,493 @@
+"""Records as brokers store them: bodies of pulls, look-ups, transaction checks (``MessageDecoder``, ``MessageExtEncoder``).
+
+A record: TOTALSIZE 4, MAGICCODE 4, BODYCRC 4, QUEUEID 4, FLAG 4, QUEUEOFFSET 8, PHYSICALOFFSET 8, SYSFLAG 4, BORNTIMESTAMP 8,
+BORNHOST 8 or 20, STORETIMESTAMP 8, STOREHOST 8 or 20, RECONSUMETIMES 4, PREPARED TRANSACTION OFFSET 8, body length 4, body,
+topic length 1 (V1) or 2 (V2), topic, properties length 2, properties. The fixed part is one precompiled struct per pair of
+address families, so a record costs one unpack, three slices and one Struct: 3 us with six properties, CRC included.
+
+One bad record must not hide the good ones around it, and no bytes may make this slow. The step to the next record is given
+by the fields; where they cannot be read, by TOTALSIZE if a magic code stands there; else reading stops. Where both can be
+read but disagree, the record is corrupt, and its body CRC decides which of the two to believe. Work that could be repeated on
+the same bytes (that CRC, decompression) is paid from budgets, so a block of 4 MiB takes less than a second whatever it holds.
+
+Memory: decompressed bodies of one block together stay within ``max_decompressed_size``, for many small bombs cost as much as
+a large one. What does not fit is left for another call (``allow_partial``) or reported.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from .batch import BATCH_OVERHEAD, BatchRecord, decode_batch
+from .checksum import crc32
+from .compression import UnreadableBodyError, compression_type, decompress
+from .constants import (
+    BLANK_MAGIC_CODE,
+    MAGIC_CODE_V1,
+    MAGIC_CODE_V2,
+    MAX_DECOMPRESSED_SIZE,
+    MAX_PROPERTIES_SIZE,
+    MAX_TOPIC_LENGTH,
+    SysFlag,
+)
+from .errors import CorruptMessageError, LocalProtocolError, RemoteProtocolError
+from .ids import format_host, pack_host
+from .message import MessageExt, MessageQueue
+from .properties import decode_properties
+
+__all__ = ["DecodedMessages", "decode_messages", "decode_pull", "encode_stored", "parse_tags"]
+
+_HOSTS_V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_COMPRESSED: Final = int(SysFlag.COMPRESSED)
+_INNER_BATCH: Final = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+_FIXED: Final = {
+    0: struct.Struct(">iiiiiqqiq4siq4siiqi"),
+    int(SysFlag.BORN_HOST_V6): struct.Struct(">iiiiiqqiq16siq4siiqi"),
+    int(SysFlag.STORE_HOST_V6): struct.Struct(">iiiiiqqiq4siq16siiqi"),
+    _HOSTS_V6: struct.Struct(">iiiiiqqiq16siq16siiqi"),
+}
+_FIXED_V4: Final = _FIXED[0]
+_HEAD: Final = struct.Struct(">ii")
+_PORT_AND_OFFSET: Final = struct.Struct(">iq")
+_MAGIC_BYTES: Final = frozenset(
+    magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE)
+)
+_MIN_RECORD: Final = _FIXED_V4.size + 3
+_BYTE: Final = struct.Struct(">b")
+_SHORT: Final = struct.Struct(">h")
+_IPV4_SIZE: Final = 4
+_MAX_PORT: Final = 0xFFFF
+
+_WORK_PER_BLOCK: Final = 32  # decompressed bytes produced for one block, bombs included, as a multiple of max_decompressed_size
+_MESSAGE_COST: Final = 512  # bytes of memory an expanded message takes besides its body
+_PROPERTIES_COST: Final = 16  # per encoded byte
+
+
+_Fields: TypeAlias = tuple[Any, ...]
+
+
+class DecodedMessages(NamedTuple):
+    """``resume_at``: queue offset of the first record left undecoded for want of room; None where all were decoded."""
+
+    messages: tuple[MessageExt, ...]
+    corrupt: tuple[CorruptMessageError, ...]
+    resume_at: int | None = None
+
+
+def decode_messages(
+    data: bytes,
+    *,
+    topic_queue_broker: str = "",
+    max_decompressed_size: int = MAX_DECOMPRESSED_SIZE,
+    check_crc: bool = True,
+    unwrap_batches: bool = True,
+    allow_partial: bool = False,
+) -> DecodedMessages:
+    """The messages of a block of stored records, and the errors of those that cannot be read; never raises for bad bytes.
+
+    ``topic_queue_broker``: broker name put in each message's queue. ``max_decompressed_size``: bytes, for one body and for
+    all decompressed bodies of the block together. Where they do not fit: with ``allow_partial`` decoding stops and
+    ``resume_at`` says where to pull again, else these records are among the corrupt ones. ``unwrap_batches``: inner batches
+    give their messages; a broken one is passed on as it is.
+    """
+    block = _Block(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
+    return block.decode()
+
+
+def decode_pull(
+    data: bytes,
+    queue: MessageQueue,
+    *,
+    tags: str = "*",
+    min_offset: int | None = None,
+    max_offset: int | None = None,
+    offset_delta: int | None = None,
+    max_decompressed_size: int = MAX_DECOMPRESSED_SIZE,
+    check_crc: bool = True,
+    allow_partial: bool = False,
+) -> DecodedMessages:
+    """The messages of a pull's body, as ``PullAPIWrapper.processPullResult`` completes them.
+
+    Each carries the pulled ``queue``, properties MIN_OFFSET and MAX_OFFSET where given, its offset moved by ``offset_delta``
+    and, out of a transaction, ``transaction_id``. ``tags`` ("*" or "a || b") are compared as texts, since brokers compare
+    hashes only. The rest as in ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` that name none.
+    """
+    block = _Block(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
+    block.queue = queue
+    block.tags = parse_tags(tags)
+    block.offset_delta = offset_delta or 0
+    bounds = {"MIN_OFFSET": min_offset, "MAX_OFFSET": max_offset}
+    block.added = {name: str(offset) for name, offset in bounds.items() if offset is not None}
+    return block.decode()
+
+
+def parse_tags(expression: str | None) -> frozenset[str] | None:
+    """Tags of a subscription expression "a || b"; None where every message is wanted (``FilterAPI.buildSubscriptionData``).
+
+    Raises ``LocalProtocolError`` for an expression of separators only.
+    """
+    if not expression or expression == "*":
+        return None
+    if not expression.replace("||", ""):
+        raise LocalProtocolError(f"subscription {expression!r} names no tag")
+    return frozenset(tag.strip() for tag in expression.split("||") if tag.strip()) or None
+
+
+class _Full(Exception):  # noqa: N818 - a signal inside this module
+    """No room for another decompressed body."""
+
+
+class _Block:
+    """One call's input, limits and results. ``fields``: what ``_FIXED`` unpacks, in the order of the record."""
+
+    __slots__ = (
+        "_allow_partial",
+        "_broker",
+        "_check_crc",
+        "_corrupt",
+        "_crc_room",
+        "_data",
+        "_end",
+        "_max_size",
+        "_messages",
+        "_queues",
+        "_resume_at",
+        "_room",
+        "_topics",
+        "_unwrap",
+        "_work",
+        "added",
+        "offset_delta",
+        "queue",
+        "tags",
+    )
+
+    def __init__(
+        self, data: bytes, broker: str, max_size: int, check_crc: bool, unwrap_batches: bool, allow_partial: bool
+    ) -> None:
+        self._data = data if type(data) is bytes else bytes(data)
+        self._end = len(data)
+        self._broker = broker
+        self._max_size = max_size
+        self._check_crc = check_crc
+        self._unwrap = unwrap_batches
+        self._allow_partial = allow_partial
+        self._room = max_size
+        self._work = max_size * _WORK_PER_BLOCK
+        self._crc_room = self._end
+        self._messages: list[MessageExt] = []
+        self._corrupt: list[CorruptMessageError] = []
+        self._resume_at: int | None = None
+        self._topics: dict[bytes, str] = {}
+        self._queues: dict[tuple[str, int], MessageQueue] = {}
+        self.queue: MessageQueue | None = None
+        self.tags: frozenset[str] | None = None
+        self.offset_delta = 0
+        self.added: dict[str, str] | None = None
+
+    def decode(self) -> DecodedMessages:
+        position, end = 0, self._end
+        while position < end:
+            position = self._record(position)
+        return DecodedMessages(tuple(self._messages), tuple(self._corrupt), self._resume_at)
+
+    def _record(self, position: int) -> int:
+        """Reads the record at ``position``; gives the place of the next one, the end where nothing more can be read."""
+        data, end = self._data, self._end
+        if position + _MIN_RECORD > end:
+            return self._remainder(position)
+        fixed = _FIXED_V4
+        fields = fixed.unpack_from(data, position)
+        total, magic, sys_flag = fields[0], fields[1], fields[7]
+        if magic != MAGIC_CODE_V1 and magic != MAGIC_CODE_V2:
+            return self._no_message(position, total, magic)
+        if sys_flag & _HOSTS_V6:
+            fixed = _FIXED[sys_flag & _HOSTS_V6]
+            if position + fixed.size > end:
+                return self._lost(position, total, f"{end - position} bytes are left of a record with IPv6 hosts")
+            fields = fixed.unpack_from(data, position)
+
+        length = fields[16]
+        body_at = position + fixed.size
+        body_end = body_at + length
+        topic_at = body_end + (1 if magic == MAGIC_CODE_V1 else 2)
+        if length < 0 or topic_at + 2 > end:
+            return self._lost(position, total, f"body length {length}, {end - body_at} bytes are left", fields)
+        length = data[body_end] if magic == MAGIC_CODE_V1 else data[body_end] << 8 | data[body_end + 1]
+        topic_end = topic_at + length
+        if length > (0x7F if magic == MAGIC_CODE_V1 else 0x7FFF) or topic_end + 2 > end:
+            return self._lost(position, total, f"topic length {length}, {end - topic_at} bytes are left", fields)
+        length = data[topic_end] << 8 | data[topic_end + 1]
+        following: int = topic_end + 2 + length
+        if length > MAX_PROPERTIES_SIZE or following > end:
+            return self._lost(position, total, f"properties length {length}, {end - topic_end - 2} bytes are left", fields)
+        if total != following - position:
+            return self._disagreement(position, following, fields, body_at, body_end)
+
+        properties = decode_properties(data[topic_end + 2 : following])
+        try:
+            reason = self._accept(fields, data[body_at:body_end], data[topic_at:topic_end], properties)
+            if reason is not None:
+                self._report(position, reason, fields, properties)
+        except CorruptMessageError as error:
+            # Not chained: its traceback would keep the whole block alive.
+            self._report(position, str(error), fields, properties)
+        except _Full:
+            if self._allow_partial:
+                self._resume_at = fields[5] + self.offset_delta
+                return end
+            reason = f"not decoded: the decompressed bodies of one block would take more than {self._max_size} bytes"
+            self._report(position, reason, fields, properties)
+        return following
+
+    # ------------------------------------------------------------------------------------------------------- a good record
+
+    def _accept(self, fields: _Fields, body: bytes, topic_bytes: bytes, properties: dict[str, str]) -> str | None:
+        """Checks and decompresses the body, then keeps the message or says why not.
+
+        Raises ``CorruptMessageError`` for a body that cannot be decompressed, and ``_Full``.
+        """
+        crc, sys_flag = fields[2], fields[7]
+        sound = not self._check_crc or crc32(body) == crc
+        compressed = sys_flag & _COMPRESSED and body
+        if compressed:
+            body = self._decompress(body, sys_flag)
+            sys_flag &= ~_COMPRESSED
+            # MessageDecoder, encoding what it decoded before, leaves the CRC of the plain body.
+            sound = sound or crc32(body) == crc
+        if not sound:
+            return f"the CRC of the body is not {crc}, as the record says"
+        if (fields[10] | fields[13]) & ~_MAX_PORT:
+            return f"the hosts have the ports {fields[10]} and {fields[13]}"
+        topic = self._topics.get(topic_bytes)
+        if topic is None:
+            topic = self._topics[topic_bytes] = str(topic_bytes, "utf-8", "replace")
+        if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:
+            limit = self._room // _MESSAGE_COST if compressed else None
+            try:
+                inner = decode_batch(body, limit)
+            except RemoteProtocolError:  # passed on as it is, like Java does, unless another call has room for it
+                if limit is not None and limit * BATCH_OVERHEAD < len(body) and self._room < self._max_size:
+                    raise _Full from None
+            else:
+                self._keep_inner(inner, fields, sys_flag, topic, MessageExt("", b"", properties=properties).wait_store)
+                if compressed:
+                    self._room -= len(body) + sum(_MESSAGE_COST + _PROPERTIES_COST * len(record.properties) for record in inner)
+                return None
+        if compressed:
+            self._room -= len(body)
+        self._keep(fields, sys_flag, topic, body, fields[4], properties, 0, crc, fields[0], fields[14], fields[15])
+        return None
+
+    def _decompress(self, body: bytes, sys_flag: int) -> bytes:
+        kind = compression_type(sys_flag)
+        if self._work <= 0 or self._room <= 0:
+            raise _Full
+        try:
+            plain = decompress(body, kind, self._room)
+        except UnreadableBodyError as error:
+            self._work -= error.produced
+            if error.too_large and self._room < self._max_size:
+                raise _Full from None
+            raise
+        self._work -= len(plain)
+        return plain
+
+    def _keep_inner(self, inner: list[BatchRecord], fields: _Fields, sys_flag: int, topic: str, wait_store: bool) -> None:
+        wait = "true" if wait_store else "false"
+        for index, record in enumerate(inner):
+            properties = decode_properties(record.properties)
+            properties["WAIT"] = wait
+            self._keep(fields, sys_flag, topic, record.body, record.flag, properties, index, 0, 0, 0, 0)
+
+    def _keep(
+        self,
+        fields: _Fields,
+        sys_flag: int,
+        topic: str,
+        body: bytes,
+        flag: int,
+        properties: dict[str, str],
+        index: int,
+        crc: int,
+        size: int,
+        reconsume_times: int,
+        prepared_offset: int,
+    ) -> None:
+        if self.tags is not None and properties.get("TAGS") not in self.tags:
+            return
+        queue = self.queue
+        transaction_id = None
+        if queue is None:
+            queue = self._queues.get((topic, fields[3]))
+            if queue is None:
+                queue = self._queues[topic, fields[3]] = MessageQueue(topic, self._broker, fields[3])
+        elif "TRAN_MSG" in properties and properties["TRAN_MSG"].lower() == "true":
+            transaction_id = properties.get("UNIQ_KEY")
+        if self.added is not None:
+            properties.update(self.added)
+        self._messages.append(
+            MessageExt(
+                topic,
+                body,
+                flag,
+                properties,
+                queue,
+                fields[5] + self.offset_delta + index,
+                fields[6],
+                sys_flag,
+                crc,
+                size,
+                fields[8],
+                fields[11],
+                format_host(fields[9], fields[10]),
+                format_host(fields[12], fields[13]),
+                reconsume_times,
+                prepared_offset,
+                transaction_id,
+            )
+        )
+
+    # -------------------------------------------------------------------------------------------------------- a bad record
+
+    def _remainder(self, position: int) -> int:
+        """Too few bytes for a message; a blank filler may still fit."""
+        left = self._end - position
+        if left >= _HEAD.size:
+            total, magic = _HEAD.unpack_from(self._data, position)
+            if magic == BLANK_MAGIC_CODE:
+                return self._no_message(position, total, magic)
+        self._report(position, f"{left} bytes are left, a record takes at least {_MIN_RECORD}")
+        return self._end
+
+    def _no_message(self, position: int, total: int, magic: int) -> int:
+        """A blank filler, which is skipped, or a magic code that nobody knows."""
+        if magic != BLANK_MAGIC_CODE:
+            return self._lost(position, total, f"unknown magic code {magic & 0xFFFFFFFF:#010x}")
+        if _HEAD.size <= total <= self._end - position:
+            return position + total
+        self._report(position, f"blank filler of {total} bytes, {self._end - position} are left")
+        return self._end
+
+    def _lost(self, position: int, total: int, reason: str, fields: _Fields | None = None) -> int:
+        """The fields cannot be read: go on by TOTALSIZE if a record begins there, else not at all."""
+        if self._begins_at(position + total, total):
+            self._report(position, reason, fields)
+            return position + total
+        self._report(position, f"{reason}; the next record cannot be found", fields)
+        return self._end
+
+    def _begins_at(self, position: int, total: int) -> bool:
+        if total < _MIN_RECORD or position > self._end:
+            return False
+        return position == self._end or self._data[position + 4 : position + 8] in _MAGIC_BYTES
+
+    def _disagreement(self, position: int, following: int, fields: _Fields, body_at: int, body_end: int) -> int:
+        """TOTALSIZE and the fields lead to different places: follow the one where a record begins.
+
+        Where one begins at both, the fields are right, unless the CRC speaks against the body they delimit or TOTALSIZE
+        leads into what they call topic and properties, for no text holds a magic code.
+        """
+        total, size = fields[0], following - position
+        reason = f"TOTALSIZE is {total}, the fields take {size} bytes"
+        by_total = self._begins_at(position + total, total) and (
+            body_end <= position + total < following or self._crc_speaks_against(fields[2], body_at, body_end)
+        )
+        if by_total or not self._begins_at(following, size):
+            return self._lost(position, total, reason, fields)
+        self._report(position, reason, fields)
+        return following
+
+    def _crc_speaks_against(self, crc: int, body_at: int, body_end: int) -> bool:
+        if body_end - body_at > self._crc_room:
+            return False
+        self._crc_room -= body_end - body_at
+        return crc32(memoryview(self._data)[body_at:body_end]) != crc
+
+    def _report(
+        self,
+        position: int,
+        reason: str,
+        fields: _Fields | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> None:
+        msg_id = queue_offset = None
+        if fields is not None:
+            queue_offset = fields[5] + self.offset_delta
+            msg_id = (properties or {}).get("UNIQ_KEY")
+            if msg_id is None:
+                msg_id = (fields[12] + _PORT_AND_OFFSET.pack(fields[13], fields[6])).hex().upper()
+        self._corrupt.append(
+            CorruptMessageError(
+                f"stored record at byte {position}: {reason}",
+                position=position,
+                msg_id=msg_id,
+                queue_offset=queue_offset,
+                broker=self._broker or None,
+            )
+        )
+
+
+def encode_stored(
+    *,
+    topic: str,
+    body: bytes,
+    properties: bytes = b"",
+    queue_id: int = 0,
+    queue_offset: int = 0,
+    commit_log_offset: int = 0,
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_time_ms: int = 0,
+    born_host: str = "127.0.0.1:0",
+    store_time_ms: int = 0,
+    store_host: str = "127.0.0.1:0",
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+    body_crc: int | None = None,
+    version: int | None = None,
+) -> bytes:
+    """One record as a broker stores it. ``body``: compressed already where ``sys_flag`` says so.
+
+    The host bits of ``sys_flag`` follow from the hosts ("ip:port", IPv6 in brackets). ``version``: 1 or 2, by default 2 for
+    topics above 127 bytes only. ``body_crc``: by default that of ``body``. Raises ``LocalProtocolError`` for values that do
+    not fit their fields.
+    """
+    born_ip, born_port = pack_host(born_host)
+    store_ip, store_port = pack_host(store_host)
+    sys_flag &= ~_HOSTS_V6
+    if len(born_ip) != _IPV4_SIZE:
+        sys_flag |= SysFlag.BORN_HOST_V6.value
+    if len(store_ip) != _IPV4_SIZE:
+        sys_flag |= SysFlag.STORE_HOST_V6.value
+    try:
+        name = topic.encode()
+        if version is None:
+            version = 1 if len(name) <= MAX_TOPIC_LENGTH else 2
+        if version == 1 and len(name) > MAX_TOPIC_LENGTH:
+            raise LocalProtocolError(f"topic {topic!r} has {len(name)} bytes, version 1 holds {MAX_TOPIC_LENGTH}")
+        fixed = _FIXED[sys_flag & _HOSTS_V6]
+        head = fixed.pack(
+            fixed.size + len(body) + version + len(name) + 2 + len(properties),
+            MAGIC_CODE_V1 if version == 1 else MAGIC_CODE_V2,
+            crc32(body) if body_crc is None else body_crc,
+            queue_id,
+            flag,
+            queue_offset,
+            commit_log_offset,
+            sys_flag,
+            born_time_ms,
+            born_ip,
+            born_port,
+            store_time_ms,
+            store_ip,
+            store_port,
+            reconsume_times,
+            prepared_transaction_offset,
+            len(body),
+        )
+        topic_length = (_BYTE if version == 1 else _SHORT).pack(len(name))
+        return b"".join((head, body, topic_length, name, _SHORT.pack(len(properties)), properties))
+    except (struct.error, AttributeError, TypeError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"record of topic {topic!r} cannot be encoded: {error}") from error

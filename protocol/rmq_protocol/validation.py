@@ -1,0 +1,158 @@
+"""What clients refuse before sending (``Validators``) and what brokers refuse on arrival (``TopicValidator``).
+
+``check_message`` runs for every send: a topic that passed once is remembered, so it costs a type test, a length test and a
+look-up. Limits of names are counted in UTF-16 units by Java; names that pass are ASCII, so characters, units and bytes agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from .constants import (
+    AUTO_CREATE_TOPIC_KEY,
+    DLQ_TOPIC_PREFIX,
+    MAX_BODY_SIZE,
+    MAX_GROUP_LENGTH,
+    MAX_RETRY_TOPIC_LENGTH,
+    MAX_TOPIC_LENGTH,
+    RETRY_TOPIC_PREFIX,
+)
+from .errors import InvalidMessageError
+from .message import is_blank
+
+__all__ = [
+    "NOT_ALLOWED_SEND_TOPICS",
+    "SYSTEM_TOPICS",
+    "broker_group_remark",
+    "broker_topic_remark",
+    "check_group",
+    "check_message",
+    "check_topic",
+    "is_not_allowed_send_topic",
+    "is_system_topic",
+]
+
+_LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ALLOWED: Final = "only letters, digits and % | _ - are allowed"
+_PATH_SEPARATOR: Final = "/"
+
+NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Topics of the broker that no client may send to."""
+
+SYSTEM_TOPICS: Final = NOT_ALLOWED_SEND_TOPICS | {
+    AUTO_CREATE_TOPIC_KEY,
+    "BenchmarkTest",
+    "RMQ_SYS_TRACE_TOPIC",
+    "CHECKPOINT_TOPIC",
+}
+_SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether the topic belongs to the system and cannot be created by a user."""
+    return topic in SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
+
+
+def is_not_allowed_send_topic(topic: str) -> bool:
+    return topic in NOT_ALLOWED_SEND_TOPICS
+
+
+def check_topic(topic: str) -> None:
+    """Raises ``InvalidMessageError`` (-1) unless the topic has 1 to 127 characters out of letters, digits and ``% | _ -``."""
+    _check_name("topic", topic, MAX_TOPIC_LENGTH)
+
+
+def check_group(group: str) -> None:
+    """Raises ``InvalidMessageError`` (-1) unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
+    _check_name("group", group, MAX_GROUP_LENGTH)
+
+
+def _check_name(what: str, name: object, limit: int) -> None:
+    if not isinstance(name, str):
+        raise InvalidMessageError(f"{what} must be a str, not {type(name).__name__}", code=-1)
+    if is_blank(name):
+        raise InvalidMessageError(f"{what} is blank", code=-1)
+    if len(name) > limit:
+        raise InvalidMessageError(f"{what} {_shown(name)} has {len(name)} characters, the limit is {limit}", code=-1)
+    if _LEGAL_NAME.fullmatch(name) is None:
+        raise InvalidMessageError(f"{what} {_shown(name)} holds a character that is not allowed: {_ALLOWED}", code=-1)
+
+
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= 160 else f"{name[:160]!r}..."
+
+
+_good_topics: set[str] = set()
+_MAX_GOOD_TOPICS: Final = 4096
+
+
+def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, properties: Mapping[str, str] | None = None) -> None:
+    """What ``Validators.checkMessage`` asks of a message about to be sent.
+
+    Raises ``InvalidMessageError``: -1 for the topic (see ``check_topic``) and for topics of the broker; 13 for a body that is
+    not ``bytes``, empty or larger than ``max_size`` bytes, and for a path separator in property INNER_MULTI_DISPATCH.
+    """
+    if type(topic) is not str or topic not in _good_topics:
+        _check_send_topic(topic)
+    if type(body) is not bytes or not 0 < len(body) <= max_size:
+        _refuse_body(body, max_size)
+    if properties and _PATH_SEPARATOR in properties.get("INNER_MULTI_DISPATCH", ""):
+        raise InvalidMessageError(f"INNER_MULTI_DISPATCH {properties['INNER_MULTI_DISPATCH']!r} holds a {_PATH_SEPARATOR}")
+
+
+def _check_send_topic(topic: str) -> None:
+    check_topic(topic)
+    if topic in NOT_ALLOWED_SEND_TOPICS:
+        raise InvalidMessageError(f"topic {topic} belongs to the broker, nobody else may send to it", code=-1)
+    if len(_good_topics) >= _MAX_GOOD_TOPICS:
+        _good_topics.clear()
+    _good_topics.add(topic)
+
+
+def _refuse_body(body: object, max_size: int) -> None:
+    if not isinstance(body, bytes):
+        raise InvalidMessageError(f"the body must be bytes, not {type(body).__name__}")
+    if not body:
+        raise InvalidMessageError("the body is empty")
+    if len(body) > max_size:
+        raise InvalidMessageError(f"the body has {len(body)} bytes, the limit is {max_size}")
+
+
+def broker_topic_remark(topic: str | None) -> str | None:
+    """Why a broker refuses the topic (code 29, INVALID_PARAMETER), or None where it does not.
+
+    Unlike clients, brokers allow 255 characters to retry and dead-letter topics.
+    """
+    if topic is None or is_blank(topic):
+        return "the topic is blank"
+    if _LEGAL_NAME.fullmatch(topic) is None:
+        return f"topic {_shown(topic)} holds a character that is not allowed: {_ALLOWED}"
+    inherited = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+    limit = MAX_RETRY_TOPIC_LENGTH if inherited else MAX_TOPIC_LENGTH
+    if len(topic) > limit:
+        return f"topic {_shown(topic)} has {len(topic)} characters, the limit is {limit}"
+    return None
+
+
+def broker_group_remark(group: str | None) -> str | None:
+    """Why a broker refuses the group, or None where it does not."""
+    if group is None or is_blank(group):
+        return "the group is blank"
+    if _LEGAL_NAME.fullmatch(group) is None:
+        return f"group {_shown(group)} holds a character that is not allowed: {_ALLOWED}"
+    if len(group) > MAX_GROUP_LENGTH:
+        return f"group {_shown(group)} has {len(group)} characters, the limit is {MAX_GROUP_LENGTH}"
+    return None

@@ -1,0 +1,96 @@
+"""rmq-async: the asyncio client for Apache RocketMQ's remoting protocol.
+
+    async with Producer("orders", namesrv="127.0.0.1:9876") as producer:
+        result = await producer.send(Message("OrderTopic", b"paid", tags="eu", keys="order-17"))
+
+``embedded`` (a name server and brokers in this process), ``testing`` and ``cli`` are loaded when asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from rmq_protocol.message import Message, MessageExt, MessageQueue
+
+from .admin import Admin
+from .config import ClientConfig, ProducerConfig
+from .consumer import PullConsumer
+from .errors import (
+    BackpressureError,
+    BrokerError,
+    BrokerNotFoundError,
+    ClientStateError,
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    CorruptMessageError,
+    ForkedError,
+    InvalidMessageError,
+    NameServerError,
+    OffsetRangeError,
+    ProtocolError,
+    RequestTimeoutError,
+    RocketMQError,
+    SelectorError,
+    SendError,
+    SystemBusyError,
+    TopicNotFoundError,
+    WrongLoopError,
+)
+from .producer import Producer, Selector, select_at_random, select_by_hash
+from .results import BatchSendResult, PullResult, PullStatus, SendResult, SendStatus
+from .runner import run
+
+if TYPE_CHECKING:
+    from . import embedded as embedded
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Admin",
+    "BackpressureError",
+    "BatchSendResult",
+    "BrokerError",
+    "BrokerNotFoundError",
+    "ClientConfig",
+    "ClientStateError",
+    "ConfigError",
+    "ConnectError",
+    "ConnectionLostError",
+    "CorruptMessageError",
+    "ForkedError",
+    "InvalidMessageError",
+    "Message",
+    "MessageExt",
+    "MessageQueue",
+    "NameServerError",
+    "OffsetRangeError",
+    "Producer",
+    "ProducerConfig",
+    "ProtocolError",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
+    "RequestTimeoutError",
+    "RocketMQError",
+    "Selector",
+    "SelectorError",
+    "SendError",
+    "SendResult",
+    "SendStatus",
+    "SystemBusyError",
+    "TopicNotFoundError",
+    "WrongLoopError",
+    "run",
+    "select_at_random",
+    "select_by_hash",
+]
+
+_LAZY = frozenset({"cli", "embedded", "testing"})
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,33 @@
+"""The ``rmq`` command. What it is made of needs the extra ``cli`` (click and rich); importing this package does not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+__all__ = ["main"]
+
+INTERRUPTED: Final = 130
+_NEEDED: Final = frozenset({"click", "rich"})
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command and ends the process: exit code 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C.
+
+    ``arguments``: default: those of the process.
+    """
+    try:
+        from .app import run_command
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+            raise
+        sys.exit(_told(f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs", 2))
+    except KeyboardInterrupt:
+        sys.exit(_told("interrupted", INTERRUPTED))
+    sys.exit(run_command(arguments))
+
+
+def _told(why: str, code: int) -> int:
+    sys.stderr.write(f"rmq: {why}\n")
+    return code

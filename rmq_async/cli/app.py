@@ -1,0 +1,172 @@
+"""The commands, and the one place where errors become a line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from typing import Any, Final, TypeVar
+
+import click
+
+import rmq_async
+from rmq_async import ConfigError, RocketMQError
+
+from . import INTERRUPTED
+from .demo import DemoSettings, run_demo
+from .demo.settings import MAX_MESSAGES, MAX_SIZE, MIN_SIZE
+from .output import Output
+from .server import MAX_BROKERS, run_server
+
+__all__ = ["rmq", "run_command"]
+
+FAILED: Final = 1
+WRONG_USE: Final = 2
+TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def run_command(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns its exit code. Whatever goes wrong is told in one line on stderr."""
+    with _logging_to_stderr():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code = rmq.main(None if arguments is None else list(arguments), prog_name="rmq", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "rmq"
+        return _tell(f"{error.format_message()} ({path} --help tells more)", WRONG_USE, path)
+    except click.ClickException as error:
+        return _tell(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _tell("interrupted", INTERRUPTED)
+    except ConfigError as error:
+        return _tell(str(error), WRONG_USE)
+    except (RocketMQError, OSError) as error:
+        return _tell(str(error) or type(error).__name__, FAILED)
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        return _tell(f"{type(error).__name__}: {error} (a bug; {TRACEBACK_VARIABLE}=1 shows where)", FAILED)
+    return code if isinstance(code, int) else 0
+
+
+def _tell(message: str, code: int, path: str = "rmq") -> int:
+    click.echo(f"{path}: {' '.join(message.split())}", err=True)
+    return code
+
+
+@contextlib.contextmanager
+def _logging_to_stderr() -> Iterator[None]:
+    """The client's warnings as lines on stderr, while a command runs; whoever calls it from a program keeps his own logging."""
+    logger = logging.getLogger("rmq_async")
+    before = logger.handlers, logger.level, logger.propagate
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("rmq: %(message)s"))
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+
+
+def _version() -> str:
+    try:
+        loop = f"uvloop {metadata.version('uvloop')}"
+    except metadata.PackageNotFoundError:
+        loop = "without uvloop"
+    return f"rmq-async {rmq_async.__version__} (Python {platform.python_version()}, {loop})"
+
+
+def _json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")(command)
+
+
+def _client_options(command: Command) -> Command:
+    """What every command that speaks to a cluster takes."""
+    command = _json_option(command)
+    command = click.option(
+        "--timeout",
+        type=click.FloatRange(0.0, 3600.0, min_open=True),
+        default=3.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Budget of each call.",
+    )(command)
+    return click.option("--namesrv", metavar="HOST:PORT[;...]", help="Name servers of the cluster.")(command)
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C.",
+)
+@click.version_option(message="%(version)s", version=_version())
+@click.pass_context
+def rmq(context: click.Context) -> int:
+    """Apache RocketMQ from the command line."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        return WRONG_USE
+    return 0
+
+
+@rmq.command(short_help="Send in every mode, read back, check that nothing is missing.")
+@_client_options
+@click.option(
+    "--messages",
+    type=click.IntRange(1, MAX_MESSAGES),
+    default=5_000,
+    show_default=True,
+    metavar="N",
+    help="Messages in each mode.",
+)
+@click.option(
+    "--size",
+    type=click.IntRange(MIN_SIZE, MAX_SIZE),
+    default=128,
+    show_default=True,
+    metavar="BYTES",
+    help="Size of a message's body.",
+)
+@click.option("--keep-topic", is_flag=True, help="Leave the topic and its messages on the cluster.")
+def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size: int, keep_topic: bool) -> int:
+    """Send messages in every mode, read all of them back, and check that none is missing.
+
+    Without --namesrv a broker is started inside this process, in memory; $NAMESRV_ADDR is not looked at. With --namesrv a topic is
+    created on that cluster and deleted again.
+
+    Ends within ten seconds. Exit code 1 if an acknowledged message is missing or damaged, or anything else failed.
+    """
+    settings = DemoSettings(namesrv=namesrv, timeout=timeout, messages=messages, size=size, keep_topic=keep_topic)
+    too_much = settings.too_much()
+    if too_much:
+        raise click.UsageError(too_much)
+    logging.getLogger("rmq_async").setLevel(logging.ERROR)  # warnings of the client would only say what the demo counts anyway
+    return rmq_async.run(run_demo(settings, Output(as_json=as_json)))
+
+
+@rmq.command(short_help="Run a name server and brokers in memory.")
+@_json_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9876, show_default=True, help="Port of the name server; 0: a free one."
+)
+@click.option("--brokers", type=click.IntRange(1, MAX_BROKERS), default=1, show_default=True, help="Number of brokers.")
+def server(as_json: bool, host: str, port: int, brokers: int) -> int:
+    """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
+
+    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk, and whoever reaches the
+    address can read and write everything.
+    """
+    return rmq_async.run(run_server(host, port, brokers, Output(as_json=as_json)))

@@ -1,0 +1,50 @@
+"""Who is missing: what was attempted, acknowledged and read, compared. No I/O, no clock, any hashable thing as a message's key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["Account", "account"]
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Account(Generic[Key]):
+    """``attempted``, ``acknowledged``, ``stored``: numbers of messages; ``stored`` were read at least once.
+
+    ``lost``: acknowledged and not read. ``absent``: neither acknowledged nor read: failed sends, one-way messages that got
+    nowhere. ``unacknowledged``: read although no acknowledgement came. ``duplicated``: read more than once, ``copies`` times too
+    often altogether. ``unknown``: read and never attempted. All in the order of their attempts or readings.
+    """
+
+    attempted: int
+    acknowledged: int
+    stored: int
+    lost: tuple[Key, ...]
+    absent: tuple[Key, ...]
+    unacknowledged: tuple[Key, ...]
+    duplicated: tuple[Key, ...]
+    copies: int
+    unknown: tuple[Key, ...]
+
+
+def account(attempted: Iterable[Key], acknowledged: Iterable[Key], read: Iterable[Key]) -> Account[Key]:
+    """``read`` names a message once for each time that it was read. What was acknowledged counts as attempted too."""
+    confirmed = dict.fromkeys(acknowledged)
+    tried = dict.fromkeys(attempted) | confirmed
+    times = Counter(read)
+    return Account(
+        attempted=len(tried),
+        acknowledged=len(confirmed),
+        stored=sum(key in times for key in tried),
+        lost=tuple(key for key in confirmed if key not in times),
+        absent=tuple(key for key in tried if key not in times and key not in confirmed),
+        unacknowledged=tuple(key for key in tried if key in times and key not in confirmed),
+        duplicated=tuple(key for key, number in times.items() if number > 1),
+        copies=sum(number - 1 for number in times.values()),
+        unknown=tuple(key for key in times if key not in tried),
+    )

@@ -1,0 +1,40 @@
+"""What the demo is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["MAX_MESSAGES", "MAX_SIZE", "MIN_SIZE", "DemoSettings"]
+
+MAX_MESSAGES: Final = 100_000
+MIN_SIZE: Final = 32
+MAX_SIZE: Final = 1024 * 1024
+MAX_MEMORY: Final = 192 * 1024 * 1024
+"""Bytes of messages; the embedded broker keeps 256 MiB and must forget none of them."""
+RECORD_SIZE: Final = 640
+"""Bytes that a broker adds to a body: record, properties, book-keeping, measured 560 at most."""
+MODES: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings:
+    """``namesrv``: None starts the embedded broker. ``timeout``: seconds of each call. ``messages``: in each mode.
+
+    ``time_limit``: seconds for everything but the interpreter's own start and an orderly end.
+    """
+
+    namesrv: str | None = None
+    timeout: float = 3.0
+    messages: int = 5_000
+    size: int = 128
+    keep_topic: bool = False
+    time_limit: float = 8.5
+
+    def too_much(self) -> str | None:
+        """Why these messages are more than the demo sends, or None."""
+        needed = MODES * self.messages * (self.size + RECORD_SIZE)
+        if needed <= MAX_MEMORY:
+            return None
+        taken = f"{self.messages} messages of {self.size} bytes in each mode take {needed >> 20} MiB"
+        return f"{taken}, the limit is {MAX_MEMORY >> 20} MiB"

@@ -1,0 +1,49 @@
+"""What a command says: tables and lines for people, or one JSON object a line for programs; progress for people who watch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+__all__ = ["Output"]
+
+
+class Output:
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def record(self, fields: dict[str, object]) -> None:
+        """One JSON object; nothing where people read."""
+        if self.as_json:
+            click.echo(msgspec.json.encode(fields))
+            sys.stdout.flush()
+
+    def line(self, text: str = "") -> None:
+        """One line; nothing where a program reads."""
+        if not self.as_json:
+            click.echo(text)
+            sys.stdout.flush()
+
+    def table(self, table: Table) -> None:
+        if not self.as_json:
+            Console(markup=False, highlight=False).print(table)
+
+    def trouble(self, text: str) -> None:
+        """One line on stderr, for people and programs alike."""
+        click.echo(f"rmq: {' '.join(text.split())}", err=True)
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Bars on stderr where that is a terminal; else the same object, silent."""
+        columns = (TextColumn("{task.description:<10}"), BarColumn(bar_width=36), MofNCompleteColumn(), TimeElapsedColumn())
+        silent = self.as_json or not sys.stderr.isatty()
+        console = Console(stderr=True, highlight=False, quiet=silent)  # quiet: rich 13 ends even a disabled bar with a line
+        with Progress(*columns, console=console, disable=silent) as progress:
+            yield progress

@@ -1,0 +1,35 @@
+"""``rmq server``: the embedded name server and brokers as a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from rmq_async.embedded import MAX_BROKERS, EmbeddedRocketMQ
+
+from .output import Output
+
+__all__ = ["MAX_BROKERS", "run_server"]
+
+
+async def run_server(host: str, port: int, brokers: int, output: Output) -> int:
+    """Serves until SIGTERM or SIGINT. Raises OSError, saying which address, where it cannot listen."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    server = EmbeddedRocketMQ(host=host, port=port, brokers=brokers)
+    try:
+        await server.start()
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    try:
+        output.record({"namesrv": server.namesrv, "brokers": server.brokers})
+        output.line(f"name server {server.namesrv}")
+        for name, address in server.brokers.items():
+            output.line(f"{name} {address}")
+        output.line("Messages are kept in memory until this ends: Ctrl-C or SIGTERM.")
+        await ended.wait()
+    finally:
+        await server.stop()
+    return 0

@@ -1,0 +1,250 @@
+"""Telling the brokers who we are.
+
+A broker forgets a client it has not heard of for 120 s, and asks back only clients it knows (transaction checks, rebalancing). So
+every master in use gets one heartbeat per ``interval``, whatever number of producers and consumers the client carries, and one at
+once on a new connection and when a group joins. A connection that had its heartbeat less than half an interval ago is left out
+of the round. Two unanswered ones in a row prove a connection dead, and it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from time import monotonic
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import UnregisterClientRequestHeader, to_ext
+from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, encode_heartbeat
+
+from ..errors import ConfigError, RequestTimeoutError, RocketMQError
+from ..transport import CloseReason, Connection, ConnectionPool
+from .text import printable
+
+__all__ = ["Heartbeats"]
+
+logger = logging.getLogger(__name__)
+
+UNANSWERED_LIMIT = 2
+
+
+class _Beaten:
+    """What is known of the heartbeats on one connection."""
+
+    __slots__ = ("at", "task", "unanswered")
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.unanswered = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class Heartbeats:
+    """The groups of one client and the heartbeats that announce them.
+
+    ``masters()``: addresses of the brokers in use. ``interval``, ``timeout``: seconds.
+    """
+
+    def __init__(
+        self, pool: ConnectionPool, masters: Callable[[], Iterable[str]], *, client_id: str, interval: float, timeout: float
+    ) -> None:
+        self._pool = pool
+        self._masters = masters
+        self._client_id = client_id
+        self._interval = interval
+        self._timeout = timeout
+        self._producers: set[str] = set()
+        self._consumers: dict[str, ConsumerData] = {}
+        self._beaten: dict[Connection, _Beaten] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reported: set[str] = set()
+        self._soon: asyncio.Handle | None = None
+        self._body = b""
+        self._closed = False
+
+    @property
+    def producer_groups(self) -> frozenset[str]:
+        return frozenset(self._producers)
+
+    @property
+    def consumer_groups(self) -> frozenset[str]:
+        return frozenset(self._consumers)
+
+    def add_producer(self, group: str) -> None:
+        """Raises ConfigError when the group is there already."""
+        if group in self._producers:
+            raise _twice("producer", group)
+        self._producers.add(group)
+        self._groups_changed(announce=True)
+
+    def add_consumer(self, data: ConsumerData) -> None:
+        """Raises ConfigError when the group is there already."""
+        if data.group_name in self._consumers:
+            raise _twice("consumer", data.group_name)
+        self._consumers[data.group_name] = data
+        self._groups_changed(announce=True)
+
+    async def remove_producer(self, group: str, timeout: float) -> None:
+        """Takes the group out and tells every broker that is connected; waits up to ``timeout`` seconds for their answers."""
+        if group in self._producers:
+            self._producers.discard(group)
+            self._groups_changed(announce=False)
+            await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=group), timeout)
+
+    async def remove_consumer(self, group: str, timeout: float) -> None:
+        """As ``remove_producer``."""
+        if self._consumers.pop(group, None) is not None:
+            self._groups_changed(announce=False)
+            await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, consumerGroup=group), timeout)
+
+    def connected(self, connection: Connection) -> None:
+        """A new connection: if it leads to a broker in use, its first heartbeat leaves now."""
+        if connection.address in set(self._masters()):
+            self._beat(connection)
+
+    def closed(self, connection: Connection) -> None:
+        self._beaten.pop(connection, None)
+
+    def catch_up(self) -> None:
+        """Sends the first heartbeat on connections that were made before their brokers came into use."""
+        for address in self._masters():
+            connection = self._pool.get(address)
+            if connection is not None and connection not in self._beaten:
+                self._beat(connection)
+
+    async def run(self) -> None:
+        """One round every ``interval`` seconds, for ever."""
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                self.round()
+            except Exception:
+                logger.exception("heartbeats failed; the next round is in %s s", self._interval)
+
+    def round(self) -> None:
+        """Begins a heartbeat to every master in use that had none lately; connects to those that are not connected."""
+        if not self._body:
+            return
+        recently = monotonic() - self._interval / 2
+        for address in set(self._masters()):
+            connection = self._pool.get(address)
+            if connection is None:
+                self._spawn(self._connect(address), f"connect {address} for a heartbeat")
+            else:
+                beaten = self._beaten.get(connection)
+                if beaten is None or beaten.at < recently:
+                    self._beat(connection)
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Ends everything under way; returns the tasks, which need an iteration of the loop to end."""
+        self._closed = True
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        for task in self._tasks:
+            task.cancel()
+        return list(self._tasks)
+
+    # -- inside
+
+    def _groups_changed(self, *, announce: bool) -> None:
+        if self._producers or self._consumers:
+            data = HeartbeatData(
+                client_id=self._client_id,
+                producer_data_set=tuple(ProducerData(group_name=group) for group in sorted(self._producers)),
+                consumer_data_set=tuple(self._consumers[group] for group in sorted(self._consumers)),
+            )
+            self._body = encode_heartbeat(data)
+        else:
+            self._body = b""
+        if announce and self._soon is None and not self._closed:
+            self._soon = asyncio.get_running_loop().call_soon(self._announce)
+
+    def _announce(self) -> None:
+        """Groups that joined in one iteration of the loop are announced together, to brokers that are connected."""
+        self._soon = None
+        for address in set(self._masters()):
+            connection = self._pool.get(address)
+            if connection is not None:
+                self._beat(connection)
+
+    def _beat(self, connection: Connection) -> None:
+        if not self._body or self._closed:
+            return
+        beaten = self._beaten.setdefault(connection, _Beaten())
+        beaten.at = monotonic()
+        beaten.task = self._spawn(self._send(connection, beaten), f"heartbeat {connection.address}")
+
+    async def _send(self, connection: Connection, beaten: _Beaten) -> None:
+        if not self._body:
+            return  # the last group left before this task ran
+        command = RemotingCommand(code=RequestCode.HEART_BEAT, body=self._body)
+        address = connection.address
+        try:
+            response = await connection.request(command, self._timeout)
+        except RequestTimeoutError as error:
+            beaten.unanswered += 1
+            logger.warning("broker %s left %d heartbeats unanswered", address, beaten.unanswered)
+            if beaten.unanswered >= UNANSWERED_LIMIT:
+                connection.close(CloseReason.DEAD, error)
+            return
+        except RocketMQError as error:
+            logger.debug("heartbeat to %s: %s", address, error)
+            return
+        beaten.unanswered = 0
+        if response.code == ResponseCode.SUCCESS:
+            self._reported.discard(address)
+        else:
+            log = logger.debug if address in self._reported else logger.warning
+            self._reported.add(address)
+            log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))
+
+    async def _connect(self, address: str) -> None:
+        """The pool reports the connection, and that sends the heartbeat."""
+        try:
+            await self._pool.connect(address, self._timeout)
+        except RocketMQError as error:
+            log = logger.debug if address in self._reported else logger.warning
+            self._reported.add(address)
+            log("no heartbeat to broker %s: %s", address, printable(error))
+
+    async def _unregister(self, header: UnregisterClientRequestHeader, timeout: float) -> None:
+        timeout = min(timeout, self._timeout)
+        deadline = monotonic() + timeout
+        under_way = [beaten.task for beaten in self._beaten.values() if beaten.task is not None and not beaten.task.done()]
+        if under_way and timeout > 0:  # a broker may handle a heartbeat after the farewell that followed it
+            await asyncio.wait(under_way, timeout=timeout / 2)
+        command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
+        farewells = [
+            self._spawn(self._farewell(connection, command, deadline - monotonic()), f"unregister at {connection.address}")
+            for connection in list(self._beaten)
+            if connection.is_open
+        ]
+        if farewells:
+            try:
+                await asyncio.wait(farewells, timeout=max(deadline - monotonic(), 0.0))
+            finally:
+                for task in farewells:
+                    task.cancel()
+
+    async def _farewell(self, connection: Connection, command: RemotingCommand, timeout: float) -> None:
+        try:
+            response = await connection.request(command, max(timeout, 0.0))
+        except RocketMQError as error:
+            logger.debug("unregister at %s: %s", connection.address, error)
+            return
+        if response.code != ResponseCode.SUCCESS:
+            logger.debug("unregister at %s: %d %s", connection.address, response.code, printable(response.remark))
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=f"rmq_async {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _twice(kind: str, group: str) -> ConfigError:
+    return ConfigError(
+        f"{kind} group {group} is already in use by this client; share that {kind}, or give another instance_name"
+    )

@@ -1,0 +1,354 @@
+"""What the producers, consumers and admins of one process share: connections, routes, heartbeats, ids.
+
+One instance per running loop and equal config, counted by its users. The first user starts it and the others wait for that same
+start; the last one to leave closes it. Starting runs as a task of its own, so that a cancelled user neither stops it for the
+others nor leaves anything behind: whoever leaves last cleans up, cancelled or not. Taking down is synchronous up to the point
+where only the loop is needed to finish (cancelled tasks, closing sockets), so a second cancellation cannot tear it apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import Enum
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.heartbeat import ConsumerData
+
+from ..config import ClientConfig
+from ..errors import (
+    BrokerNotFoundError,
+    ClientStateError,
+    ConnectError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    RocketMQError,
+    WrongLoopError,
+)
+from ..transport import CloseReason, Connection, ConnectionPool, Pending, check_not_forked, generation, not_supported
+from .heartbeat import Heartbeats
+from .name_servers import NameServers
+from .route_table import RouteTable, TopicRoute
+from .single_flight import own_copy
+from .text import printable
+from .unique_ids import UniqueIds, packed_ip
+
+__all__ = ["ClientInstance", "ServerRequestHandler"]
+
+logger = logging.getLogger(__name__)
+
+ServerRequestHandler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
+
+_LOOPBACK: Final = b"\x7f\x00\x00\x01"
+_UNEXPECTED: Final = frozenset(
+    {CloseReason.PEER, CloseReason.RESET, CloseReason.DEAD, CloseReason.PROTOCOL, CloseReason.NOT_READING}
+)
+
+
+class _State(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+class ClientInstance:
+    """Made by ``acquire``, given back by ``release``; everything else between the two.
+
+    ``handlers``: request code -> plain function that answers a server's own request (None: no answer).
+    """
+
+    pool: ConnectionPool
+    name_servers: NameServers
+    routes: RouteTable
+    heartbeats: Heartbeats
+    unique_ids: UniqueIds
+    client_ip: str
+    client_id: str
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.handlers: dict[int, ServerRequestHandler] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore}
+        self._loop = asyncio.get_running_loop()
+        self._generation = generation()
+        self._key = (self._generation, self._loop, config)
+        self._state = _State.STARTING
+        self._users = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClientInstance {getattr(self, 'client_id', '?')} {self._state.value}, {self._users} users>"
+
+    # -- sharing
+
+    @classmethod
+    async def acquire(cls, config: ClientConfig) -> ClientInstance:
+        """The running instance for ``config`` on this loop, started if it is the first.
+
+        Raises NameServerError when no name server is configured, or none answers within ``request_timeout``. Nothing is left
+        behind then, nor when the call is cancelled.
+        """
+        resolved = config.resolved()
+        key = (generation(), asyncio.get_running_loop(), resolved)
+        instance = _instances.get(key)
+        if instance is None:
+            _forget_closed_loops()
+            instance = cls(resolved)
+            instance._starting = instance._loop.create_task(instance._start(), name="rmq_async start")
+            instance._starting.add_done_callback(instance._start_over)
+            _instances[key] = instance
+        instance._users += 1
+        starting = instance._starting
+        try:
+            if starting is not None:
+                await asyncio.wait([starting])
+                if starting.cancelled():
+                    raise ClientStateError("the client was stopped while it started")
+                error = starting.exception()
+                if error is not None:
+                    raise own_copy(error)
+        except BaseException:
+            await instance._leave()
+            raise
+        return instance
+
+    async def release(self, timeout: float = 0.0) -> None:
+        """Gives the instance back; the last user closes it, after up to ``timeout`` seconds for requests under way."""
+        self.check_usable()
+        await self._leave(timeout)
+
+    @property
+    def users(self) -> int:
+        return self._users
+
+    def check_usable(self) -> None:
+        """Raises ForkedError in a forked child, WrongLoopError on another loop, ClientStateError when closed."""
+        if self._generation != generation():
+            check_not_forked(self._generation)
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoopError("this client was started on another event loop; make and start one on each loop that uses it")
+        if self._state is _State.CLOSED:
+            raise ClientStateError("the client is stopped")
+
+    # -- groups
+
+    def register_producer(self, group: str) -> None:
+        """Raises ConfigError when the group is registered already."""
+        self.heartbeats.add_producer(group)
+
+    async def unregister_producer(self, group: str, timeout: float) -> None:
+        """Tells the connected brokers that the group left; waits at most ``timeout`` seconds and raises nothing."""
+        await self.heartbeats.remove_producer(group, timeout)
+
+    def register_consumer(self, data: ConsumerData) -> None:
+        """Raises ConfigError when the group is registered already."""
+        self.heartbeats.add_consumer(data)
+
+    async def unregister_consumer(self, group: str, timeout: float) -> None:
+        """As ``unregister_producer``."""
+        await self.heartbeats.remove_consumer(group, timeout)
+
+    # -- asking brokers
+
+    async def broker_address(self, broker_name: str, topic: str, timeout: float, *, any_replica: bool = False) -> str:
+        """Address of a broker's master, by the routes known or else a new look-up of ``topic``.
+
+        ``any_replica``: where no master is known, the replica with the lowest id will do. Raises BrokerNotFoundError when there
+        is none, and as ``RouteTable.get`` does.
+        """
+        address = self._known_address(broker_name, any_replica)
+        if address is None:
+            deadline = monotonic() + timeout
+            await self.routes.get(topic, timeout)
+            address = self._known_address(broker_name, any_replica)
+            if address is None:
+                await self.routes.refresh(topic, max(deadline - monotonic(), 0.0))
+                address = self._known_address(broker_name, any_replica)
+        if address is None:
+            text = f"no route of topic {topic} or another one names a master of broker {printable(broker_name)}"
+            raise BrokerNotFoundError(text, broker=broker_name)
+        return address
+
+    async def ask_broker(
+        self,
+        broker_name: str,
+        topic: str,
+        command: RemotingCommand,
+        timeout: float,
+        *,
+        any_replica: bool = False,
+        long_poll: bool = False,
+        calls: set[asyncio.Future[RemotingCommand]] | None = None,
+    ) -> tuple[RemotingCommand, str]:
+        """One request to a broker: look-up, connecting and answer within ``timeout`` seconds; the answer and its address.
+
+        ``calls``: holds the future of the answer while it is waited for, so that the owner can end the wait. Raises what these
+        raise; the error names the broker.
+        """
+        deadline = monotonic() + timeout
+        try:
+            address = await self.broker_address(broker_name, topic, timeout, any_replica=any_replica)
+            connection = self.pool.get(address)
+            if connection is None:
+                connection = await self.pool.connect(address, max(deadline - monotonic(), 0.0))
+            if calls is None:
+                response = await connection.request(command, max(deadline - monotonic(), 0.0), long_poll=long_poll)
+            else:
+                response = await _abortable(connection, command, deadline, long_poll, calls)
+        except RocketMQError as error:
+            if error.broker is None:
+                error.broker = broker_name
+            if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
+                self.routes.refresh_soon(topic)
+            raise
+        return response, address
+
+    # -- inside
+
+    def _known_address(self, broker_name: str, any_replica: bool) -> str | None:
+        address = self.routes.address_of(broker_name)
+        if address is None and any_replica:
+            replicas = self.routes.addresses_of(broker_name)
+            address = replicas[min(replicas)] if replicas else None
+        return address
+
+    async def _start(self) -> None:
+        config = self.config
+        self.pool = pool = ConnectionPool(
+            config, on_request=self._serve, on_connected=self._connected, on_closed=self._disconnected
+        )
+        self.name_servers = NameServers(pool, tuple(config.namesrv or ()))
+        probe = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
+        _, address = await self.name_servers.request(probe, config.request_timeout)
+        connection = pool.get(address)
+        local_ip = connection.local_ip if connection is not None else ""
+        self.client_ip = config.client_ip or local_ip or "127.0.0.1"
+        self.client_id = f"{self.client_ip}@{config.instance_name}"
+        self.unique_ids = UniqueIds(packed_ip(self.client_ip) or packed_ip(local_ip) or _LOOPBACK)
+        self.routes = RouteTable(
+            self.name_servers, request_timeout=config.request_timeout, poll_interval=config.route_poll_interval
+        )
+        self.heartbeats = Heartbeats(
+            pool,
+            self.routes.master_addresses,
+            client_id=self.client_id,
+            interval=config.heartbeat_interval,
+            timeout=config.request_timeout,
+        )
+        self.routes.on_change.append(self._route_changed)
+        self._tasks = [
+            self._loop.create_task(self.routes.poll(), name="rmq_async route poll"),
+            self._loop.create_task(self.heartbeats.run(), name="rmq_async heartbeats"),
+        ]
+        self._state = _State.RUNNING
+        self._starting = None
+        logger.debug("client %s started, name server %s", self.client_id, address)
+
+    def _start_over(self, starting: asyncio.Task[None]) -> None:
+        """After a start that failed: those who waited for it leave, and whoever comes next begins a new one."""
+        if starting.cancelled() or starting.exception() is not None:
+            self._unlist()
+
+    async def _leave(self, timeout: float = 0.0) -> None:
+        self._users -= 1
+        if self._users > 0:
+            return
+        if self._closing is None:
+            tasks = self._take_down()
+            self._closing = self._loop.create_task(self._finish(tasks, timeout), name="rmq_async close")
+        closing = self._closing
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            if hasattr(self, "pool"):
+                for connection in self.pool.connections:
+                    connection.close(CloseReason.LOCAL)  # no more patience with requests under way
+            if not closing.done():
+                await asyncio.wait([closing])
+            raise
+
+    def _take_down(self) -> list[asyncio.Task[object]]:
+        """Ends everything but the sockets, without awaiting; returns the tasks that must still notice."""
+        self._state = _State.CLOSED
+        self._unlist()
+        tasks: list[asyncio.Task[object]] = [*self._tasks]
+        if self._starting is not None:
+            tasks.append(self._starting)
+        for task in tasks:
+            task.cancel()
+        if hasattr(self, "heartbeats"):
+            tasks += self.heartbeats.close()
+            tasks += self.routes.close()
+        return tasks
+
+    def _unlist(self) -> None:
+        if _instances.get(self._key) is self:
+            del _instances[self._key]
+
+    async def _finish(self, tasks: list[asyncio.Task[object]], timeout: float) -> None:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if hasattr(self, "pool"):
+            await self.pool.aclose(timeout)
+
+    def _serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        handler = self.handlers.get(command.code)
+        if handler is None:
+            logger.debug("%s asks for %d, which is not handled here", connection.address, command.code)
+            return not_supported(command)
+        return handler(connection, command)
+
+    def _connected(self, connection: Connection) -> None:
+        if self._state is _State.RUNNING:
+            self.heartbeats.connected(connection)
+
+    def _disconnected(self, connection: Connection) -> None:
+        if self._state is not _State.RUNNING:
+            return
+        self.heartbeats.closed(connection)
+        if connection.close_reason in _UNEXPECTED:
+            self.routes.broker_lost(connection.address)
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        self.heartbeats.catch_up()
+
+
+def _ignore(connection: Connection, command: RemotingCommand) -> None:
+    """NOTIFY_CONSUMER_IDS_CHANGED: the pulling consumers here do not share queues out among themselves."""
+
+
+async def _abortable(
+    connection: Connection,
+    command: RemotingCommand,
+    deadline: float,
+    long_poll: bool,
+    calls: set[asyncio.Future[RemotingCommand]],
+) -> RemotingCommand:
+    """``Connection.request`` with a future that others can fail."""
+    opaque = connection.next_opaque()
+    parts = encode_command(msgspec.structs.replace(command, opaque=opaque), connection.serialize_type)
+    future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+    connection.submit(opaque, Pending(future, deadline, deadline, command.code, long_poll=long_poll), parts)
+    calls.add(future)
+    try:
+        return await future
+    finally:
+        calls.discard(future)
+        connection.forget(opaque)
+
+
+_Key = tuple[int, asyncio.AbstractEventLoop, ClientConfig]
+_instances: dict[_Key, ClientInstance] = {}
+
+
+def _forget_closed_loops() -> None:
+    """A loop that was closed under a running client took it along; this process's other generations are the parent's."""
+    for key, instance in list(_instances.items()):
+        if key[0] == generation() and instance._loop.is_closed():
+            _instances.pop(key, None)

@@ -1,0 +1,183 @@
+"""Questions about one queue that take one request to its broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from datetime import datetime
+from time import monotonic
+from typing import Final, TypeVar
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.headers import (
+    BoundaryType,
+    GetMaxOffsetRequestHeader,
+    GetMaxOffsetResponseHeader,
+    GetMinOffsetRequestHeader,
+    GetMinOffsetResponseHeader,
+    Header,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    SearchOffsetRequestHeader,
+    SearchOffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+    from_ext,
+    to_ext,
+)
+from rmq_protocol.json_body import decode_body
+from rmq_protocol.message import MessageQueue
+
+from ..errors import ConfigError, QueryNotFoundError, broker_error
+from .instance import ClientInstance
+
+__all__ = [
+    "check_queue",
+    "commit",
+    "committed",
+    "earliest_store_time_ms",
+    "epoch_ms",
+    "max_offset",
+    "min_offset",
+    "search_offset",
+]
+
+logger = logging.getLogger(__name__)
+
+H = TypeVar("H", bound=Header)
+
+_FIRST_REST: Final = 0.001
+_LAST_REST: Final = 0.1
+
+
+class _KVTable(msgspec.Struct, frozen=True):
+    table: dict[str, str] = {}
+
+
+async def max_offset(instance: ClientInstance, queue: MessageQueue) -> int:
+    """Offset after the last message that can be read; one stored a moment ago may not be among them yet."""
+    header = GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
+    return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader)).offset
+
+
+async def until_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
+    """Returns when every message the broker acknowledged before this call can be read.
+
+    A broker acknowledges what is in its commit log and builds the queues from it a moment later (measured on 5.5.0: every
+    second ``max_offset`` that follows an acknowledged send at once does not count it, whatever its ``committed`` field says).
+    Only its runtime information tells how far behind the queues are; it costs the broker 60 ms, so this is for the beginning
+    of a reading. A broker that does not give it is taken at its word.
+    """
+    deadline = monotonic() + instance.config.request_timeout
+    rest = _FIRST_REST
+    wanted = latest = None
+    while (left := deadline - monotonic()) > 0:
+        command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
+        response, address = await instance.ask_broker(broker_name, topic, command, left, any_replica=True)
+        try:
+            table = decode_body(_KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
+            end, behind = int(table["commitLogMaxOffset"]), int(table["dispatchBehindBytes"])
+        except (KeyError, ValueError, RemoteProtocolError):
+            logger.debug("broker %s does not tell how far behind its queues are: code %d", address, response.code)
+            return
+        if behind <= 0 or (wanted is not None and latest is not None and latest - behind >= wanted):
+            return
+        wanted = end if wanted is None else wanted
+        latest = end
+        await asyncio.sleep(rest)
+        rest = min(rest * 2, _LAST_REST)
+    logger.warning("the queues of broker %s are far behind its commit log, the newest messages cannot be read yet", broker_name)
+
+
+async def min_offset(instance: ClientInstance, queue: MessageQueue) -> int:
+    """Offset of the first message that is still there."""
+    header = GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
+    return (await _ask(instance, queue, header, GetMinOffsetResponseHeader)).offset
+
+
+async def search_offset(instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
+    """Offset of the first message stored at ``when`` or later; with ``upper`` of the last one at ``when`` or before."""
+    header = SearchOffsetRequestHeader(
+        topic=queue.topic,
+        queueId=queue.queue_id,
+        timestamp=epoch_ms(when),
+        boundaryType=BoundaryType.UPPER if upper else BoundaryType.LOWER,
+        bname=queue.broker_name,
+    )
+    return (await _ask(instance, queue, header, SearchOffsetResponseHeader)).offset
+
+
+async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
+    """When the first message there is was stored; -1 for an empty queue."""
+    fields: dict[str, str | None] = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
+    response, address = await _request(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
+    text = (response.ext_fields or {}).get("timestamp") or ""
+    if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
+        raise RemoteProtocolError(f"timestamp {text[:40]!r} is no number", broker=queue.broker_name, address=address)
+    return int(text)
+
+
+async def committed(instance: ClientInstance, group: str, queue: MessageQueue) -> int | None:
+    """The offset the broker keeps for ``group``; None when it keeps none."""
+    header = QueryConsumerOffsetRequestHeader(
+        consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, setZeroIfNotFound=False, bname=queue.broker_name
+    )
+    try:
+        return (await _ask(instance, queue, header, QueryConsumerOffsetResponseHeader)).offset
+    except QueryNotFoundError:
+        return None
+
+
+async def commit(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
+    """Makes the broker keep ``offset`` for ``group``; returns when it has answered."""
+    header = UpdateConsumerOffsetRequestHeader(
+        consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, commitOffset=offset, bname=queue.broker_name
+    )
+    await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, {**to_ext(header)})
+
+
+def epoch_ms(when: float | datetime) -> int:
+    """Milliseconds since the epoch of epoch seconds or an aware datetime. Raises ConfigError for anything else."""
+    if isinstance(when, datetime):
+        if when.utcoffset() is None:
+            raise ConfigError(f"a time must be an aware datetime, {when.isoformat()} has no time zone")
+        return round(when.timestamp() * 1000)
+    if isinstance(when, bool) or not isinstance(when, int | float) or not math.isfinite(when):
+        raise ConfigError(f"a time must be epoch seconds or an aware datetime, not {when!r}")
+    return round(when * 1000)
+
+
+def check_queue(queue: MessageQueue) -> MessageQueue:
+    """``queue``, if it is one. Raises ConfigError otherwise: a queue is (topic, broker name, queue id)."""
+    if isinstance(queue, tuple) and len(queue) == 3:
+        topic, broker_name, queue_id = queue
+        if isinstance(topic, str) and isinstance(broker_name, str) and isinstance(queue_id, int) and queue_id >= 0:
+            return queue if isinstance(queue, MessageQueue) else MessageQueue(topic, broker_name, queue_id)
+    raise ConfigError(f"{queue!r} is not a MessageQueue")
+
+
+async def _ask(instance: ClientInstance, queue: MessageQueue, header: Header, answer: type[H]) -> H:
+    assert header.request_code is not None
+    response, address = await _request(instance, queue, RequestCode(header.request_code), {**to_ext(header)})
+    try:
+        return from_ext(answer, response.ext_fields)
+    except RemoteProtocolError as error:
+        error.broker, error.address = queue.broker_name, address
+        raise
+
+
+async def _request(
+    instance: ClientInstance, queue: MessageQueue, code: RequestCode, fields: dict[str, str | None]
+) -> tuple[RemotingCommand, str]:
+    command = RemotingCommand(code=code, ext_fields=fields)
+    response, address = await instance.ask_broker(
+        queue.broker_name, queue.topic, command, instance.config.request_timeout, any_replica=True
+    )
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(response.code, response.remark, request=code.name, broker=queue.broker_name, address=address)
+    return response, address

@@ -1,0 +1,389 @@
+"""Where the queues of each topic are: a cache in front of the name servers.
+
+The hot path is ``cached``, a dict look-up. A miss costs one request however many callers wait for it, and one more for TBW102 when
+the topic is not known and may be created by sending. Every topic in use is asked for again every ``route_poll_interval``, and
+sooner when somebody has a reason to (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a
+route that was good: the brokers themselves are the better witnesses. Equal answers are recognised by their bytes, so polling
+an unchanged cluster decodes nothing; ``version`` grows only when a route really changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.route import (
+    TopicRouteData,
+    broker_address,
+    decode_route,
+    publish_queues,
+    route_fingerprint,
+    subscribe_queues,
+)
+
+from ..errors import NameServerError, RocketMQError, TopicNotFoundError, broker_error
+from .name_servers import NameServers, NoUsableAnswerError
+from .single_flight import SingleFlight
+from .text import printable
+
+__all__ = ["RouteTable", "TopicRoute"]
+
+logger = logging.getLogger(__name__)
+
+REFRESH_SPACING: Final = 1.0
+"""Seconds between two refreshes of one topic that errors ask for; there may be thousands of errors in one second."""
+
+SWEEP_AFTER: Final = 0.5
+"""Seconds after a broken connection until routes are refreshed; a name server drops a dead broker within 0.3 s."""
+
+_SHARE: Final = 0.98
+"""Of a caller's time, for the request itself: so that what the name servers said is known before the caller gives up."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TopicRoute:
+    """A topic's route and what follows from it.
+
+    ``addresses``: broker name -> broker id -> "host:port", those that can be connected to only. ``version``: grows with each
+    change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
+    """
+
+    topic: str
+    data: TopicRouteData
+    publish_queues: tuple[MessageQueue, ...]
+    subscribe_queues: tuple[MessageQueue, ...]
+    addresses: Mapping[str, Mapping[int, str]]
+    version: int
+    provisional: bool = False
+
+    def master_address(self, broker_name: str) -> str | None:
+        return self.addresses.get(broker_name, {}).get(MASTER_ID)
+
+
+class _Answer(NamedTuple):
+    """What a name server said about a topic: ``route`` is None for "no such topic" and for a route without queues."""
+
+    name_server: str
+    body: bytes
+    route: TopicRoute | None
+    remark: str
+
+
+class RouteTable:
+    """``request_timeout``, ``poll_interval``: seconds."""
+
+    def __init__(self, name_servers: NameServers, *, request_timeout: float, poll_interval: float) -> None:
+        self._name_servers = name_servers
+        self._request_timeout = request_timeout
+        self._poll_interval = poll_interval
+        self._routes: dict[str, TopicRoute] = {}
+        self._bodies: dict[str, bytes] = {}
+        self._brokers: dict[str, Mapping[int, str]] = {}
+        self._asking: SingleFlight[_Answer] = SingleFlight("route of")
+        self._finding: SingleFlight[TopicRoute] = SingleFlight("finding")
+        self._refreshed: dict[str, float] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._doubted: set[str] = set()
+        self._sweeping: SingleFlight[None] = SingleFlight("refresh of")
+        self._sweep: asyncio.TimerHandle | None = None
+        self._version = 0
+        self._unreachable = False
+        self._closed = False
+        self.on_change: list[Callable[[TopicRoute], None]] = []
+        """Plain functions called with each route that is new or changed."""
+        self.cached: Callable[[str], TopicRoute | None] = self._routes.get
+        """The route of a topic, if it is known; no I/O."""
+
+    def __repr__(self) -> str:
+        return f"<RouteTable {len(self._routes)} topics, {len(self._brokers)} brokers, {len(self._asking)} look-ups>"
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics in use."""
+        return tuple(self._routes)
+
+    @property
+    def lookups(self) -> int:
+        """Look-ups under way."""
+        return len(self._asking) + len(self._finding)
+
+    async def get(self, topic: str, timeout: float, *, create_key: str | None = None, default_queues: int = 4) -> TopicRoute:
+        """The route of ``topic``, from the cache or by a look-up that all callers share.
+
+        ``create_key``: the topic (TBW102) whose route stands in for one that does not exist, with at most ``default_queues``
+        queues per broker; the first send then creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name
+        server says that there is no such topic, NameServerError when none answered in time, or none usably.
+        """
+        route = self._routes.get(topic)
+        if route is not None and (create_key is not None or not route.provisional):
+            return route
+        deadline = monotonic() + timeout
+        key = (topic, create_key, default_queues if create_key is not None else 0)
+        try:
+            return await self._finding.join(key, lambda: self._find(topic, create_key, default_queues), deadline)
+        except TimeoutError:
+            raise self._late(topic, timeout) from None
+
+    async def refresh(self, topic: str, timeout: float | None = None, *, provisional: bool = True) -> TopicRoute:
+        """Asks the name servers now and returns the route then in use: the old one when their answer is of no use.
+
+        Raises as ``get`` does when there is no old one; ``provisional``: whether the route of a topic that will be created by
+        sending counts as one. ``timeout``: seconds; default: ``request_timeout``.
+        """
+        budget = self._request_timeout if timeout is None else timeout
+        try:
+            answer = await self._ask(topic, monotonic() + budget)
+        except TimeoutError:
+            error: RocketMQError = self._late(topic, budget)
+        except NameServerError as failure:
+            error = failure
+        else:
+            if answer.route is not None:
+                return answer.route
+            error = _not_found(topic, answer)
+        old = self._routes.get(topic)
+        if old is None or (old.provisional and not provisional):
+            raise error
+        return old
+
+    async def look(self, topic: str, timeout: float) -> TopicRoute:
+        """What the name servers say now, without falling back on what is known. A topic that is not in use does not become so.
+
+        Raises TopicNotFoundError, NameServerError.
+        """
+        try:
+            if topic in self._routes:
+                answer = await self._ask(topic, monotonic() + timeout)
+            else:
+                answer = await self._ask_aside(topic, monotonic() + timeout)
+        except TimeoutError:
+            raise self._late(topic, timeout) from None
+        if answer.route is None:
+            raise _not_found(topic, answer)
+        return answer.route
+
+    def refresh_soon(self, topic: str) -> None:
+        """Begins a refresh in the background, at most one each second for one topic; for whoever met an error.
+
+        Does nothing once closed: calls that the end of the client breaks off meet errors, too.
+        """
+        if self._closed:
+            return
+        now = monotonic()
+        due = self._refreshed.get(topic, 0.0) + REFRESH_SPACING
+        if topic in self._timers or topic in self._asking:
+            return
+        if now >= due:
+            self._refresh_now(topic)
+        else:
+            self._timers[topic] = asyncio.get_running_loop().call_later(due - now, self._refresh_now, topic)
+
+    async def refresh_all(self) -> None:
+        """Asks for every topic in use, one after the other; gives up the round when no name server answers."""
+        for topic in list(self._routes):
+            try:
+                await self._ask(topic, self._patience())
+            except (NoUsableAnswerError, TimeoutError) as error:
+                logger.warning("route of topic %s not refreshed, the old one stays in use: %s", topic, printable(error, 1000))
+            except NameServerError as error:
+                log = logger.debug if self._unreachable else logger.warning
+                log("routes not refreshed, the old ones stay in use: %s", printable(error, 1000))
+                self._unreachable = True
+                return
+        if self._unreachable:
+            self._unreachable = False
+            logger.info("name servers answer again, routes refreshed")
+        self._forget_brokers()
+
+    async def poll(self) -> None:
+        """Refreshes all routes every ``poll_interval`` seconds, for ever."""
+        while True:
+            await asyncio.sleep(self._poll_interval)
+            try:
+                await self.refresh_all()
+            except Exception:
+                logger.exception("refreshing the routes failed; the next try is in %s s", self._poll_interval)
+
+    def address_of(self, broker_name: str) -> str | None:
+        """The master's address by the newest route of any topic."""
+        return self._brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def addresses_of(self, broker_name: str) -> Mapping[int, str]:
+        """Broker id -> address by the newest route of any topic; empty for an unknown broker."""
+        return self._brokers.get(broker_name, {})
+
+    def master_addresses(self) -> set[str]:
+        """Addresses of the masters of all topics in use."""
+        return {addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses}
+
+    def broker_lost(self, address: str) -> None:
+        """A connection broke: if it led to a broker in use, all routes are refreshed as soon as the name servers know more."""
+        if self._sweep is None and any(address in addresses.values() for addresses in self._brokers.values()):
+            self._sweep = asyncio.get_running_loop().call_later(SWEEP_AFTER, self._sweep_now)
+
+    def close(self) -> list[asyncio.Task[object]]:
+        """Ends every look-up; returns their tasks, which need an iteration of the loop to end."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self.on_change.clear()
+        return [*self._sweeping.close(), *self._finding.close(), *self._asking.close()]
+
+    # -- looking up
+
+    async def _find(self, topic: str, create_key: str | None, default_queues: int) -> TopicRoute:
+        """A route where there is none yet. Runs as a task, so its time is its own: ``request_timeout`` for each request."""
+        answer = await self._ask(topic, self._patience())
+        if answer.route is not None:
+            return answer.route
+        if create_key is None:
+            raise _not_found(topic, answer)
+        model = await self._ask_aside(create_key, self._patience())
+        if model.route is None:
+            raise _not_found(topic, answer, create_key)
+        known = self._routes.get(topic)  # somebody else's look-up may have found it meanwhile
+        return known if known is not None else self._create_by_sending(topic, model, default_queues)
+
+    async def _ask(self, topic: str, deadline: float) -> _Answer:
+        return await self._asking.join(topic, lambda: self._request(topic), deadline)
+
+    async def _ask_aside(self, topic: str, deadline: float) -> _Answer:
+        """The answer does not go into the table."""
+        return await self._asking.join((topic,), lambda: self._request(topic, enter=False), deadline)
+
+    async def _request(self, topic: str, *, enter: bool = True) -> _Answer:
+        """One request; its answer goes into the table, if it is a good one and meant to."""
+        command = RemotingCommand(
+            code=RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            ext_fields={**to_ext(GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True))},
+        )
+        answer, _ = await self._name_servers.ask(
+            command, self._request_timeout * _SHARE, lambda response, address: self._read(topic, response, address)
+        )
+        return self._enter(topic, answer) if enter else answer
+
+    def _patience(self) -> float:
+        """The deadline of a look-up that waits for a request, which ends by itself before that."""
+        return monotonic() + self._request_timeout + 1.0
+
+    def _read(self, topic: str, response: RemotingCommand, address: str) -> _Answer:
+        """Pure. Raises BrokerError or RemoteProtocolError for an answer that says nothing about the topic."""
+        remark = response.remark or ""
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            return _Answer(address, b"", None, remark)
+        if response.code != ResponseCode.SUCCESS:
+            raise broker_error(response.code, response.remark, request="GET_ROUTEINFO_BY_TOPIC", address=address)
+        old = self._routes.get(topic)
+        if old is not None and self._bodies.get(topic) == response.body:
+            return _Answer(address, response.body, old, remark)
+        if not response.body:
+            raise RemoteProtocolError("the route has no body", address=address)
+        try:
+            route = _topic_route(topic, decode_route(response.body))
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"its route cannot be read: {printable(error)}", address=address) from None
+        if not route.addresses or not (route.publish_queues or route.subscribe_queues):
+            return _Answer(address, response.body, None, "its route has no queues or no brokers")
+        return _Answer(address, response.body, route, remark)
+
+    # -- the table
+
+    def _enter(self, topic: str, answer: _Answer) -> _Answer:
+        """Puts an answer into the table, unless it is a bad one; returns it with the route that is in use now, if any."""
+        old, new = self._routes.get(topic), answer.route
+        if new is None:
+            if old is not None and not old.provisional:
+                log = logger.debug if topic in self._doubted else logger.warning
+                self._doubted.add(topic)
+                said = printable(answer.remark or "no such topic")
+                log("name server %s about topic %s: %s; the old route stays in use", answer.name_server, topic, said)
+            return answer
+        self._bodies[topic] = answer.body
+        self._doubted.discard(topic)
+        if new is old:
+            return answer
+        if old is not None and not old.provisional and route_fingerprint(old.data) == route_fingerprint(new.data):
+            return answer._replace(route=old)
+        return answer._replace(route=self._use(new))
+
+    def _create_by_sending(self, topic: str, model: _Answer, default_queues: int) -> TopicRoute:
+        assert model.route is not None
+        data = model.route.data
+        queues = tuple(
+            msgspec.structs.replace(item, read_queue_nums=count, write_queue_nums=count)
+            for item in data.queue_datas
+            for count in [min(default_queues, max(item.read_queue_nums, 0))]
+        )
+        logger.warning(
+            "topic %s does not exist: the first message sent creates it on %s with %s queues each",
+            topic,
+            ", ".join(sorted(printable(item.broker_name, 80) for item in queues)),
+            max((item.write_queue_nums for item in queues), default=0),
+        )
+        route = _topic_route(topic, msgspec.structs.replace(data, queue_datas=queues, order_topic_conf=None))
+        return self._use(route, provisional=True)
+
+    def _use(self, route: TopicRoute, *, provisional: bool = False) -> TopicRoute:
+        self._version += 1
+        route = replace(route, version=self._version, provisional=provisional)
+        known = route.topic in self._routes
+        self._routes[route.topic] = route
+        self._brokers.update(route.addresses)
+        logger.debug("topic %s: %s route, version %d", route.topic, "changed" if known else "first", route.version)
+        for callback in list(self.on_change):
+            callback(route)
+        return route
+
+    def _forget_brokers(self) -> None:
+        """Drops brokers that no route names any more."""
+        named = {name for route in self._routes.values() for name in route.addresses}
+        for name in self._brokers.keys() - named:
+            del self._brokers[name]
+
+    def _refresh_now(self, topic: str) -> None:
+        self._timers.pop(topic, None)
+        self._refreshed[topic] = monotonic()
+        self._asking.start(topic, lambda: self._request(topic))
+
+    def _sweep_now(self) -> None:
+        self._sweep = None
+        self._sweeping.start("all routes", self.refresh_all)
+
+    def _late(self, topic: str, timeout: float) -> NameServerError:
+        names = ", ".join(self._name_servers.addresses)
+        return NameServerError(f"no route of topic {topic} within {timeout:.3g} s, name servers: {names}")
+
+
+def _topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
+    addresses: dict[str, dict[int, str]] = {}
+    for item in data.broker_datas:
+        usable = {
+            broker_id: address
+            for broker_id in item.broker_addrs
+            if (address := broker_address(data, item.broker_name, broker_id)) is not None
+        }
+        if usable:
+            addresses[item.broker_name] = usable
+    return TopicRoute(topic, data, publish_queues(topic, data), subscribe_queues(topic, data), addresses, 0)
+
+
+def _not_found(topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
+    said = printable(answer.remark or "no such topic")
+    text = f"topic {topic} not found, name server {answer.name_server} says: {said}"
+    if create_key is not None:
+        text += f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
+    return TopicNotFoundError(text, address=answer.name_server)

@@ -1,0 +1,147 @@
+"""The life of a client user: not started, started, stopped - for whatever sits on a shared ``ClientInstance``."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from enum import Enum
+from time import monotonic
+from types import TracebackType
+from typing import Final, Self
+
+from rmq_protocol.command import RemotingCommand
+
+from ..config import ClientConfig
+from ..errors import ClientStateError
+from ..transport import generation
+from .instance import ClientInstance
+
+__all__ = ["ClientUser"]
+
+STOP_TIMEOUT: Final = 3.0
+
+
+class _State(Enum):
+    NEW = "not started"
+    STARTING = "starting"
+    STARTED = "started"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class ClientUser:
+    """Starts and stops; subclasses say what joining and leaving mean for them."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._state = _State.NEW
+        self._instance: ClientInstance | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._calls: set[asyncio.Future[RemotingCommand]] = set()
+        self._generation = generation()
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) is _State.STARTED and self._generation == generation():
+            warnings.warn(f"{self!r} was dropped without stop()", ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._state.value}>"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def config(self) -> ClientConfig:
+        return self._config
+
+    async def start(self) -> None:
+        """Connects to a name server. Does nothing when started already; may be called again when it failed, and after ``stop``.
+
+        Raises NameServerError when none is configured or none answers within ``request_timeout``. Nothing is left behind when
+        it fails or is cancelled.
+        """
+        if self._state is _State.STARTED and self._instance is not None:
+            self._instance.check_usable()
+            return
+        if self._state in (_State.STARTING, _State.STOPPING):
+            raise ClientStateError(f"this {type(self).__name__} is {self._state.value}")
+        self._state = _State.STARTING
+        self._generation = generation()
+        self._done = asyncio.get_running_loop().create_future()
+        try:
+            instance = await ClientInstance.acquire(self._config)
+            try:
+                if self._state is not _State.STARTING:
+                    raise ClientStateError(f"this {type(self).__name__} was stopped while it started")
+                self._join(instance)
+            except BaseException:
+                await instance.release()
+                raise
+            self._instance = instance
+            self._state = _State.STARTED
+        finally:
+            if self._state is _State.STARTING:
+                self._state = _State.NEW
+            if not self._done.done():
+                self._done.set_result(None)
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Leaves, and closes the connections if nobody shares them. Harmless when not started or stopped already.
+
+        Reads and pulls under way fail with ClientStateError; other calls have their answer or, by ``request_timeout``, their
+        error. ``timeout``: seconds to spend on telling the brokers; default 3.
+        """
+        if self._state in (_State.STARTING, _State.STOPPING):
+            self._state = _State.STOPPED if self._state is _State.STARTING else self._state
+            assert self._done is not None
+            await asyncio.wait([self._done])
+            return
+        instance = self._instance
+        if instance is None or self._state is not _State.STARTED:
+            self._state = _State.STOPPED
+            return
+        instance.check_usable()
+        self._state = _State.STOPPING
+        self._done = asyncio.get_running_loop().create_future()
+        deadline = monotonic() + (STOP_TIMEOUT if timeout is None else timeout)
+        try:
+            self._end_calls()
+            await self._leave(instance, max(deadline - monotonic(), 0.0))
+        finally:
+            try:
+                await instance.release()
+            finally:
+                self._state = _State.STOPPED
+                self._instance = None
+                self._done.set_result(None)
+
+    async def aclose(self) -> None:
+        """The same as ``stop()``."""
+        await self.stop()
+
+    # -- for subclasses
+
+    def _client(self) -> ClientInstance:
+        """The running instance. Raises ClientStateError unless started, ForkedError and WrongLoopError as they are due."""
+        instance = self._instance
+        if instance is None or self._state is not _State.STARTED:
+            raise ClientStateError(f"this {type(self).__name__} is {self._state.value}")
+        instance.check_usable()
+        return instance
+
+    def _join(self, instance: ClientInstance) -> None:
+        """Called once, when the instance runs."""
+
+    async def _leave(self, instance: ClientInstance, timeout: float) -> None:
+        """Called once, before the instance is given back; takes at most ``timeout`` seconds."""
+
+    def _end_calls(self) -> None:
+        for call in self._calls:
+            if not call.done():
+                call.set_exception(ClientStateError(f"this {type(self).__name__} was stopped"))

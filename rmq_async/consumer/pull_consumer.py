@@ -1,0 +1,281 @@
+"""Pulling messages by queue and offset, one answer at a time or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from time import monotonic
+from typing import Any, Final, Literal
+
+from rmq_protocol.heartbeat import ConsumerData
+from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.stored import parse_tags
+from rmq_protocol.validation import check_group, check_topic
+
+from ..client import ClientInstance
+from ..client import offsets as queue_offsets
+from ..client.offsets import check_queue, epoch_ms
+from ..client.user import ClientUser
+from ..config import ClientConfig, split_options
+from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
+from ..results import PullResult
+from .pulling import pull_once
+from .reading import Cursor, Reader, for_each
+
+__all__ = ["PullConsumer"]
+
+Start = Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
+End = Literal["latest"] | datetime | Mapping[MessageQueue, int] | None
+
+MAX_PULL: Final = 1024
+"""Messages that one pull may ask for; a stock broker gives at most 32, or 256 KiB."""
+
+
+class PullConsumer(ClientUser):
+    """Reads queues at offsets of your choice; brokers know it as a member of ``group`` and keep no position for it unless told.
+
+    ``options``: any field of ClientConfig. Raises InvalidMessageError for a bad group name, TypeError for an unknown option.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        client: ClientConfig | None = None,
+        **options: Any,
+    ) -> None:
+        check_group(group)
+        config, _ = split_options("PullConsumer", namesrv, client, options)
+        super().__init__(config)
+        self._group = group
+        self._readers: set[Reader] = set()
+
+    @property
+    def group(self) -> str:
+        return self._group
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The readable queues of ``topic``, by broker name and id, as the name servers know them now.
+
+        Raises TopicNotFoundError when they do not know it, NameServerError when none answers and it was not known before.
+        """
+        check_topic(topic)
+        route = await self._client().routes.refresh(topic, provisional=False)
+        return route.subscribe_queues
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait: float = 0.0
+    ) -> PullResult:
+        """One answer of the broker: the messages at ``offset`` and after it, as many as it cares to give.
+
+        ``tags``: "*" or "a || b". ``wait``: seconds the broker may hold the pull while it has nothing (0: it answers at once).
+        An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out and told in
+        ``corrupt``. Raises BrokerNotFoundError, ConnectError, ConnectionLostError, RequestTimeoutError (no answer within ``wait`` +
+        ``request_timeout`` seconds), and BrokerError for whatever the broker refuses.
+        """
+        instance = self._client()
+        queue = check_queue(queue)
+        _check_offset(queue, offset)
+        _check_tags(tags)
+        if isinstance(max_messages, bool) or not isinstance(max_messages, int) or not 0 < max_messages <= MAX_PULL:
+            raise ConfigError(f"max_messages must be from 1 to {MAX_PULL}, not {max_messages!r}")
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not math.isfinite(wait) or wait < 0:
+            raise ConfigError(f"wait must be 0 or more seconds, not {wait!r}")
+        pull = partial(pull_once, instance, self._group, queue, offset, max_messages=max_messages, tags=tags, calls=self._calls)
+        budget = instance.config.request_timeout
+        if wait > 0:
+            # A broker looks at held pulls every 5 s only. So that the call is not as late as that, the held pull is given up
+            # at its time and one that is not held tells what there is; it also tells a silent broker from an empty queue.
+            deadline = monotonic() + wait
+            with suppress(RequestTimeoutError):
+                return await pull(suspend=wait, timeout=wait)
+            budget += deadline - monotonic()
+        return await pull(suspend=0.0, timeout=budget)
+
+    def read(
+        self,
+        topic: str,
+        *,
+        start: Start = "earliest",
+        end: End = "latest",
+        tags: str = "*",
+        queues: Iterable[MessageQueue] | None = None,
+    ) -> AsyncGenerator[MessageExt, None]:
+        """The messages of ``topic`` from ``start`` to ``end``: each queue in its order, the queues as their answers come.
+
+        ``start``: "earliest", "latest", an aware datetime, or offsets by queue. ``end``: exclusive; "latest" is everything that
+        was acknowledged before the first step (finding that out takes each broker some 60 ms); None follows for ever, new
+        queues included; an offset beyond the last message is waited for. With offsets by queue and no ``queues``, these queues
+        are read; else ``queues``, else all.
+
+        The iteration raises OffsetRangeError where a queue does not hold its offset (any more), except that "earliest" goes on
+        with the first message there is; CorruptMessageError for a damaged record, after the sound messages that came with it;
+        TopicNotFoundError; and, when waiting did not help, what a pull raises. Leaving the loop early ends everything under way;
+        ``contextlib.aclosing`` makes that happen at once.
+        """
+        check_topic(topic)
+        _check_tags(tags)
+        chosen = _chosen_queues(topic, start, end, queues)
+        _check_start(start)
+        _check_end(end)
+        instance = self._client()
+
+        async def opening() -> list[Cursor]:
+            self._client()
+            return await self._cursors(instance, await self.queues(topic) if chosen is None else chosen, start, end)
+
+        reader = Reader(
+            instance,
+            self._group,
+            tags,
+            opening,
+            follow=end is None,
+            topic=topic if queues is None else None,
+            calls=self._calls,
+            running=self._readers,
+        )
+        return reader.messages()
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The offset the broker keeps for this group; None when there is none."""
+        return await queue_offsets.committed(self._client(), self._group, check_queue(queue))
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Makes the broker keep ``offset`` for this group; returns when it has answered."""
+        queue = check_queue(queue)
+        _check_offset(queue, offset)
+        await queue_offsets.commit(self._client(), self._group, queue, offset)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Offset of the first message there is."""
+        return await queue_offsets.min_offset(self._client(), check_queue(queue))
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Offset after the last message that can be read."""
+        return await queue_offsets.max_offset(self._client(), check_queue(queue))
+
+    async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
+        """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later."""
+        return await queue_offsets.search_offset(self._client(), check_queue(queue), when)
+
+    # -- inside
+
+    def _join(self, instance: ClientInstance) -> None:
+        instance.register_consumer(ConsumerData(group_name=self._group))
+
+    async def _leave(self, instance: ClientInstance, timeout: float) -> None:
+        tasks = [task for reader in self._readers for task in reader.stop()]
+        self._readers.clear()
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:
+            await instance.unregister_consumer(self._group, timeout)
+
+    async def _cursors(
+        self, instance: ClientInstance, queues: tuple[MessageQueue, ...], start: Start, end: End
+    ) -> list[Cursor]:
+        if "latest" in (start, end):
+            brokers = {queue.broker_name: queue.topic for queue in queues}
+            await for_each(brokers, lambda name: queue_offsets.until_readable(instance, name, brokers[name]))
+        starts = await for_each(queues, _start_of(instance, start))
+        if end is None:
+            return [Cursor(queue, starts[queue], None, at_first=start == "earliest") for queue in queues]
+        ends = await for_each(queues, _end_of(instance, end))
+        cursors = []
+        for queue in queues:
+            first, last = starts[queue], ends[queue]
+            if end == "latest" and first > last:
+                raise OffsetRangeError(
+                    f"offset {first} of {queue} is above its end {last}", max_offset=last, broker=queue.broker_name
+                )
+            given = isinstance(end, Mapping)
+            cursors.append(Cursor(queue, first, last, at_first=start == "earliest", wait_for_end=given))
+        return cursors
+
+
+Offsets = Callable[[MessageQueue], Awaitable[int]]
+
+
+def _start_of(instance: ClientInstance, start: Start) -> Offsets:
+    if isinstance(start, Mapping):
+        return _given(start)
+    if isinstance(start, datetime):
+        return lambda queue: queue_offsets.search_offset(instance, queue, start)
+    find = queue_offsets.min_offset if start == "earliest" else queue_offsets.max_offset
+    return lambda queue: find(instance, queue)
+
+
+def _end_of(instance: ClientInstance, end: End) -> Offsets:
+    if isinstance(end, Mapping):
+        return _given(end)
+    if isinstance(end, datetime):
+        return lambda queue: queue_offsets.search_offset(instance, queue, end)
+    return lambda queue: queue_offsets.max_offset(instance, queue)
+
+
+def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
+    async def look_up(queue: MessageQueue) -> int:
+        return offsets[queue]
+
+    return look_up
+
+
+def _chosen_queues(
+    topic: str, start: Start, end: End, queues: Iterable[MessageQueue] | None
+) -> tuple[MessageQueue, ...] | None:
+    """The queues that the arguments name, None for all. Raises ConfigError where they contradict each other."""
+    named: Iterable[MessageQueue] | None = queues
+    for offsets in (start, end):
+        if named is None and isinstance(offsets, Mapping):
+            named = offsets
+    if named is None:
+        return None
+    chosen = tuple(dict.fromkeys(check_queue(queue) for queue in named))
+    for queue in chosen:
+        if queue.topic != topic:
+            raise ConfigError(f"{queue} is not a queue of topic {topic}")
+    for offsets in (start, end):
+        if isinstance(offsets, Mapping):
+            for queue in chosen:
+                if queue not in offsets:
+                    raise ConfigError(f"no offset is given for {queue}")
+                _check_offset(queue, offsets[queue])
+            for queue in offsets:
+                if queue not in chosen:
+                    raise ConfigError(f"an offset is given for {queue}, which is not to be read")
+    return chosen
+
+
+def _check_start(start: Start) -> None:
+    if isinstance(start, datetime):
+        epoch_ms(start)
+    elif not isinstance(start, Mapping) and start not in ("earliest", "latest"):
+        raise ConfigError(f'start must be "earliest", "latest", a datetime or offsets by queue, not {start!r}')
+
+
+def _check_end(end: End) -> None:
+    if isinstance(end, datetime):
+        epoch_ms(end)
+    elif end is not None and not isinstance(end, Mapping) and end != "latest":
+        raise ConfigError(f'end must be "latest", None, a datetime or offsets by queue, not {end!r}')
+
+
+def _check_offset(queue: MessageQueue, offset: int) -> None:
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 1 << 63:
+        raise ConfigError(f"the offset of {queue} must be a whole number from 0 to 2**63 - 1, not {offset!r}")
+
+
+def _check_tags(tags: str) -> None:
+    try:
+        if isinstance(tags, str) and tags:
+            parse_tags(tags)
+            return
+    except LocalProtocolError:
+        pass
+    raise ConfigError(f'tags must be "*" or tags joined by "||", not {tags!r}')

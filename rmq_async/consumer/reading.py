@@ -1,0 +1,394 @@
+"""Reading queues from one offset to another, as one stream of messages.
+
+Each queue has at most one pull under way and one answer waiting, so messages of a queue keep their order and the memory held
+is bounded: while the caller works on one answer the next one of that queue is fetched. A bounded read has at most eight pulls
+under way whatever the number of queues; one that follows for ever has a long poll on every queue. Pulls are tasks of the
+reader and end with it, be it by the last message, an error, ``aclose``, a ``break`` (when the iterator goes away) or the
+consumer's stop.
+
+Trouble on the way is waited out where waiting can help (a broker restarts): for ever when following, else for 10 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from time import monotonic
+from typing import Final, NamedTuple, TypeVar
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.errors import CorruptMessageError, RemoteProtocolError
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ..client import ClientInstance, TopicRoute
+from ..client.text import printable
+from ..errors import (
+    BrokerError,
+    BrokerNotFoundError,
+    ClientStateError,
+    NameServerError,
+    NoPermissionError,
+    OffsetRangeError,
+    RocketMQError,
+    TopicNotFoundError,
+)
+from ..results import PullResult, PullStatus
+from .pulling import pull_once
+
+__all__ = ["Cursor", "Reader", "for_each"]
+
+logger = logging.getLogger(__name__)
+
+PULLS_AHEAD: Final = 8
+PULL_SIZE: Final = 32
+FOLLOW_SUSPEND: Final = 15.0
+"""Seconds a broker may hold a pull of a read that follows."""
+TAIL_SUSPEND: Final = 1.0
+BROKER_LATE: Final = 5.0
+"""Seconds by which a broker may be late with "nothing new": it looks at held pulls every 5 s."""
+PATIENCE: Final = 10.0
+AHEAD_PATIENCE: Final = 1.0
+"""Seconds to wait at an offset that the broker says is above its highest: a stored message is readable a moment later."""
+FIRST_REST: Final = 0.05
+LAST_REST: Final = 1.0
+REPORT_EVERY: Final = 30.0
+
+
+class Cursor:
+    """Where one queue is read. ``end``: exclusive; None follows. ``at_first``: jump to the first offset there is when this is gone.
+
+    ``wait_for_end``: wait for messages until ``end`` is reached, else only for those that are on their way.
+    """
+
+    __slots__ = ("at_first", "end", "offset", "queue", "wait_for_end")
+
+    def __init__(
+        self, queue: MessageQueue, offset: int, end: int | None, *, at_first: bool = False, wait_for_end: bool = False
+    ) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.end = end
+        self.at_first = at_first
+        self.wait_for_end = wait_for_end
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None and self.offset >= self.end
+
+
+class _Batch(NamedTuple):
+    messages: tuple[MessageExt, ...]
+    corrupt: tuple[CorruptMessageError, ...]
+
+
+class Reader:
+    """One run of ``PullConsumer.read``. ``opening``: makes the cursors, called at the first step.
+
+    ``follow``: for ever. ``topic``: its new queues are followed too; None where only given ones are wanted.
+    ``running``: the readers between their first step and their end.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        tags: str,
+        opening: Callable[[], Awaitable[list[Cursor]]],
+        *,
+        follow: bool,
+        topic: str | None,
+        calls: set[asyncio.Future[RemotingCommand]],
+        running: set[Reader],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._tags = tags
+        self._opening = opening
+        self._follow = follow
+        self._topic = topic if follow else None
+        self._calls = calls
+        self._running = running
+        self._known: set[MessageQueue] = set()
+        self._idle: deque[Cursor] = deque()
+        self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
+        self._ready: deque[tuple[Cursor, asyncio.Task[_Batch | None]]] = deque()
+        self._news: asyncio.Future[None] | None = None
+        self._stopped: RocketMQError | None = None
+
+    async def messages(self) -> AsyncGenerator[MessageExt, None]:
+        """The messages, once."""
+        self._running.add(self)
+        try:
+            await self._open()
+            while True:
+                self._start_pulls()
+                if not self._ready:
+                    if not self._pulling and not self._follow:
+                        return
+                    await self._wait_for_news()
+                    continue
+                cursor, task = self._ready.popleft()
+                batch = task.result()
+                if batch is None:
+                    continue
+                if not cursor.finished:
+                    self._idle.append(cursor)
+                    self._start_pulls()
+                for message in batch.messages:
+                    yield message
+                    if self._stopped is not None:
+                        raise self._stopped
+                if batch.corrupt:
+                    raise batch.corrupt[0]
+        finally:
+            self._running.discard(self)
+            await self._close()
+
+    def stop(self) -> list[asyncio.Task[_Batch | None]]:
+        """Ends the pulls and returns their tasks; the next step of the iteration raises ClientStateError."""
+        self._stopped = ClientStateError("the consumer was stopped")
+        for task in self._pulling:
+            task.cancel()
+        self._wake()
+        return list(self._pulling)
+
+    # -- inside
+
+    async def _open(self) -> None:
+        cursors = await self._opening()
+        if self._stopped is not None:
+            raise self._stopped
+        self._idle.extend(cursor for cursor in cursors if not cursor.finished)
+        self._known.update(cursor.queue for cursor in cursors)
+        if self._topic is not None:
+            route = self._instance.routes.cached(self._topic)
+            if route is not None:
+                self._known.update(route.subscribe_queues)
+            self._instance.routes.on_change.append(self._route_changed)
+
+    def _start_pulls(self) -> None:
+        while self._idle and (self._follow or len(self._pulling) + len(self._ready) < PULLS_AHEAD):
+            cursor = self._idle.popleft()
+            task = asyncio.get_running_loop().create_task(
+                self._fetch(cursor),
+                name=f"rmq_async pull {cursor.queue.topic} {cursor.queue.broker_name} {cursor.queue.queue_id}",
+            )
+            self._pulling[task] = cursor
+            task.add_done_callback(self._fetched)
+
+    def _fetched(self, task: asyncio.Task[_Batch | None]) -> None:
+        cursor = self._pulling.pop(task, None)
+        if task.cancelled():
+            return
+        if cursor is not None and self._stopped is None:
+            self._ready.append((cursor, task))
+            self._wake()
+        else:
+            task.exception()  # nobody wants to know any more
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _wait_for_news(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+        self._news = asyncio.get_running_loop().create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        if route.topic != self._topic:
+            return
+        for queue in route.subscribe_queues:
+            if queue not in self._known:
+                self._known.add(queue)
+                logger.info("topic %s has a new queue, read from its first message: %s", route.topic, queue)
+                self._idle.append(Cursor(queue, 0, None, at_first=True))
+        self._start_pulls()
+
+    async def _close(self) -> None:
+        callbacks = self._instance.routes.on_change
+        if self._route_changed in callbacks:
+            callbacks.remove(self._route_changed)
+        tasks = list(self._pulling)
+        self._pulling.clear()
+        self._idle.clear()
+        for _, task in self._ready:
+            task.exception()
+        self._ready.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _fetch(self, cursor: Cursor) -> _Batch | None:
+        """Pulls until there is something to deliver; None when the cursor has come to its end."""
+        trouble = _Trouble(self._follow)
+        since = monotonic()
+        while not cursor.finished:
+            asked = monotonic()
+            try:
+                result = await self._pull(cursor)
+                batch = self._take(cursor, result)
+            except RocketMQError as error:
+                if self._follow and isinstance(error, BrokerError) and self._is_gone(cursor.queue):
+                    logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
+                    self._known.discard(cursor.queue)
+                    return None
+                await asyncio.sleep(trouble.rest(error))
+                continue
+            trouble.over()
+            if batch is not None:
+                if batch.messages or batch.corrupt:
+                    return batch
+                since = monotonic()
+                continue
+            waited = monotonic() - since
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                if waited > AHEAD_PATIENCE:
+                    raise _range_error(cursor, result)
+                await asyncio.sleep(FIRST_REST)
+            elif cursor.end is not None and not cursor.wait_for_end and waited > self._instance.config.request_timeout:
+                logger.warning(
+                    "%s ends at %d, %d was expected; nothing came for %.1f s", cursor.queue, cursor.offset, cursor.end, waited
+                )
+                cursor.end = cursor.offset
+            elif result.status is PullStatus.NO_MATCH:
+                await asyncio.sleep(FIRST_REST)
+            elif monotonic() - asked < FIRST_REST:  # the broker does not hold pulls
+                await asyncio.sleep(trouble.longer())
+        return None
+
+    async def _pull(self, cursor: Cursor) -> PullResult:
+        suspend = TAIL_SUSPEND if cursor.end is not None and not cursor.wait_for_end else FOLLOW_SUSPEND
+        size = PULL_SIZE if cursor.end is None else min(PULL_SIZE, cursor.end - cursor.offset)
+        return await pull_once(
+            self._instance,
+            self._group,
+            cursor.queue,
+            cursor.offset,
+            max_messages=size,
+            tags=self._tags,
+            suspend=suspend,
+            timeout=suspend + BROKER_LATE + self._instance.config.request_timeout,
+            calls=self._calls,
+        )
+
+    def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
+        """Moves the cursor on; what there is to deliver (perhaps nothing), or None when it did not move."""
+        offset = cursor.offset
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            if offset >= result.min_offset:
+                return None
+            if not cursor.at_first:
+                raise _range_error(cursor, result)
+            cursor.offset = result.min_offset
+            return _Batch((), ())
+        if result.status is PullStatus.NO_NEW:
+            if result.next_offset <= offset:
+                return None
+            cursor.offset = result.next_offset
+            return _Batch((), ())
+        messages = _within(result.messages, offset, cursor.end)
+        after = max(result.next_offset, messages[-1].queue_offset + 1 if messages else 0)
+        if after <= offset:
+            if result.status is PullStatus.FOUND:
+                raise RemoteProtocolError(
+                    f"a pull of {cursor.queue} at offset {offset} says to go on at {result.next_offset}",
+                    broker=cursor.queue.broker_name,
+                )
+            return None
+        cursor.offset = after
+        return _Batch(messages, result.corrupt)
+
+    def _is_gone(self, queue: MessageQueue) -> bool:
+        route = self._instance.routes.cached(queue.topic)
+        return route is not None and queue not in route.subscribe_queues
+
+
+class _Trouble:
+    """How long to wait it out."""
+
+    __slots__ = ("_follow", "_reported", "_rest", "_since")
+
+    def __init__(self, follow: bool) -> None:
+        self._follow = follow
+        self._rest = 0.0
+        self._since = 0.0
+        self._reported = 0.0
+
+    def rest(self, error: RocketMQError) -> float:
+        """Seconds until the next try; raises ``error`` where another one is pointless or there were enough."""
+        now = monotonic()
+        self._since = self._since or now
+        if not _may_pass(error) or (not self._follow and now - self._since > PATIENCE):
+            raise error
+        if now - self._reported > REPORT_EVERY:
+            self._reported = now
+            logger.warning("reading goes on when this is over: %s", printable(error, 1000))
+        return self.longer()
+
+    def over(self) -> None:
+        self._since = 0.0
+
+    def longer(self) -> float:
+        """Seconds to rest, more each time."""
+        self._rest = min(LAST_REST, self._rest * 2 or FIRST_REST)
+        return self._rest
+
+
+def _may_pass(error: RocketMQError) -> bool:
+    """Whether the same pull may succeed later: the broker or the way to it is in trouble, not the request."""
+    if isinstance(error, NoPermissionError | TopicNotFoundError):
+        return False
+    return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
+
+
+def _within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tuple[MessageExt, ...]:
+    """Without those outside [offset, end): a batch that was stored as one record is delivered whole."""
+    if not messages:
+        return messages
+    if messages[0].queue_offset >= offset and (end is None or messages[-1].queue_offset < end):
+        return messages
+    return tuple(m for m in messages if m.queue_offset >= offset and (end is None or m.queue_offset < end))
+
+
+def _range_error(cursor: Cursor, result: PullResult) -> OffsetRangeError:
+    return OffsetRangeError(
+        f"offset {cursor.offset} of {cursor.queue} is outside {result.min_offset}..{result.max_offset}",
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        request="PULL_MESSAGE",
+        broker=cursor.queue.broker_name,
+    )
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+async def for_each(
+    items: Collection[K] | Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16
+) -> dict[K, V]:
+    """``function`` of every item, a few at a time; the first failure cancels the rest and is raised."""
+    results: dict[K, V] = {}
+    left = iter(list(items))
+
+    async def work() -> None:
+        for item in left:
+            results[item] = await function(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return results

@@ -1,0 +1,195 @@
+"""RocketMQ for development and tests: a name server and brokers in one asyncio process, in memory.
+
+    async with EmbeddedRocketMQ() as server:
+        ...  # any client at server.namesrv
+
+Speaks the remoting protocol on real sockets, so whatever speaks it can connect. Messages live as long as the object does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from rmq_protocol.message import MessageExt
+from rmq_protocol.stored import decode_messages
+
+from .broker import Broker
+from .faults import FailureScript
+from .nameserver import NameServer
+from .server import Listener
+from .service import BaseService
+from .store import CommitLog
+
+__all__ = ["EmbeddedRocketMQ", "ServerStatistics"]
+
+logger = logging.getLogger("rmq_async.embedded")
+
+MAX_BROKERS: Final = 26
+
+
+class ServerStatistics(NamedTuple):
+    """``requests``: by request code, since the object was made. ``connections``: open now. ``accepted``: ever made.
+    ``refused``: closed for what they sent or for being too many."""
+
+    requests: Counter[int]
+    connections: int
+    accepted: int
+    refused: int
+
+
+class EmbeddedRocketMQ:
+    """``host``: address or name to listen on. ``port``: the name server's, 0 for a free one; brokers take free ports and are
+    called "broker-a", "broker-b", ... ``max_memory``: bytes of messages kept; above it the oldest go and minimum offsets move.
+
+    ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        brokers: int = 1,
+        auto_create_topics: bool = True,
+        max_memory: int = 256 * 1024 * 1024,
+    ) -> None:
+        if not 1 <= brokers <= MAX_BROKERS:
+            raise ValueError(f"brokers must be from 1 to {MAX_BROKERS}, not {brokers}")
+        if max_memory <= 0:
+            raise ValueError(f"max_memory must be a positive number of bytes, not {max_memory}")
+        self._host = host
+        self._ports = [port] + [0] * brokers
+        self._failures = FailureScript()
+        self._log = CommitLog(max_memory, _wall_clock)
+        self._brokers = [
+            Broker(f"broker-{chr(ord('a') + index)}", self._log, self._failures, auto_create_topics=auto_create_topics)
+            for index in range(brokers)
+        ]
+        self._name_server = NameServer(self._brokers, self._failures)
+        self._services: list[BaseService] = [self._name_server, *self._brokers]
+
+    async def start(self) -> None:
+        """Raises OSError where an address or port cannot be had, and leaves nothing behind then."""
+        if self._name_server.listener.running:
+            raise RuntimeError("this server runs already")
+        try:
+            for index, broker in enumerate(self._brokers, 1):
+                await broker.start(self._host, self._ports[index])
+                self._ports[index] = broker.listener.port
+            await self._name_server.listener.start(self._host, self._ports[0])
+            self._ports[0] = self._name_server.listener.port
+        except BaseException:
+            await self.stop()
+            raise
+        if not ipaddress.ip_address(self._name_server.listener.host).is_loopback:
+            logger.warning(
+                "listening on %s: whoever reaches this address can read and write everything", self._name_server.listener.host
+            )
+
+    async def stop(self) -> None:
+        """Closes every socket and connection; does nothing where nothing runs."""
+        await asyncio.gather(self._name_server.listener.stop(), *(broker.stop() for broker in self._brokers))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def namesrv(self) -> str:
+        """ "ip:port" of the name server. Raises RuntimeError before the first start."""
+        if not self._name_server.listener.port:
+            raise RuntimeError("this server was not started")
+        return self._name_server.listener.address()
+
+    @property
+    def brokers(self) -> dict[str, str]:
+        """Broker name -> "ip:port"."""
+        return {broker.name: broker.listener.address() for broker in self._brokers if broker.listener.port}
+
+    def messages(self, topic: str) -> list[MessageExt]:
+        """Everything stored in the topic, over all queues and brokers, in the order in which it was stored.
+
+        Records that are damaged (say, a body that claims to be compressed and is not) are left out.
+        """
+        found: list[MessageExt] = []
+        for record, queue in self._log.records():
+            if queue.topic == topic:
+                found += decode_messages(record, topic_queue_broker=queue.broker_name).messages
+        return found
+
+    def clear(self) -> None:
+        """Forgets every message. Topics and committed offsets stay, and queues go on counting: minimum becomes maximum."""
+        self._log.clear()
+
+    def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
+        """The next ``n`` requests are answered with response ``code`` and not served; one-way ones are dropped.
+
+        ``request``: only requests of this RequestCode, at name server or brokers; None means any request to a broker except
+        heartbeats and unregistrations. Codes 10, 11 and 12 mean "stored" to a send: it is stored, and answered with the code.
+        ``n`` = 0 takes back what is left for ``request``.
+        """
+        self._failures.add(code, n, request)
+
+    def delay(self, seconds: float, *, broker: str | None = None) -> None:
+        """Each answer of the broker (None: of all brokers) leaves that much later; 0 ends it. "namesrv" is the name server."""
+        for listener in self._listeners(broker):
+            listener.gate.set_delay(seconds)
+
+    def stall(self, broker: str | None = None) -> None:
+        """The broker (None: all brokers) reads and answers nothing until ``resume``, like a stopped process."""
+        for listener in self._listeners(broker):
+            listener.set_stalled(True)
+
+    def resume(self, broker: str | None = None) -> None:
+        for listener in self._listeners(broker):
+            listener.set_stalled(False)
+
+    def drop_connections(self, broker: str | None = None) -> None:
+        """Every connection to the broker (None: to all brokers) is reset; new ones are accepted."""
+        for listener in self._listeners(broker):
+            listener.drop_connections()
+
+    @property
+    def requests(self) -> Counter[int]:
+        """Requests received by name server and brokers together, by request code."""
+        total: Counter[int] = Counter()
+        for service in self._services:
+            total.update(service.requests)
+        return total
+
+    @property
+    def connections(self) -> int:
+        """Open connections to name server and brokers together."""
+        return sum(len(service.listener.connections) for service in self._services)
+
+    def statistics(self, server: str) -> ServerStatistics:
+        """Of one server: "namesrv" or a broker's name. Raises ValueError for another name."""
+        service = next((each for each in self._services if each.name == server), None)
+        if service is None:
+            raise self._unknown(server)
+        listener = service.listener
+        return ServerStatistics(Counter(service.requests), len(listener.connections), listener.accepted, listener.refused)
+
+    def _listeners(self, name: str | None) -> list[Listener]:
+        chosen = self._brokers if name is None else [each for each in self._services if each.name == name]
+        if not chosen:
+            raise self._unknown(name)
+        return [service.listener for service in chosen]
+
+    def _unknown(self, name: str | None) -> ValueError:
+        return ValueError(f"there is no server {name!r}; there are {', '.join(service.name for service in self._services)}")
+
+
+def _wall_clock() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,125 @@
+"""The fault switches of the embedded servers: what a client must survive, at the word of a test.
+
+Two kinds. ``FailureScript`` says which of the next requests are answered with a code instead of being served; it belongs to
+the whole cluster, so "the next three sends fail" holds whichever broker they reach. A ``Gate`` stands between one server and
+its sockets: it holds answers back for a while (``delay``) or until told otherwise (``stalled``). A stalled server reads nothing
+either, as a stopped process would, so the peer sees full buffers and not only silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from rmq_protocol.constants import RequestCode
+
+__all__ = ["FailureScript", "Gate"]
+
+_NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNREGISTER_CLIENT)})
+
+
+class _Failure:
+    __slots__ = ("code", "left", "request")
+
+    def __init__(self, code: int, left: int, request: int | None) -> None:
+        self.code = code
+        self.left = left
+        self.request = request
+
+
+class FailureScript:
+    """Which coming requests fail; the failures asked for first are used up first."""
+
+    def __init__(self) -> None:
+        self._failures: list[_Failure] = []
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._failures)
+
+    def add(self, code: int, n: int, request: int | None) -> None:
+        """``request``: a RequestCode, or None for any request to a broker but heartbeats and unregistrations. ``n`` = 0 takes
+        back what is left for ``request``."""
+        if n < 0:
+            raise ValueError(f"n must not be negative, it is {n}")
+        if n == 0:
+            self._failures = [failure for failure in self._failures if failure.request != request]
+        else:
+            self._failures.append(_Failure(int(code), n, None if request is None else int(request)))
+
+    def take(self, request: int, *, named_only: bool) -> int | None:
+        """The code to answer ``request`` with, or None to serve it. ``named_only``: failures of any request do not count."""
+        for failure in self._failures:
+            if failure.request == request or (failure.request is None and not named_only and request not in _NEVER_BY_DEFAULT):
+                failure.left -= 1
+                if not failure.left:
+                    self._failures.remove(failure)
+                return failure.code
+        return None
+
+    def clear(self) -> None:
+        self._failures.clear()
+
+
+Write = Callable[[Sequence[bytes]], None]
+
+
+class Gate:
+    """Holds the answers of one server back; they leave in the order in which they came.
+
+    ``open`` is what the server asks on its way out: nothing to hold.
+    """
+
+    def __init__(self) -> None:
+        self.open = True
+        self.stalled = False
+        self._delay = 0.0
+        self._held: deque[tuple[float, Write, Sequence[bytes]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_delay(self, seconds: float) -> None:
+        """Seconds that each answer made from now on waits; those already waiting keep their time."""
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"a delay must be a number of seconds from 0 on, not {seconds}")
+        self._delay = seconds
+        self._update()
+
+    def set_stalled(self, stalled: bool) -> None:
+        self.stalled = stalled
+        if stalled and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._update()
+        if not stalled:
+            self._arm()
+
+    def hold(self, write: Write, parts: Sequence[bytes]) -> None:
+        """Calls ``write(parts)`` when the time has come and the server is not stalled."""
+        self._held.append((asyncio.get_running_loop().time() + self._delay, write, parts))
+        self._arm()
+
+    def close(self) -> None:
+        """Forgets what is held back, and both switches."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._held.clear()
+        self.stalled = False
+        self._delay = 0.0
+        self._update()
+
+    def _update(self) -> None:
+        self.open = not self.stalled and not self._delay
+
+    def _arm(self) -> None:
+        if self._held and self._timer is None and not self.stalled:
+            self._timer = asyncio.get_running_loop().call_at(self._held[0][0], self._release)
+
+    def _release(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        while self._held and self._held[0][0] <= now:
+            _, write, parts = self._held.popleft()
+            write(parts)
+        self._arm()

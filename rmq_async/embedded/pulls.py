@@ -1,0 +1,215 @@
+"""PULL_MESSAGE (11, 361): reading a queue by offset, and holding the request while there is nothing (``PullMessageProcessor``).
+
+A held pull waits in the list of its queue. A message that arrives wakes the queue once per loop iteration, after all sends of
+that read are stored; a pull whose tags do not match keeps waiting and remembers how far it has looked. What is still held at
+its deadline is answered as things stand then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
+from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, to_ext
+
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import BrokerState
+from .store import Queue, tag_code
+from .topics import FAQ
+
+__all__ = ["HeldPulls", "PullMessageProcessor"]
+
+MAX_RECORDS: Final = 32
+MAX_BYTES: Final = 256 * 1024
+"""Most that one pull gets (``maxTransferCountOnMessageInMemory``, ``maxTransferBytesOnMessageInMemory``)."""
+MIN_SCAN: Final = 800
+"""Records a filtered pull looks at, at least (``maxFilterMessageSize`` / 20)."""
+MAX_HELD_PER_CONNECTION: Final = 1024
+MAX_SUSPEND_MS: Final = 3_600_000
+_SUSPEND: Final = int(PullSysFlag.SUSPEND)
+_SUBSCRIPTION: Final = int(PullSysFlag.SUBSCRIPTION)
+_COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
+
+Codes = frozenset[int] | None
+
+
+class _Pull:
+    """One pull under way. ``at``: offset looked at so far, which is the one asked for until records did not match."""
+
+    __slots__ = ("at", "codes", "command", "connection", "count", "queue", "start", "timer", "topic_sys_flag")
+
+    def __init__(
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, queue: Queue, codes: Codes
+    ) -> None:
+        self.connection = connection
+        self.command = command
+        self.queue = queue
+        self.start = self.at = header.queueOffset
+        self.count = max(1, min(header.maxMsgNums, MAX_RECORDS))
+        self.codes = codes
+        self.topic_sys_flag = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+    def answer(self) -> RemotingCommand:
+        """The response as the queue is now; moves ``at`` over what did not match."""
+        queue, at = self.queue, self.at
+        low, high = queue.min_offset, queue.max_offset
+        if high == 0:
+            code = ResponseCode.PULL_NOT_FOUND if self.start == 0 else ResponseCode.PULL_OFFSET_MOVED
+            return self._response(code, "NO_MESSAGE_IN_QUEUE", 0)
+        if at < low:
+            return self._response(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", low)
+        if at > high:
+            return self._response(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", high)
+        if at == high and at == self.start:
+            return self._response(ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", at)
+        found, self.at = queue.read(at, self.count, MAX_BYTES, MIN_SCAN, self.codes)
+        if found:
+            return self._response(ResponseCode.SUCCESS, "FOUND", self.at, b"".join(found))
+        return self._response(ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", self.at)
+
+    def _response(self, code: ResponseCode, remark: str, next_offset: int, body: bytes = b"") -> RemotingCommand:
+        header = PullMessageResponseHeader(
+            suggestWhichBrokerId=0,
+            nextBeginOffset=next_offset,
+            minOffset=self.queue.min_offset,
+            maxOffset=self.queue.max_offset,
+            topicSysFlag=self.topic_sys_flag,
+            groupSysFlag=0,
+        )
+        return make_response(self.command, code, remark, {**to_ext(header)}, body)
+
+
+class HeldPulls:
+    """Pulls that wait for messages. ``reply`` writes a response to a connection."""
+
+    def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
+        self._reply = reply
+        self._by_queue: dict[Queue, list[_Pull]] = {}
+        self._by_connection: dict[Connection, set[_Pull]] = {}
+        self._arrived: set[Queue] = set()
+        self._wake_handle: asyncio.Handle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_queue.values()))
+
+    def hold(self, pull: _Pull, timeout_ms: int) -> bool:
+        """False where the connection holds as many as it may."""
+        own = self._by_connection.setdefault(pull.connection, set())
+        if len(own) >= MAX_HELD_PER_CONNECTION or pull.connection.closed:
+            return False
+        own.add(pull)
+        self._by_queue.setdefault(pull.queue, []).append(pull)
+        pull.queue.waiting += 1
+        delay = min(timeout_ms, MAX_SUSPEND_MS) / 1000
+        pull.timer = asyncio.get_running_loop().call_later(delay, self._expired, pull)
+        return True
+
+    def arrived(self, queue: Queue) -> None:
+        self._arrived.add(queue)
+        if self._wake_handle is None:
+            self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
+
+    def disconnected(self, connection: Connection) -> None:
+        for pull in self._by_connection.pop(connection, ()):
+            self._forget(pull)
+
+    def close(self) -> None:
+        """Forgets all that is held, unanswered."""
+        for connection in list(self._by_connection):
+            self.disconnected(connection)
+        if self._wake_handle is not None:
+            self._wake_handle.cancel()
+            self._wake_handle = None
+        self._arrived.clear()
+
+    def _wake(self) -> None:
+        self._wake_handle = None
+        queues, self._arrived = self._arrived, set()
+        for queue in queues:
+            for pull in list(self._by_queue.get(queue, ())):
+                if pull.connection.congested:
+                    continue
+                response = pull.answer()
+                if response.code not in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY):
+                    self._end(pull, response)
+
+    def _expired(self, pull: _Pull) -> None:
+        self._end(pull, pull.answer())
+
+    def _end(self, pull: _Pull, response: RemotingCommand) -> None:
+        self._by_connection.get(pull.connection, set()).discard(pull)
+        self._forget(pull)
+        if not pull.connection.congested:
+            self._reply(pull.connection, pull.command, response)
+
+    def _forget(self, pull: _Pull) -> None:
+        if pull.timer is not None:
+            pull.timer.cancel()
+            pull.timer = None
+        pull.queue.waiting -= 1
+        pulls = self._by_queue[pull.queue]
+        pulls.remove(pull)
+        if not pulls:
+            del self._by_queue[pull.queue]
+
+
+class PullMessageProcessor:
+    def __init__(self, state: BrokerState, held: HeldPulls) -> None:
+        self._state = state
+        self._held = held
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        header = header_of(PullMessageRequestHeader, command)
+        state = self._state
+        state.use_group(header.consumerGroup)
+        topic = state.topics.for_read(header.topic, header.queueId, connection.remote)
+        codes = self._codes(header)
+        pull = _Pull(connection, command, header, topic.queue(header.queueId), codes)
+        pull.topic_sys_flag = topic.config.topic_sys_flag
+        response = pull.answer()
+        if header.sysFlag & _COMMIT_OFFSET:
+            state.commit(header.consumerGroup, header.topic, header.queueId, header.commitOffset)
+        if (
+            response.code == ResponseCode.PULL_NOT_FOUND
+            and header.sysFlag & _SUSPEND
+            and header.suspendTimeoutMillis > 0
+            and not command.is_oneway
+            and self._held.hold(pull, header.suspendTimeoutMillis)
+        ):
+            return None
+        return response
+
+    def _codes(self, header: PullMessageRequestHeader) -> Codes:
+        """Hash codes of the tags wanted, as consume queues hold them; None for every message. Raises Refused (1, 23-25)."""
+        if header.sysFlag & _SUBSCRIPTION:
+            expression, kind = header.subscription or "", header.expressionType or "TAG"
+        else:
+            expression, kind = self._group_subscription(header)
+        if kind != "TAG":
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind[:60]}", {}
+            )
+        if expression in ("", "*"):
+            return None
+        if not expression.replace("||", ""):
+            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {})
+        return frozenset(tag_code(tag.strip()) for tag in expression.split("||") if tag.strip())
+
+    def _group_subscription(self, header: PullMessageRequestHeader) -> tuple[str, str]:
+        group = self._state.clients.consumers.get(header.consumerGroup)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}", {})
+        subscription = group.subscriptions.get(header.topic)
+        if subscription is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist\n{FAQ}", {})
+        if subscription.sub_version < header.subVersion:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest", {})
+        return subscription.sub_string, subscription.expression_type or "TAG"

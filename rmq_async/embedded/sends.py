@@ -1,0 +1,284 @@
+"""SEND_MESSAGE (10, 310, 320): the checks of a broker, its additions to the message, and the answer (``SendMessageProcessor``).
+
+The one hot request of the server, so a JSON send has a path of its own (``fast``): header straight into its Struct, answer
+from a template. Measured on one core, 128-byte message: 7 us from frame to answer, against 17 us over dicts and Commands.
+Both ways meet in ``_put``, and what is refused goes the general way.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rmq_protocol.batch import decode_batch
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import (
+    MAX_BODY_SIZE,
+    MAX_PROPERTIES_SIZE,
+    MAX_TOPIC_LENGTH,
+    ONEWAY_FLAG,
+    RESPONSE_FLAG,
+    RETRY_TOPIC_PREFIX,
+    TRANSACTION_MASK,
+    VERSION,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+)
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.frame import Frame
+from rmq_protocol.headers import (
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+    send_header_v2,
+    to_ext,
+)
+from rmq_protocol.ids import pack_host, pack_offset_id, pack_unique_id, unique_id_prefix
+from rmq_protocol.properties import decode_properties, properties_text
+from rmq_protocol.stored import encode_stored
+
+from .pulls import HeldPulls
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import CLUSTER, REGION, BrokerState
+from .store import tag_code
+from .topics import Topic, describe
+
+__all__ = ["SendFrame", "SendMessageProcessor", "decode_send"]
+
+_ADDED: Final = {"CLUSTER": CLUSTER, "MSG_REGION": REGION, "TRACE_ON": "true"}
+_ADDED_TEXT: Final = properties_text(_ADDED)
+_REPLY_FIELDS: Final = {"TRACE_ON": "true", "MSG_REGION": REGION}
+_DELAYS: Final = frozenset({"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+_NOT_PLAIN: Final = frozenset({*_ADDED, *_DELAYS, "TRAN_MSG", "DELAY", "POP_CK"})
+_TRANSACTION: Final = int(TRANSACTION_MASK)
+_COMMITTED: Final = int(SysFlag.TRANSACTION_COMMIT)
+_MULTI_TAGS: Final = int(SysFlag.MULTI_TAGS)
+_ILLEGAL: Final = (
+    "the message is illegal, maybe msg body or properties length not matched. "
+    f"msg body length limit {MAX_BODY_SIZE}B, msg properties length limit 32KB."
+)
+_WORDS = struct.Struct(">II").pack
+_REPLY_MIDDLE: Final = f'"TRACE_ON":"true","MSG_REGION":"{REGION}","queueOffset":"'
+_REPLY_END: Final = f',"flag":{RESPONSE_FLAG},"language":"PYTHON","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+_quote = msgspec.json.Encoder().encode
+
+
+class SendFrame(msgspec.Struct, gc=False):
+    """The JSON header of a send in the one-letter form."""
+
+    code: int
+    extFields: SendMessageRequestHeaderV2  # noqa: N815 - the member's name on the wire
+    opaque: int = 0
+    flag: int = 0
+
+
+decode_send = msgspec.json.Decoder(SendFrame, strict=False).decode
+_FAST_CODES: Final = frozenset({int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})
+
+
+class _Stored(NamedTuple):
+    queue_id: int
+    queue_offset: int
+    msg_id: str
+    transaction_id: str | None
+
+
+class SendMessageProcessor:
+    def __init__(self, state: BrokerState, held: HeldPulls) -> None:
+        self._state = state
+        self._held = held
+        self._id_prefix = ""
+        self._unique_prefix = ""
+        self._made = 0
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_BATCH_MESSAGE: self.send,
+        }
+
+    def listening(self) -> None:
+        """The broker's address is known."""
+        address = self._state.address
+        self._id_prefix = pack_offset_id(address, 0)[:-16]
+        self._unique_prefix = unique_id_prefix(pack_host(address)[0], 0, pack_host(address)[1])
+
+    def fast(self, connection: Connection, frame: Frame) -> tuple[int, bytes | None] | None:
+        """Serves a well-formed JSON send: its code and answer (None when one-way). None where the general way must decide."""
+        try:
+            request = decode_send(frame.header)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None
+        opaque, flag = request.opaque, request.flag
+        if request.code not in _FAST_CODES or flag & RESPONSE_FLAG or not -0x80000000 <= opaque <= 0x7FFFFFFF:
+            return None
+        try:
+            stored = self._put(connection, request.extFields, frame.body)
+        except (Refused, ProtocolError):
+            return None
+        return request.code, None if flag & ONEWAY_FLAG else _reply(opaque, stored)
+
+    def send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        if command.code == RequestCode.SEND_MESSAGE:
+            header = send_header_v2(header_of(SendMessageRequestHeader, command))
+        else:
+            header = header_of(SendMessageRequestHeaderV2, command)
+        try:
+            stored = self._put(connection, header, command.body)
+        except Refused as refusal:
+            raise Refused(refusal.code, refusal.remark, dict(_REPLY_FIELDS)) from None
+        reply = SendMessageResponseHeader(
+            msgId=stored.msg_id,
+            queueId=stored.queue_id,
+            queueOffset=stored.queue_offset,
+            transactionId=stored.transaction_id,
+        )
+        return make_response(command, ResponseCode.SUCCESS, None, {**to_ext(reply), **_REPLY_FIELDS})
+
+    def _put(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> _Stored:
+        """Stores what a send holds. Raises Refused or ProtocolError, and then nothing is stored."""
+        topics = self._state.topics
+        topic = topics.get(header.b) or topics.for_send(header.b, header.c, header.d)
+        config = topic.config
+        queue_id = header.e
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            queue_id = self._wrong_queue(connection, topic, queue_id)
+        if queue_id < 0:
+            if config.write_queue_nums <= 0:
+                self._wrong_queue(connection, topic, queue_id)
+            queue_id = random.randrange(config.write_queue_nums)
+        if header.m:
+            return self._put_batch(connection, header, topic, queue_id, body)
+        if not 0 < len(body) <= MAX_BODY_SIZE:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+        text = header.i or ""
+        properties = decode_properties(text)
+        sys_flag = header.f
+        if sys_flag & _TRANSACTION or not _NOT_PLAIN.isdisjoint(properties):
+            text = self._not_plain(sys_flag, properties)
+        elif text.count("\x02") != len(properties) or not text.endswith("\x02"):
+            text = properties_text(properties)
+        unique_id = properties.get("UNIQ_KEY")
+        if unique_id is None:
+            unique_id = self._unique_id()
+            text += f"UNIQ_KEY\x01{unique_id}\x02"
+        if config.topic_filter_type == "MULTI_TAG":
+            sys_flag |= _MULTI_TAGS
+        encoded = _utf8(text + _ADDED_TEXT)
+        if len(encoded) > MAX_PROPERTIES_SIZE:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+        offset, position = self._append(
+            connection, header, topic, queue_id, (body, encoded, header.h, sys_flag), properties.get("TAGS")
+        )
+        return _Stored(queue_id, offset, f"{self._id_prefix}{position:016X}", unique_id)
+
+    def _put_batch(
+        self, connection: Connection, header: SendMessageRequestHeaderV2, topic: Topic, queue_id: int, body: bytes
+    ) -> _Stored:
+        """Each message of a batch is a record of its own; brokers add nothing to their properties."""
+        name = header.b
+        if name.startswith(RETRY_TOPIC_PREFIX):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {name}")
+        if len(name) > MAX_TOPIC_LENGTH:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"message topic length over 127: {len(name)}")
+        if not body:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+        if len(body) > MAX_BODY_SIZE:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "message body size exceeded")
+        records = decode_batch(body)
+        ids: list[str] = []
+        first = topic.queue(queue_id).max_offset
+        for record in records:
+            tags = decode_properties(record.properties).get("TAGS") if b"TAGS\x01" in record.properties else None
+            content = (record.body, record.properties, record.flag, header.f)
+            _, position = self._append(connection, header, topic, queue_id, content, tags)
+            ids.append(f"{self._id_prefix}{position:016X}")
+        return _Stored(queue_id, first, ",".join(ids), decode_properties(header.i or "").get("UNIQ_KEY"))
+
+    def _append(
+        self,
+        connection: Connection,
+        header: SendMessageRequestHeaderV2,
+        topic: Topic,
+        queue_id: int,
+        content: tuple[bytes, bytes, int, int],
+        tags: str | None,
+    ) -> tuple[int, int]:
+        """Stores one record of (body, properties, flag, sysFlag); returns its queue offset and its place in the log."""
+        body, properties, flag, sys_flag = content
+        log = self._state.log
+        queue = topic.queue(queue_id)
+        offset, position, now = queue.max_offset, log.end, log.now()
+        record = encode_stored(
+            topic=header.b,
+            body=body,
+            properties=properties,
+            queue_id=queue_id,
+            queue_offset=offset,
+            commit_log_offset=position,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_time_ms=header.g,
+            born_host=connection.remote,
+            store_time_ms=now,
+            store_host=self._state.address,
+            reconsume_times=header.j or 0,
+        )
+        log.append(queue, record, tag_code(tags) if tags else 0, now)
+        if queue.waiting:
+            self._held.arrived(queue)
+        return offset, position
+
+    def _not_plain(self, sys_flag: int, properties: dict[str, str]) -> str:
+        """The properties text of a message that asks for more than storing, or already went through a broker."""
+        state = sys_flag & _TRANSACTION
+        if properties.get("TRAN_MSG", "").lower() == "true" or state not in (0, _COMMITTED):
+            raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
+        if not _DELAYS.isdisjoint(properties) or properties.get("DELAY", "0") != "0":
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "this broker does not deliver delayed messages")
+        for name in (*_ADDED, "POP_CK"):
+            properties.pop(name, None)
+        return properties_text(properties)
+
+    def _wrong_queue(self, connection: Connection, topic: Topic, queue_id: int) -> int:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"request queueId[{queue_id}] is illegal, {describe(topic.config)} Producer: {connection.remote}",
+        )
+
+    def _unique_id(self) -> str:
+        """For a message whose client gave none."""
+        now = self._state.log.now()
+        local = datetime.fromtimestamp(now / 1000).astimezone()
+        month = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        self._made += 1
+        return pack_unique_id(self._unique_prefix, now - round(month.timestamp() * 1000), self._made)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the properties have no UTF-8 form: {error.reason}") from None
+
+
+def _reply(opaque: int, stored: _Stored) -> bytes:
+    """The frame that answers a stored send; ``SendMessageProcessor.send`` makes the same from Structs."""
+    queue_id, offset, msg_id, transaction_id = stored
+    transaction = ""
+    if transaction_id is not None:
+        plain = transaction_id.isascii() and transaction_id.isalnum()
+        quoted = f'"{transaction_id}"' if plain else _quote(transaction_id).decode()
+        transaction = f'"transactionId":{quoted},'
+    header = (
+        f'{{"code":0,"extFields":{{"queueId":"{queue_id}",{transaction}"msgId":"{msg_id}",{_REPLY_MIDDLE}{offset}"}}'
+        f',"opaque":{opaque}{_REPLY_END}'
+    ).encode()
+    return _WORDS(len(header) + 4, len(header)) + header

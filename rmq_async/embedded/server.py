@@ -1,0 +1,344 @@
+"""The network side of an embedded server: one listening socket, its connections, and the bounds that keep a bad peer small.
+
+What it must stand: any number of clients of which any may send garbage, half a frame, one byte a second, or never read its
+answers, while the others are served. So nothing is kept for a length that was only announced (FrameDecoder), the bytes of
+unfinished frames are bounded over all connections together (the largest holder goes), a connection whose write buffer is
+full is neither read nor served until it drains, and one that does nothing for ``IDLE_TIMEOUT`` is closed.
+
+The answers of one read leave in one write, cut at ``FLUSH_SIZE``: measured on this protocol, a write per answer costs as
+much as serving the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, cast
+
+from rmq_protocol.constants import MAX_FRAME_SIZE
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.frame import Frame, FrameDecoder
+
+from .faults import Gate
+
+__all__ = ["Connection", "Listener", "Service"]
+
+logger = logging.getLogger("rmq_async.embedded")
+
+MAX_CONNECTIONS: Final = 4096
+MAX_UNFINISHED: Final = 64 * 1024 * 1024
+"""Bytes of unfinished frames of all connections together."""
+FLUSH_SIZE: Final = 256 * 1024
+WRITE_HIGH: Final = 1024 * 1024
+WRITE_LOW: Final = 256 * 1024
+IDLE_TIMEOUT: Final = 120.0
+_SCAN_INTERVAL: Final = 5.0
+_CLOSE_GRACE: Final = 0.5
+
+Parts = Sequence[bytes]
+
+
+class Service(Protocol):
+    """What answers the requests of one listener."""
+
+    def serve(self, connection: Connection, frame: Frame) -> Parts | None:
+        """The answer's parts, or None for none (now). A ProtocolError closes the connection; nothing else leaves."""
+
+    def disconnected(self, connection: Connection) -> None:
+        """Called once for each connection that was made."""
+
+
+class Connection(asyncio.Protocol):
+    """One client. ``remote``: its "ip:port". ``local_ip``: the address it came to. ``unfinished``: bytes of a frame so far."""
+
+    __slots__ = (
+        "_decoder",
+        "_frames",
+        "_listener",
+        "_paused",
+        "_service",
+        "_transport",
+        "last_active",
+        "local_ip",
+        "remote",
+        "unfinished",
+    )
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._service = listener.service
+        self._decoder = FrameDecoder(MAX_FRAME_SIZE)
+        self._frames: deque[Frame] = deque()
+        self._paused = False
+        self._transport: asyncio.Transport | None = None
+        self.remote = self.local_ip = ""
+        self.last_active = 0.0
+        self.unfinished = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    @property
+    def congested(self) -> bool:
+        """The peer does not read what it asked for."""
+        return self._paused
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
+        transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
+        ip, port = _endpoint(transport.get_extra_info("peername"))
+        self.remote = _text(ip, port)
+        self.local_ip = str(_endpoint(transport.get_extra_info("sockname"))[0])
+        self.last_active = self._listener.now()
+        self._listener.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._frames.clear()
+        self._listener.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        listener = self._listener
+        self.last_active = listener.now()
+        try:
+            frames = self._decoder.feed(data)
+        except ProtocolError as error:
+            self.refuse(error)
+            return
+        pending = self._decoder.pending
+        if pending != self.unfinished:
+            listener.count_unfinished(self, pending)
+        if frames:
+            self._frames.extend(frames)
+            self.work()
+        if self._decoder.error is not None:
+            self.refuse(self._decoder.error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._read(False)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.last_active = self._listener.now()
+        if not self._listener.gate.stalled:
+            self._read(True)
+            self.work()
+
+    def work(self) -> None:
+        """Serves the frames that have arrived, as far as the peer takes the answers."""
+        frames, serve, gate = self._frames, self._service.serve, self._listener.gate
+        out: list[bytes] = []
+        size = 0
+        while frames and not self._paused and not gate.stalled:
+            try:
+                parts = serve(self, frames.popleft())
+            except ProtocolError as error:
+                self.send(out)
+                self.refuse(error)
+                return
+            if parts is not None:
+                out += parts
+                size += len(parts[0]) + len(parts[-1])
+                if size >= FLUSH_SIZE:
+                    self.send(out)
+                    out, size = [], 0
+        self.send(out)
+
+    def send(self, parts: Parts) -> None:
+        """Writes the parts of whole frames, or hands them to the listener's gate."""
+        if not parts:
+            return
+        if self._listener.gate.open:
+            self._write(parts)
+        else:
+            self._listener.gate.hold(self._write, parts)
+
+    def _write(self, parts: Parts) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.last_active = self._listener.now()
+        if sum(map(len, parts)) <= FLUSH_SIZE:
+            transport.write(b"".join(parts))
+        else:
+            for part in parts:  # not writelines: asyncio of Python 3.12 and 3.13.0 does not call pause_writing there
+                transport.write(part)
+
+    def stall(self, stalled: bool) -> None:
+        self._read(not stalled and not self._paused)
+        if not stalled:
+            self.work()
+
+    def _read(self, on: bool) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            if on:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def refuse(self, error: Exception) -> None:
+        """Closes the connection because of what the peer sent; answers already made still leave."""
+        logger.info("%s: connection of %s closed: %s", self._listener.name, self.remote, error)
+        self._listener.refused += 1
+        self._frames.clear()
+        self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes at once; what was not written yet is dropped."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Listener:
+    """One listening socket. ``accepted`` and ``refused`` count connections: made, and closed for what they sent."""
+
+    def __init__(self, name: str, service: Service) -> None:
+        self.name = name
+        self.service = service
+        self.gate = Gate()
+        self.connections: set[Connection] = set()
+        self.accepted = 0
+        self.refused = 0
+        self.host = ""
+        self.port = 0
+        self._unfinished = 0
+        self._server: asyncio.Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scan: asyncio.TimerHandle | None = None
+        self._gone: asyncio.Future[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._server is not None
+
+    @property
+    def any_host(self) -> bool:
+        """Bound to every address of the machine."""
+        return bool(self.host) and ipaddress.ip_address(self.host).is_unspecified
+
+    def now(self) -> float:
+        return self._loop.time() if self._loop is not None else 0.0
+
+    def address(self, connection: Connection | None = None) -> str:
+        """ "ip:port" to reach this server at: where it is bound to every address, the one by which ``connection`` came."""
+        host = self.host
+        if self.any_host:
+            own = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
+            host = connection.local_ip if connection is not None else own
+        return _text(ipaddress.ip_address(host), self.port)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        try:
+            ip = str(ipaddress.ip_address(host))
+        except ValueError:  # a name: one address of it, so that port 0 means one port
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            ip = str(min(infos, key=lambda info: info[0] != socket.AF_INET)[4][0])
+        self._loop = loop
+        server = await loop.create_server(lambda: Connection(self), ip, port)
+        name = server.sockets[0].getsockname()
+        self._server, self.host, self.port = server, name[0], name[1]
+        self._scan = loop.call_later(_SCAN_INTERVAL, self._scan_idle)
+
+    async def stop(self) -> None:
+        """Closes the socket and every connection; answers already written get half a second to leave."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if self._scan is not None:
+            self._scan.cancel()
+            self._scan = None
+        self.gate.close()
+        server.close()
+        for connection in list(self.connections):
+            connection.close()
+        await self._all_gone(_CLOSE_GRACE)
+        for connection in list(self.connections):
+            connection.abort()
+        await self._all_gone(None)
+        await server.wait_closed()
+
+    async def _all_gone(self, timeout: float | None) -> None:
+        if self.connections:
+            self._gone = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone, timeout)
+            self._gone = None
+
+    def add(self, connection: Connection) -> None:
+        if self._server is None or len(self.connections) >= MAX_CONNECTIONS:
+            self.refused += 1
+            connection.abort()
+        self.accepted += 1
+        self.connections.add(connection)
+        if self.gate.stalled:
+            connection.stall(True)
+
+    def remove(self, connection: Connection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self._unfinished -= connection.unfinished
+            self.service.disconnected(connection)
+            if not self.connections and self._gone is not None and not self._gone.done():
+                self._gone.set_result(None)
+
+    def count_unfinished(self, connection: Connection, size: int) -> None:
+        """``connection`` now holds ``size`` bytes of a frame that is not complete."""
+        self._unfinished += size - connection.unfinished
+        connection.unfinished = size
+        if self._unfinished > MAX_UNFINISHED:
+            largest = max(self.connections, key=lambda each: each.unfinished)
+            logger.warning("%s: too many bytes of unfinished frames, %s goes", self.name, largest.remote)
+            self.refused += 1
+            largest.abort()
+
+    def set_stalled(self, stalled: bool) -> None:
+        self.gate.set_stalled(stalled)
+        for connection in list(self.connections):
+            connection.stall(stalled)
+
+    def drop_connections(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
+
+    def _scan_idle(self) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        if not self.gate.stalled:
+            for connection in list(self.connections):
+                if now - connection.last_active > IDLE_TIMEOUT:
+                    logger.info("%s: connection of %s closed: idle", self.name, connection.remote)
+                    connection.abort()
+        self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
+
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _endpoint(name: Any) -> tuple[_Address, int]:
+    """Address and port out of getpeername/getsockname; a peer that is gone already has none."""
+    if not name:
+        return ipaddress.IPv4Address(0), 0
+    ip = ipaddress.ip_address(name[0].partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped, name[1]
+    return ip, name[1]
+
+
+def _text(ip: _Address, port: int) -> str:
+    return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"

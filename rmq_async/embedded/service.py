@@ -1,0 +1,117 @@
+"""The request side common to name server and broker: one handler per request code, and nothing a peer sends raises out of it.
+
+A handler returns the response, or None when there is none yet (a held pull), or raises ``Refused``. Whatever else goes wrong
+becomes a response with code 1, as in the reference servers, except that a header which is none closes the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import ProtocolError, RemoteProtocolError
+from rmq_protocol.frame import Frame
+from rmq_protocol.headers import REQUEST_HEADERS, Header, from_ext
+
+from .faults import FailureScript
+from .server import Connection, Listener, Parts
+
+__all__ = ["BaseService", "Handler", "Refused", "header_of"]
+
+logger = logging.getLogger("rmq_async.embedded")
+
+Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
+ExtFields = dict[str, str | None]
+
+STORED_WITH_A_FLAW: Final = frozenset(
+    {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT}
+)
+"""Codes that answer a send which was stored all the same."""
+SENDS: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})
+
+H = TypeVar("H", bound=Header)
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
+    """Ends a handler with a response: ``code``, ``remark`` and perhaps extFields."""
+
+    def __init__(self, code: int, remark: str, ext_fields: ExtFields | None = None) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+        self.ext_fields = ext_fields
+
+
+def header_of(cls: type[H], command: RemotingCommand) -> H:
+    """The request's custom header. Raises Refused (1) naming the field that is missing or not readable."""
+    try:
+        return from_ext(cls, command.ext_fields)
+    except RemoteProtocolError as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+
+
+class BaseService:
+    """``requests`` counts by request code what came in, refused and failing requests included."""
+
+    named_failures_only = False
+    """Whether only failures that name the request's code apply here."""
+
+    def __init__(self, name: str, failures: FailureScript) -> None:
+        self.name = name
+        self.listener = Listener(name, self)
+        self.requests: Counter[int] = Counter()
+        self.failures = failures
+        self.handlers: dict[int, Handler] = {}
+
+    def serve(self, connection: Connection, frame: Frame) -> Parts | None:
+        """See ``server.Service``. Raises ProtocolError for a frame whose header is none."""
+        command = decode_command(frame)
+        if command.is_response:
+            return None
+        self.requests[command.code] += 1
+        response = self.respond(connection, command)
+        if response is None or command.is_oneway:
+            return None
+        return self.encode(command, response)
+
+    def respond(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        failure = self.failures.take(command.code, named_only=self.named_failures_only) if self.failures.pending else None
+        flawed = failure in STORED_WITH_A_FLAW and command.code in SENDS
+        if failure is not None and not flawed:
+            return make_response(command, failure, "this request was told to fail")
+        handler = self.handlers.get(command.code)
+        if handler is None:
+            return make_response(
+                command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported"
+            )
+        try:
+            response = handler(connection, command)
+        except Refused as refusal:
+            return make_response(command, refusal.code, refusal.remark, refusal.ext_fields)
+        except ProtocolError as error:
+            return make_response(command, ResponseCode.SYSTEM_ERROR, str(error))
+        except Exception as error:  # one request must not take the others' server down
+            logger.exception("%s: request %d of %s failed", self.name, command.code, connection.remote)
+            return make_response(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        if flawed and response is not None and response.code == ResponseCode.SUCCESS:
+            assert failure is not None
+            response.code = failure
+        return response
+
+    def encode(self, command: RemotingCommand, response: RemotingCommand) -> Parts:
+        """The response's frame; one that cannot be encoded (lone surrogates in a remark) becomes a plain code 1."""
+        try:
+            return encode_command(response)
+        except ProtocolError as error:
+            logger.warning("%s: response to %d: %s", self.name, command.code, error)
+            return encode_command(make_response(command, ResponseCode.SYSTEM_ERROR, "the response cannot be encoded"))
+
+    def disconnected(self, connection: Connection) -> None:
+        """Nothing to forget here."""
+
+
+assert set(REQUEST_HEADERS) >= SENDS

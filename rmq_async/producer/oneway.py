@@ -1,0 +1,135 @@
+"""Paces one-way sends, which a stock broker drops without a word when they wait too long in its queue.
+
+Per broker connection, shared by all producers on it: every window's last message goes as an ordinary request, whose answer
+says that the broker has worked off the window. At most two windows are open; the message that would open a third waits. So
+up to three windows stand in the broker's queue, which drops what waited 200 ms there, and a broker that shares its cores
+pauses for 50 to 100 ms now and then. What keeps the queue short is the size of the windows, led by how long answers take: they
+begin at two messages, since a cold broker spends 50 to 200 ms on the first, and double up to ``STEADY`` while answers are
+good; up to the configured size only while they are fast; slow answers halve them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from rmq_protocol.send_codec import SendReply
+
+from ..errors import BackpressureError
+from ..transport import Connection, wait_until
+
+__all__ = ["OnewayPacing", "WindowReceiver", "pacing_of"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+FIRST_WINDOW: Final = 2
+MAX_OPEN: Final = 2
+STEADY: Final = 640
+FAST: Final = 0.02
+GOOD: Final = 0.05
+SLOW: Final = 0.1
+"""Seconds from a window's last message to its answer; a stock broker drops what waited 0.2 s (``waitTimeMillsInSendQueue``)."""
+
+
+class OnewayPacing:
+    """Windows of one connection. ``errors``: ordinary requests of windows that failed or were refused."""
+
+    __slots__ = ("_halved_at", "_progress", "errors", "open", "sent", "size")
+
+    def __init__(self, window: int) -> None:
+        self.size = min(FIRST_WINDOW, window)
+        self.sent = 0
+        self.open = 0
+        self.errors = 0
+        self._halved_at = 0.0
+        self._progress: asyncio.Future[None] | None = None
+
+    def due(self) -> bool:
+        """Whether the next message is the last of its window."""
+        return self.sent + 1 >= self.size
+
+    def opened(self, window: int) -> None:
+        """The last message of a window has gone."""
+        self.sent = 0
+        self.open += 1
+        self.size = min(self.size, window)
+
+    def closed(self, window: int, opened_at: float, *, answered: bool) -> None:
+        """A window that was ``opened_at`` (monotonic) is worked off, or given up. ``window``: the size it may have at most."""
+        self.open -= 1
+        if answered:
+            self._resize(window, opened_at, monotonic())
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
+    def _resize(self, window: int, opened_at: float, now: float) -> None:
+        seconds = now - opened_at
+        if seconds > SLOW:
+            if opened_at > self._halved_at:  # once for all windows that one pause of the broker held up
+                self._halved_at = now
+                self.size = max(self.size // 2, min(FIRST_WINDOW, window))
+        elif seconds < FAST:
+            self.size = min(self.size * 2, window)
+        elif seconds < GOOD:
+            self.size = min(self.size * 2, STEADY, window)
+        else:
+            self.size = min(self.size, STEADY, window)
+
+    async def wait(self, deadline: float, address: str) -> None:
+        """Until a window closes. Raises BackpressureError at ``deadline`` (monotonic)."""
+        if self._progress is None or self._progress.done():
+            self._progress = asyncio.get_running_loop().create_future()
+        began = monotonic()
+        if not await wait_until(self._progress, deadline):
+            raise BackpressureError(
+                f"{address} did not work off {MAX_OPEN} windows of one-way messages within {monotonic() - began:.3g} s",
+                address=address,
+            )
+
+
+class WindowReceiver:
+    """Takes the answer to a window's ordinary request: counted and logged, never raised or retried."""
+
+    __slots__ = ("_connection", "_done", "_finished", "_opened_at", "_pacing", "_window")
+
+    def __init__(self, pacing: OnewayPacing, window: int, connection: Connection, finished: Callable[[], None]) -> None:
+        self._pacing = pacing
+        self._window = window
+        self._connection = connection
+        self._finished = finished
+        self._opened_at = monotonic()
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, reply: SendReply) -> None:
+        if reply.code not in (0, 10, 11, 12):
+            self._count(f"code {reply.code}: {reply.remark}")
+        self._end(True)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._count(str(error))
+        self._end(False)
+
+    def _count(self, why: str) -> None:
+        self._pacing.errors += 1
+        if self._pacing.errors & (self._pacing.errors - 1) == 0:
+            address, count = self._connection.address, self._pacing.errors
+            logger.warning("%s: %d windows of one-way messages ended with an error, the last: %.300r", address, count, why)
+
+    def _end(self, answered: bool) -> None:
+        self._done = True
+        self._pacing.closed(self._window, self._opened_at, answered=answered)
+        self._finished()
+
+
+def pacing_of(connection: Connection, window: int) -> OnewayPacing:
+    """The connection's pacing, made on first use."""
+    pacing = connection.pacing
+    if not isinstance(pacing, OnewayPacing):
+        connection.pacing = pacing = OnewayPacing(window)
+    return pacing

@@ -1,0 +1,82 @@
+"""Calls that must leave in the order they were made line up here while one of them waits: for a credit, a route, a connection.
+
+A call joins the line of its topic at once, when it is made, and has its queue chosen there. It then goes over to the line of its
+broker's address, so that a broker that cannot be reached holds up nobody but those who want to go there. Whoever finds a
+line empty passes without waiting; passing the turn on is O(1), whoever has given up is stepped over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ..errors import BackpressureError, RocketMQError
+from ..transport import wait_until
+
+__all__ = ["Line", "Place"]
+
+
+class Line:
+    """First come, first served; the first of the line is the one whose turn it is."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self) -> None:
+        self._places: deque[Place] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Places taken, that of the call whose turn it is included."""
+        return len(self._places)
+
+    def join(self) -> Place:
+        place = Place(self)
+        self._places.append(place)
+        return place
+
+    def fail(self, error: Callable[[], RocketMQError]) -> None:
+        """Ends the wait of everybody but the first, with an error for each."""
+        for place in self._places:
+            if place.waits is not None and not place.waits.done():
+                place.waits.set_exception(error())
+
+    def is_first(self, place: Place) -> bool:
+        return self._places[0] is place
+
+    def advance(self) -> None:
+        """Somebody left: if it was the first, the next one who is still there has its turn."""
+        places = self._places
+        while places and places[0].left:
+            places.popleft()
+        if places and (waits := places[0].waits) is not None and not waits.done():
+            waits.set_result(None)
+
+
+class Place:
+    """One call's place. ``left``: it is not needed any more. ``waits``: resolved when its turn has come."""
+
+    __slots__ = ("_line", "left", "waits")
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.left = False
+        self.waits: asyncio.Future[None] | None = None
+
+    async def turn(self, deadline: float) -> None:
+        """Waits for those who came before. Raises BackpressureError at ``deadline`` (monotonic)."""
+        if self._line.is_first(self):
+            return
+        self.waits = asyncio.get_running_loop().create_future()
+        try:
+            if not await wait_until(self.waits, deadline):
+                raise BackpressureError("earlier sends in the same order did not get away in time")
+            self.waits.result()
+        finally:
+            if not self.waits.cancel() and not self.waits.cancelled():
+                self.waits.exception()  # seen, also by a call that was cancelled meanwhile
+
+    def leave(self) -> None:
+        if not self.left:
+            self.left = True
+            self._line.advance()

@@ -1,0 +1,525 @@
+"""The producer's public face: life cycle, and the ways to send.
+
+``send`` holds the hot path of the library. While nothing fails it takes a credit, picks the next queue of a cached route, fills a
+header template, enters one future into the connection's table and reads the reply from it: no Task and no timer.
+Everything else (no route yet, no connection, a failed attempt) leaves that path for ``SendCall``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+import weakref
+from asyncio import get_running_loop
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from threading import get_ident
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, cast
+
+from rmq_protocol.constants import DEFAULT_PRODUCER_GROUP
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.message import NO_KEYS, Message, MessageQueue
+from rmq_protocol.properties import message_properties
+from rmq_protocol.send_codec import SendReply
+from rmq_protocol.validation import check_group, check_topic
+
+from ..client.instance import ClientInstance
+from ..config import ClientConfig, ProducerConfig, split_options
+from ..errors import ClientStateError, ConfigError, RequestTimeoutError, WrongLoopError
+from ..results import BatchSendResult, SendResult
+from ..transport import check_not_forked, generation
+from .call import ReadReply, Result, SendCall
+from .credits import Epoch, finished
+from .deferred import DeferredSend, check_callback
+from .lanes import Lane, Target
+from .outgoing import Outgoing
+from .replies import stored, stored_batch, stored_message
+from .selectors import Selector, Wish, checked_wish, wish_of
+from .sender import SEND, Sender
+
+__all__ = ["Producer", "ProducerState"]
+
+_FOR_EVER: Final = 10 * 365 * 86400.0
+
+
+class ProducerState(Enum):
+    NEW = "not started"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Producer:
+    """Sends messages to the topics of one cluster, as one producer group.
+
+    ``namesrv``: "host:port;host:port" or a sequence; default: the environment's NAMESRV_ADDR. ``client`` and ``config`` hold
+    settings; any field of ClientConfig or ProducerConfig may be given as a keyword instead (an unknown one is a TypeError).
+    Nothing is done before ``start()``, which needs a running loop; the producer then belongs to that loop.
+
+    Producers, consumers and admins with equal client settings share connections, routes and heartbeats.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        client: ClientConfig | None = None,
+        config: ProducerConfig | None = None,
+        **options: Any,
+    ) -> None:
+        check_group(group)
+        if group == DEFAULT_PRODUCER_GROUP:
+            raise ConfigError(f"producer group {group} is reserved, choose a name of your own")
+        self.group = group
+        self.client_config, self.config = split_options("Producer", namesrv, client, options, config, producer=True)
+        self._state = ProducerState.NEW
+        self._instance: ClientInstance | None = None
+        self._sender: Sender = cast(Sender, None)
+        self._loop_runs: Callable[[], bool] = _never
+        self._thread = 0
+        """Together they tell, at half the price of asking for the running loop, that it is the one this was started on."""
+        self._changing: asyncio.Future[None] | None = None
+        """Resolved when a start or a stop that is under way is over."""
+        self._generation = generation()
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.group} {self._state.value}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) is ProducerState.RUNNING and self._generation == generation():
+            warnings.warn(f"{self!r} was dropped without stop()", ResourceWarning, stacklevel=2, source=self)
+
+    # -- life cycle
+
+    async def start(self) -> None:
+        """Joins the shared client instance, registers the group and sends a heartbeat. Starting twice is harmless.
+
+        Raises NameServerError when none is configured or none answers within ``request_timeout``, ConfigError when the group
+        is already registered with the same client settings; nothing is left behind then.
+        """
+        if self._state is ProducerState.RUNNING:
+            self._usable()
+            return
+        if self._state in (ProducerState.STARTING, ProducerState.STOPPING):
+            raise ClientStateError(f"the producer is {self._state.value}")
+        self._state = ProducerState.STARTING
+        self._generation = generation()
+        self._changing = changing = get_running_loop().create_future()
+        try:
+            instance = await ClientInstance.acquire(self.client_config)
+            try:
+                if self._state is not ProducerState.STARTING:
+                    raise ClientStateError(f"producer {self.group} was stopped while it started")
+                instance.register_producer(self.group)
+                self._sender = Sender(self.group, self.config, instance)
+            except BaseException:
+                await instance.release(0)
+                raise
+        except BaseException:
+            self._state = ProducerState.NEW
+            raise
+        finally:
+            changing.set_result(None)
+        self._instance = instance
+        self._loop_runs, self._thread = get_running_loop().is_running, get_ident()
+        self._state = ProducerState.RUNNING
+        _started.add(self)
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Takes no more messages, waits up to ``timeout`` seconds (default ``stop_timeout``) for those accepted, then closes.
+
+        What is unanswered then fails with ClientStateError. Allowed before ``start()``, during it and more than once; whoever
+        calls while it stops waits for that. The producer can be started anew.
+        """
+        if self._state in (ProducerState.STARTING, ProducerState.STOPPING):
+            check_not_forked(self._generation)
+            changing = cast(asyncio.Future[None], self._changing)
+            if changing.get_loop() is not get_running_loop():
+                self._wrong_loop()
+            self._state = ProducerState.STOPPING
+            await asyncio.wait([changing])
+            return
+        if self._state is not ProducerState.RUNNING:
+            return
+        self._usable()
+        instance = self._instance
+        assert instance is not None
+        self._state = ProducerState.STOPPING
+        self._changing = changing = get_running_loop().create_future()
+        self._loop_runs = _never
+        budget = self.config.stop_timeout if timeout is None else timeout
+        deadline = monotonic() + budget
+        try:
+            await self._sender.close(budget)
+        except BaseException:
+            deadline = monotonic()
+            raise
+        finally:
+            try:
+                await instance.unregister_producer(self.group, max(0.0, deadline - monotonic()))
+            finally:
+                self._instance = None
+                try:
+                    await instance.release(max(0.0, deadline - monotonic()))
+                finally:
+                    self._state = ProducerState.STOPPED
+                    changing.set_result(None)
+
+    aclose = stop
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- sending
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Sends one message and returns when a broker has stored it; retries on other brokers within ``timeout`` seconds.
+
+        ``timeout`` (default: the producer's) is the budget of the whole call. With ``queue``, ``selector`` or ``key`` (or a
+        sharding key in the message) the queue is chosen once, there is one attempt, and frames leave in call order.
+
+        Raises InvalidMessageError before anything is sent; BackpressureError when no credit becomes free; TopicNotFoundError,
+        NameServerError, BrokerNotFoundError when there is nowhere to send to; one attempt's own error (BrokerError,
+        RequestTimeoutError, ConnectError, ConnectionLostError) or, after several, SendError with all of them. Their
+        ``maybe_stored`` says whether the message may be stored all the same. The same holds for a call that is cancelled.
+        """
+        # The hot path, for messages that say nothing but topic and body: what ``_send`` does, in one piece.
+        if not self._loop_runs() or get_ident() != self._thread:
+            self._refuse()
+        sender = self._sender
+        if (
+            message.__class__ is not Message
+            or message.keys is not NO_KEYS
+            or queue is not None
+            or selector is not None
+            or key is not None
+            or timeout is not None
+            or message.body.__class__ is not bytes
+            or not 0 < len(message.body) < sender.plain_below
+            or not message.wait_store
+        ):
+            return await self._send(sender, message, queue, selector, key, timeout)
+        started = monotonic()
+        deadline = started + sender.timeout
+        topic = message.topic
+        lane = sender.lanes.get(topic) if topic.__class__ is str else None
+        if lane is None:
+            sender.encoder.check(message)
+        body = message.body
+        size = len(body)
+        credit = sender.credits
+        epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
+        try:
+            if lane is None:
+                lane = await sender.lane(topic, deadline)
+            target = lane.next()
+            connection = sender.connections.get(target.address)
+            if connection is None:
+                outgoing = sender.encoder.encode(message)
+                return await sender.finish(None, outgoing, lane, target, stored_message, started, deadline, sender.retries)
+            ids = sender.ids
+            unique_id = ids.next()
+            future: asyncio.Future[SendReply] = sender.create_future()
+            first_deadline = sender.first_deadline(deadline, sender.retries) if lane.several else deadline
+            pending = connection.start_send(
+                target.single, ids.born_ms, unique_id, None, body, 0, 0, future,
+                first_deadline, deadline, SEND, sender, sender.window,
+            )  # fmt: skip
+            error: RocketMQError | None = None
+            reply: SendReply | None = None
+            try:
+                reply = await future
+            except RocketMQError as failure:
+                error = failure
+            except BaseException:
+                connection.forget(pending.opaque)
+                raise
+            else:
+                result = stored(reply, unique_id, target, 1)
+                if result is not None:
+                    return result
+            outgoing = Outgoing(message.topic, unique_id, message_properties(message, unique_id), body)
+            call = SendCall(sender, outgoing, lane, stored_message, deadline=deadline, started=started, retries=sender.retries)
+            call.adopt(target, connection, pending, started, error, reply)
+            return await call.run()
+        finally:
+            credit.give_back(epoch, 1, size)
+
+    async def _send(
+        self,
+        sender: Sender,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        key: Any,
+        timeout: float | None,
+    ) -> SendResult:
+        started = monotonic()
+        deadline = started + (sender.timeout if timeout is None else _checked_timeout(timeout))
+        encoder = sender.encoder
+        encoder.check(message)
+        outgoing = encoder.encode(message)
+        size = len(message.body)
+        if queue is not None or selector is not None or key is not None or message.sharding_key is not None:
+            wish = checked_wish(message.topic, queue, selector, message.sharding_key if key is None else key)
+            return await self._in_order(sender, outgoing, message, wish, 1, size, stored_message, started, deadline)
+        credit, retries = sender.credits, sender.retries
+        epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
+        try:
+            if size >= encoder.compress_over:
+                outgoing = await sender.compressed(outgoing)
+            lane = sender.lanes.get(message.topic) or await sender.lane(message.topic, deadline)
+            target = lane.next()
+            begun = sender.begin(outgoing, lane, target, started, deadline, retries)
+            return await sender.finish(begun, outgoing, lane, target, stored_message, started, deadline, retries)
+        finally:
+            credit.give_back(epoch, 1, size)
+
+    async def _in_order(
+        self,
+        sender: Sender,
+        outgoing: Outgoing,
+        message: Message | None,
+        wish: Wish,
+        number: int,
+        size: int,
+        read: ReadReply[Result],
+        started: float,
+        deadline: float,
+    ) -> Result:
+        """One queue, chosen once. Whatever has to be waited for is waited for in call order. ``message``: None for a batch."""
+        credit = sender.credits
+        epoch: Epoch | None = None
+        place = sender.line(outgoing.topic).join()
+        try:
+            try:
+                await place.turn(deadline)
+                epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
+                outgoing, lane, target = await self._aim(sender, outgoing, message, wish, deadline)
+                place = sender.onward(place, target)
+                failed = await sender.connect_in_order(place, target, deadline)
+                retries = self._retries(target)
+                begun = sender.begin(outgoing, lane, target, started, deadline, retries, target) if failed is None else None
+            finally:
+                place.leave()
+            return await sender.finish(begun, outgoing, lane, target, read, started, deadline, retries, target, failed)
+        finally:
+            if epoch is not None:
+                credit.give_back(epoch, number, size)
+
+    async def send_async(
+        self,
+        message: Message,
+        *,
+        on_success: Callable[[SendResult], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """Accepts one message and returns a future of its result.
+
+        Waits for a credit, the route and the connection, nothing else. Exactly one of ``on_success(result)`` and
+        ``on_error(error)`` is called, once, on the loop, before anything that awaits the future resumes, also when the producer
+        stops. They are plain functions; one that raises is reported to the loop's exception handler. Cancelling the future
+        frees its place and calls ``on_error(CancelledError())``; the message may be stored all the same.
+
+        What this call itself raises (InvalidMessageError, BackpressureError, no route) is raised here and goes to no callback.
+        """
+        sender = self._usable()
+        check_callback("on_success", on_success)
+        check_callback("on_error", on_error)
+        started = monotonic()
+        deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        sender.encoder.check(message)
+        outgoing = sender.encoder.encode(message)
+        size = len(message.body)
+        wish = wish_of(message, queue, selector, key)
+        place = sender.line(message.topic).join() if wish is not None else None
+        try:
+            if place is not None:
+                await place.turn(deadline)
+            credit = sender.credits
+            epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
+            try:
+                outgoing, lane, target = await self._aim(sender, outgoing, message, wish, deadline)
+                if place is None:
+                    retries = self.config.async_retries
+                    failed = await sender.connect_first(lane, target, deadline, retries)
+                else:
+                    retries = self._retries(target)
+                    place = sender.onward(place, target)
+                    failed = await sender.connect_in_order(place, target, deadline)
+            except BaseException:
+                credit.give_back(epoch, 1, size)
+                raise
+            send = DeferredSend(
+                sender, outgoing, lane, target, stored_message, fixed=place is not None, retries=retries, started=started,
+                deadline=deadline, epoch=epoch, number=1, size=size, on_success=on_success, on_error=on_error,
+            )  # fmt: skip
+            send.start(failed)
+        finally:
+            if place is not None:
+                place.leave()
+        return send.future
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Sends one message that no broker confirms; returns when its frame is queued.
+
+        One attempt; connecting to the broker may fail and is then raised. A credit is held until the frame's last byte is in the
+        kernel. Every ``oneway_window`` messages one goes as an ordinary request and at most two of those are unanswered: the call
+        that would be the third waits within ``timeout`` seconds, then raises BackpressureError.
+        """
+        sender = self._usable()
+        deadline = monotonic() + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        sender.encoder.check(message)
+        outgoing = sender.encoder.encode(message)
+        size = len(message.body)
+        wish = wish_of(message, queue, selector, key)
+        place = sender.line(message.topic).join() if wish is not None else None
+        try:
+            if place is not None:
+                await place.turn(deadline)
+            credit = sender.oneway_credits
+            epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
+            try:
+                outgoing, _, target = await self._aim(sender, outgoing, message, wish, deadline)
+                if place is not None:
+                    place = sender.onward(place, target)
+                    await place.turn(deadline)
+                await sender.oneway(outgoing, target, deadline, epoch, size)
+            except BaseException:
+                credit.give_back(epoch, 1, size)
+                raise
+        finally:
+            if place is not None:
+                place.leave()
+
+    async def send_batch(
+        self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
+    ) -> BatchSendResult:
+        """Sends several messages of one topic as one request, which a broker stores as a whole or not at all.
+
+        The messages must agree on ``wait_store`` and have no delay; together they may take ``max_message_size`` bytes encoded.
+        Bodies are not compressed. Raises as ``send`` does.
+        """
+        sender = self._usable()
+        started = monotonic()
+        deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        outgoing, size = sender.encoder.encode_batch(messages)
+        number = len(outgoing.batch_ids or ())
+        if queue is not None:
+            wish = checked_wish(outgoing.topic, queue, None, None)
+            return await self._in_order(sender, outgoing, None, wish, number, size, stored_batch, started, deadline)
+        credit, retries = sender.credits, self.config.retries
+        epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
+        try:
+            lane = sender.lanes.get(outgoing.topic) or await sender.lane(outgoing.topic, deadline)
+            target = lane.next()
+            begun = sender.begin(outgoing, lane, target, started, deadline, retries)
+            return await sender.finish(begun, outgoing, lane, target, stored_batch, started, deadline, retries)
+        finally:
+            credit.give_back(epoch, number, size)
+
+    async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of ``topic`` that can be written to, in the order they are used in. Raises as ``send`` does."""
+        sender = self._usable()
+        check_topic(topic)
+        lane = await sender.lane(topic, monotonic() + self.config.timeout)
+        return lane.queues
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Waits until everything accepted so far is answered or failed; what is accepted meanwhile is not waited for.
+
+        Raises TimeoutError (RequestTimeoutError) after ``timeout`` seconds; None waits as long as the sends' own deadlines allow.
+        """
+        sender = self._usable()
+        deadline = monotonic() + (_checked_timeout(timeout) if timeout is not None else _FOR_EVER)
+        accepted = [*sender.credits.so_far(), *sender.oneway_credits.so_far()]
+        if not await finished(accepted, deadline):
+            unfinished = sender.credits.taken + sender.oneway_credits.taken
+            raise RequestTimeoutError(f"flush: {unfinished} messages are unfinished after {timeout} s")
+
+    # -- inside
+
+    async def _aim(
+        self, sender: Sender, outgoing: Outgoing, message: Message | None, wish: Wish | None, deadline: float
+    ) -> tuple[Outgoing, Lane, Target]:
+        """Compresses if need be, and finds the queue: the one wished for or the next. ``message``: None for a batch."""
+        if message is not None and len(outgoing.body) >= sender.encoder.compress_over:
+            outgoing = await sender.compressed(outgoing)
+        lane = sender.lanes.get(outgoing.topic) or await sender.lane(outgoing.topic, deadline)
+        if wish is None:
+            return outgoing, lane, lane.next()
+        if wish.queue is not None or message is None:
+            return outgoing, lane, lane.target(cast(MessageQueue, wish.queue))
+        return outgoing, lane, await sender.selected(lane, message, wish.selector, wish.key, deadline)
+
+    def _retries(self, fixed: Target | None) -> int:
+        return self.config.retries if fixed is None or self.config.retry_same_queue else 0
+
+    def _usable(self) -> Sender:
+        """The sender of a running producer on its own loop in its own process."""
+        if not self._loop_runs() or get_ident() != self._thread:
+            self._refuse()
+        return self._sender
+
+    def _refuse(self) -> NoReturn:
+        check_not_forked(self._generation)
+        if self._state is not ProducerState.RUNNING:
+            raise ClientStateError(f"producer {self.group} is {self._state.value}")
+        self._wrong_loop()
+
+    def _wrong_loop(self) -> NoReturn:
+        raise WrongLoopError(f"producer {self.group} was started on another event loop; make one per loop")
+
+
+def _never() -> bool:
+    return False
+
+
+_started: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A child shares the parent's sockets and must not use them: from here on each call of its producers is refused."""
+    for producer in list(_started):
+        producer._loop_runs = _never
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _checked_timeout(timeout: float) -> float:
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds, not {timeout!r}")
+    return timeout

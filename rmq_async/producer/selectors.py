@@ -1,0 +1,154 @@
+"""Which queue a message goes to, when the caller wants a say: plain functions of (queues, message, key).
+
+A selector must return one of the queues it is given, at once or from a coroutine, and must not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+from rmq_protocol.message import Message, MessageQueue
+
+from ..client.offsets import check_queue
+from ..errors import RequestTimeoutError, RocketMQError, SelectorError
+
+__all__ = [
+    "Selector",
+    "Wish",
+    "ask",
+    "awaited",
+    "checked_wish",
+    "java_hash",
+    "one_of",
+    "select_at_random",
+    "select_by_hash",
+    "wish_of",
+]
+
+Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
+
+
+class Wish(NamedTuple):
+    """How a caller wants the queue chosen."""
+
+    queue: MessageQueue | None
+    selector: Selector | None
+    key: Any
+
+
+def wish_of(message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any) -> Wish | None:
+    """None where the caller has no say in the queue."""
+    if key is None:
+        key = message.sharding_key
+    if queue is None and selector is None and key is None:
+        return None
+    return checked_wish(message.topic, queue, selector, key)
+
+
+def checked_wish(topic: str, queue: MessageQueue | None, selector: Selector | None, key: Any) -> Wish:
+    """Raises ConfigError for something that is no queue, SelectorError for a queue of another topic than the message's."""
+    if queue is not None:
+        queue = check_queue(queue)
+        if queue.topic != topic:
+            raise SelectorError(
+                f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to {topic}"
+            )
+    return Wish(queue, selector, key)
+
+
+def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
+    """Any queue, evenly (``SelectMessageQueueByRandom``)."""
+    return queues[random.randrange(len(queues))]
+
+
+def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:
+    """The queue Java's ``SelectMessageQueueByHash`` picks for the same ``key``, as long as the queues stay the same.
+
+    ``key``: str, bool or int; an int of 32 bits counts as Java's Integer, else as Long. Raises SelectorError for other types,
+    and where there are no queues.
+    """
+    if not queues:
+        raise SelectorError("there are no queues to choose from")
+    return queues[abs(_remainder(java_hash(key), len(queues)))]
+
+
+def ask(
+    selector: Selector, queues: Sequence[MessageQueue], message: Message, key: object
+) -> MessageQueue | Awaitable[MessageQueue]:
+    """What the selector says. Raises SelectorError when it raises."""
+    try:
+        return selector(queues, message, key)
+    except RocketMQError:
+        raise
+    except Exception as error:
+        raise _raised(selector, error) from error
+
+
+async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadline: float) -> MessageQueue:
+    """What a selector that is a coroutine says in the end; RequestTimeoutError when it says nothing until ``deadline``."""
+    scope = asyncio.timeout(max(0.0, deadline - monotonic()))
+    try:
+        async with scope:
+            return await choosing
+    except RocketMQError:
+        raise
+    except Exception as error:
+        if isinstance(error, TimeoutError) and scope.expired():
+            raise RequestTimeoutError(f"selector {_name(selector)} named no queue in time") from None
+        raise _raised(selector, error) from error
+
+
+def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector) -> MessageQueue:
+    """``chosen``; raises SelectorError when it is not one of ``queues``."""
+    if chosen not in queues:
+        raise SelectorError(f"selector {_name(selector)} returned {chosen!r}, which is not one of the queues it was given")
+    return chosen
+
+
+def _raised(selector: Selector, error: Exception) -> SelectorError:
+    return SelectorError(f"selector {_name(selector)} raised {type(error).__name__}: {error}")
+
+
+def _name(selector: Selector) -> str:
+    return getattr(selector, "__qualname__", None) or repr(selector)
+
+
+def java_hash(key: str | bool | int) -> int:
+    """``hashCode()`` of the Java String, Boolean, Integer or Long with this value: 32 bits, signed."""
+    if isinstance(key, str):
+        return _string_hash(key)
+    if isinstance(key, bool):
+        return 1231 if key else 1237
+    if isinstance(key, int):
+        if -0x80000000 <= key <= 0x7FFFFFFF:
+            return key
+        if -(1 << 63) <= key < 1 << 63:
+            bits = key & 0xFFFFFFFFFFFFFFFF
+            return _signed((bits ^ bits >> 32) & 0xFFFFFFFF)
+        raise SelectorError(f"key {key} does not fit 64 bits")
+    raise SelectorError(f"select_by_hash takes a str, bool or int as key, not {type(key).__name__}")
+
+
+def _string_hash(text: str) -> int:
+    value = 0
+    if text.isascii():
+        for unit in text.encode():
+            value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        units = text.encode("utf-16-be", "surrogatepass")
+        for at in range(0, len(units), 2):
+            value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    return _signed(value)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def _remainder(value: int, count: int) -> int:
+    """Java's ``%``: the sign follows the dividend."""
+    return value % count if value >= 0 else -(-value % count)

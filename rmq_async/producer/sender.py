@@ -1,0 +1,357 @@
+"""What all ways of sending share: lanes, credits, encoder, the submission of one attempt, and the calls that are retrying."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from inspect import isawaitable
+from time import monotonic
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.send_codec import SendReply
+
+from ..client.instance import ClientInstance
+from ..client.route_table import TopicRoute
+from ..client.single_flight import own_copy
+from ..config import ProducerConfig
+from ..errors import (
+    BrokerError,
+    BrokerNotFoundError,
+    ClientStateError,
+    ConnectError,
+    RequestTimeoutError,
+    RocketMQError,
+)
+from ..transport import Connection, Pending, Receiver
+from .call import BACKING_OFF, ReadReply, Result, SendCall, stopped
+from .credits import Credits, Epoch
+from .lanes import Lane, LaneSettings, Target
+from .oneway import MAX_OPEN, WindowReceiver, pacing_of
+from .order import Line, Place
+from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing
+from .policy import attempt_cap
+from .selectors import Selector, ask, awaited, one_of, select_by_hash
+
+__all__ = ["Sender"]
+
+SEND = int(RequestCode.SEND_MESSAGE_V2)
+SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+
+LAST_STEPS: Final = 1.0
+"""Seconds for calls that were ended to give back what they hold."""
+
+T = TypeVar("T")
+
+
+class Begun(msgspec.Struct):
+    """A first attempt under way."""
+
+    connection: Connection
+    future: asyncio.Future[SendReply]
+    pending: Pending
+
+
+class Sender:
+    """Made by ``Producer.start`` for one run of it. ``owner`` marks its entries in the connections' tables."""
+
+    def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
+        self.config = config
+        self.instance = instance
+        self.pool = instance.pool
+        self.connections = instance.pool.open
+        self.encoder = Encoder(config, instance.unique_ids)
+        self.credits = Credits("sends", config.async_limit, config.pending_bytes_limit)
+        self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
+        self.lanes: dict[str, Lane] = {}
+        self.calls: set[SendCall[Any]] = set()
+        self.window = config.broker_window
+        self.timeout, self.retries = config.timeout, config.retries
+        self.ids = instance.unique_ids
+        self.plain_below = min(config.compress_over, config.max_message_size + 1)
+        """Bytes below which a body needs neither to be compressed nor refused."""
+        self._settings = LaneSettings(group, config.create_topic_key, config.default_topic_queues, instance.config.header_type)
+        self._lines: dict[str, Line] = {}
+        self._waits: set[asyncio.Timeout] = set()
+        self.closed = False
+        self.create_future = asyncio.get_running_loop().create_future
+        instance.routes.on_change.append(self._route_changed)
+
+    async def lane(self, topic: str, deadline: float) -> Lane:
+        """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
+        lane = self.lanes.get(topic)
+        if lane is None:
+            remaining = deadline - monotonic()
+            if remaining <= 0:
+                raise RequestTimeoutError(f"send to topic {topic}: the budget was used up before the route was asked for")
+            routes, config = self.instance.routes, self.config
+            route = await self._unless_stopped(
+                routes.get(topic, remaining, create_key=config.create_topic_key, default_queues=config.default_topic_queues)
+            )
+            route = routes.cached(topic) or route  # it may have changed since
+            lane = self.lanes.get(topic)
+            if lane is None or lane.route is not route:
+                lane = self.lanes[topic] = Lane(route, self._settings)
+        return lane
+
+    def lane_now(self, topic: str) -> Lane | None:
+        """The lane of the route that is known at this moment, if it is one that can be sent to."""
+        route = self.instance.routes.cached(topic)
+        lane = self.lanes.get(topic)
+        if route is None or (lane is not None and lane.route is route):
+            return lane
+        try:
+            lane = self.lanes[topic] = Lane(route, self._settings)
+        except BrokerNotFoundError:
+            return None
+        return lane
+
+    def doubt_route(self, topic: str, error: BaseException) -> None:
+        """After an attempt failed: unless the broker merely was too busy, the queues may be elsewhere by now."""
+        if isinstance(error, RocketMQError) and error.retriable and not (isinstance(error, BrokerError) and error.backs_off):
+            self.instance.routes.refresh_soon(topic)
+
+    def begin(
+        self,
+        outgoing: Outgoing,
+        lane: Lane,
+        target: Target,
+        started: float,
+        deadline: float,
+        retries: int,
+        fixed: Target | None = None,
+    ) -> Begun | None:
+        """Puts a first attempt on its way, now; None when there is no connection to the target."""
+        connection = self.connections.get(target.address)
+        if connection is None:
+            return None
+        first_deadline = deadline
+        if lane.several and retries and fixed is None:
+            first_deadline = self.first_deadline(deadline, retries)
+        future: asyncio.Future[SendReply] = self.create_future()
+        return Begun(connection, future, self.submit(connection, target, outgoing, future, first_deadline, deadline))
+
+    async def finish(
+        self,
+        begun: Begun | None,
+        outgoing: Outgoing,
+        lane: Lane,
+        target: Target,
+        read: ReadReply[Result],
+        started: float,
+        deadline: float,
+        retries: int,
+        fixed: Target | None = None,
+        failed: RocketMQError | None = None,
+    ) -> Result:
+        """The result of the call: of the attempt that was begun or, if that failed and policy allows, of further ones.
+
+        ``failed``: why there was no connection to begin on.
+        """
+        error: RocketMQError | None = None
+        reply: SendReply | None = None
+        if begun is not None:
+            try:
+                reply = await begun.future
+            except RocketMQError as failure:
+                error = failure
+            except BaseException:
+                begun.connection.forget(begun.pending.opaque)
+                raise
+            else:
+                result = read(reply, outgoing, target, 1)
+                if result is not None:
+                    return result
+        call = SendCall(self, outgoing, lane, read, deadline=deadline, started=started, retries=retries, fixed=fixed)
+        if begun is not None:
+            call.adopt(target, begun.connection, begun.pending, started, error, reply)
+        elif failed is not None:
+            call.adopt_failed(target, failed, started)
+        else:
+            call.begin_with(target)
+        return await call.run()
+
+    async def connect(self, target: Target, deadline: float) -> RocketMQError | None:
+        """Waits for a connection to the target; returns the failure, which is that of an attempt."""
+        if target.address in self.connections:
+            return None
+        try:
+            await self._unless_stopped(self.pool.connect(target.address, max(0.0, deadline - monotonic())))
+        except ClientStateError:
+            raise
+        except RocketMQError as error:
+            return error
+        return None
+
+    async def connect_first(self, lane: Lane, target: Target, deadline: float, retries: int) -> RocketMQError | None:
+        """``connect`` for a first attempt that is free to go to another broker: within its cap, and at once where it backs off."""
+        if target.address in self.connections:
+            return None
+        if lane.several and retries:
+            if self.pool.backing_off(target.address):
+                return ConnectError(BACKING_OFF.format(target.address), address=target.address)
+            deadline = self.first_deadline(deadline, retries)
+        return await self.connect(target, deadline)
+
+    def first_deadline(self, deadline: float, retries: int) -> float:
+        """When a first attempt that begins now is over, while another broker is left to try."""
+        if not retries:
+            return deadline
+        now = monotonic()
+        return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
+
+    def submit(
+        self,
+        connection: Connection,
+        target: Target,
+        outgoing: Outgoing,
+        receiver: Receiver,
+        deadline: float,
+        call_deadline: float,
+    ) -> Pending:
+        """Puts one attempt on its way."""
+        batch = outgoing.batch_ids is not None
+        return connection.start_send(
+            target.batch if batch else target.single,
+            self.encoder.born_ms(),
+            outgoing.unique_id,
+            outgoing.properties,
+            outgoing.body,
+            outgoing.sys_flag,
+            outgoing.flag,
+            receiver,
+            deadline,
+            call_deadline,
+            SEND_BATCH if batch else SEND,
+            self,
+            self.window,
+        )
+
+    async def compressed(self, outgoing: Outgoing) -> Outgoing:
+        """The message compressed; large bodies in a thread."""
+        if len(outgoing.body) < COMPRESS_OFF_LOOP:
+            return self.encoder.compressed(outgoing)
+        work = asyncio.get_running_loop().run_in_executor(None, self.encoder.compressed, outgoing)
+        return await self._unless_stopped(work)
+
+    async def oneway(self, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
+        """Queues one frame that is not answered, or the ordinary request that ends a window of them."""
+        credits, window = self.oneway_credits, self.config.oneway_window
+        while True:
+            connection = self.connections.get(target.address)
+            if connection is None:
+                failed = await self.connect(target, deadline)
+                if failed is not None:
+                    self.doubt_route(outgoing.topic, failed)
+                    raise failed
+                continue
+            pacing = pacing_of(connection, window) if window else None
+            if pacing is None or not pacing.due():
+                break
+            if pacing.open < MAX_OPEN:
+                pacing.opened(window)
+                receiver = WindowReceiver(pacing, window, connection, lambda: credits.give_back(epoch, 1, size))
+                until = monotonic() + self.instance.config.request_timeout
+                self.submit(connection, target, outgoing, receiver, until, until)
+                return
+            await self._unless_stopped(pacing.wait(deadline, target.address))
+        if pacing is not None:
+            pacing.sent += 1
+        parts = target.oneway.parts(
+            connection.next_opaque(),
+            self.encoder.born_ms(),
+            outgoing.properties,
+            outgoing.body,
+            outgoing.sys_flag,
+            outgoing.flag,
+        )
+        connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
+
+    # -- queues that the caller, or a key, decides
+
+    async def selected(self, lane: Lane, message: Message, selector: Selector | None, key: object, deadline: float) -> Target:
+        """The queue a selector picks for the message; by hash of the key where none is given."""
+        selector = selector or select_by_hash
+        chosen = ask(selector, lane.queues, message, key)
+        if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
+            chosen = await self._unless_stopped(awaited(selector, chosen, deadline))
+        return lane.target(one_of(chosen, lane.queues, selector))
+
+    def line(self, key: str) -> Line:
+        """Where calls that must leave in order line up: one line per topic, one per address."""
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line()
+        return line
+
+    def onward(self, place: Place, target: Target) -> Place:
+        """From the line of a topic to the end of the line of the broker's address."""
+        if target.address in self.connections and not self.line(target.address).waiting:
+            return place
+        following = self.line(target.address).join()
+        place.leave()
+        return following
+
+    async def connect_in_order(self, place: Place, target: Target, deadline: float) -> RocketMQError | None:
+        """``connect`` for the call whose ``place`` this is; a failure is shared by all who wait for the same address."""
+        await place.turn(deadline)
+        error = await self.connect(target, deadline)
+        if error is not None:
+            self.line(target.address).fail(lambda: cast(RocketMQError, own_copy(error)))
+        return error
+
+    # -- the end
+
+    async def close(self, timeout: float) -> None:
+        """Waits for what is under way, then ends the rest; every call has its result or its error afterwards."""
+        deadline = monotonic() + timeout
+        self.credits.refuse(_stopping)
+        self.oneway_credits.refuse(_stopping)
+        try:
+            await self.credits.wait_idle(deadline)
+            await self.oneway_credits.wait_idle(deadline)
+        finally:
+            if self._route_changed in self.instance.routes.on_change:
+                self.instance.routes.on_change.remove(self._route_changed)
+            self._end_all()
+        await self.credits.wait_idle(monotonic() + LAST_STEPS)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Ends every call that is under way, wherever it waits."""
+        self.closed = True
+        for line in self._lines.values():
+            line.fail(_stopping)
+        waits, self._waits = self._waits, set()
+        for scope in waits:
+            scope.reschedule(asyncio.get_running_loop().time())
+        for call in tuple(self.calls):
+            call.abort(stopped())
+        for connection in self.pool.connections:
+            connection.abandon(self, stopped)
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        self.lanes.pop(route.topic, None)
+
+    async def _unless_stopped(self, waiting: Awaitable[T]) -> T:
+        """What a call waits for before it has sent anything; ClientStateError when the producer stops meanwhile."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._waits.add(scope)
+                if self.closed:
+                    scope.reschedule(0.0)
+                return await waiting
+        except TimeoutError:
+            if scope.expired():
+                raise _stopping() from None
+            raise
+        finally:
+            self._waits.discard(scope)
+
+
+def _stopping() -> ClientStateError:
+    return ClientStateError("the producer is stopping")

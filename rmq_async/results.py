@@ -1,0 +1,88 @@
+"""What calls return. Small frozen structs: one is made per message, so nothing here is computed before it is asked for."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from rmq_protocol.errors import CorruptMessageError
+from rmq_protocol.message import MessageExt, MessageQueue
+
+__all__ = ["BatchSendResult", "PullResult", "PullStatus", "SendResult", "SendStatus"]
+
+
+class SendStatus(Enum):
+    """All four mean that the broker stored the message; the last three, that flushing or replicating it was not confirmed."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+class SendResult(msgspec.Struct, frozen=True, gc=False):
+    """One stored message.
+
+    ``msg_id``: the unique id (UNIQ_KEY), the same for every attempt of the call. ``offset_msg_id``: the broker's id, which
+    names its store address and commit log offset. ``attempts``: how many requests it took.
+    """
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str | None = None
+    region_id: str | None = None
+    trace_on: bool = True
+    recall_handle: str | None = None
+    attempts: int = 1
+
+
+class BatchSendResult(msgspec.Struct, frozen=True):
+    """One stored batch. ``queue_offset`` is its first message's; the others follow it without a gap."""
+
+    status: SendStatus
+    queue: MessageQueue
+    queue_offset: int
+    msg_ids: tuple[str, ...]
+    offset_msg_ids: tuple[str, ...]
+    attempts: int = 1
+    region_id: str | None = None
+    trace_on: bool = True
+
+    @property
+    def results(self) -> tuple[SendResult, ...]:
+        """One SendResult per message, in the order given."""
+        return tuple(
+            SendResult(
+                self.status,
+                msg_id,
+                offset_msg_id,
+                self.queue,
+                self.queue_offset + index,
+                region_id=self.region_id,
+                trace_on=self.trace_on,
+                attempts=self.attempts,
+            )
+            for index, (msg_id, offset_msg_id) in enumerate(zip(self.msg_ids, self.offset_msg_ids, strict=True))
+        )
+
+
+class PullStatus(Enum):
+    FOUND = "FOUND"
+    NO_NEW = "NO_NEW"
+    NO_MATCH = "NO_MATCH"
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
+
+
+class PullResult(msgspec.Struct, frozen=True):
+    """What one pull found. ``next_offset`` is where to go on, whatever the status; ``corrupt`` tells of records left out."""
+
+    status: PullStatus
+    messages: tuple[MessageExt, ...]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    corrupt: tuple[CorruptMessageError, ...] = ()

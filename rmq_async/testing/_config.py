@@ -1,0 +1,120 @@
+"""What a server of the real cluster is told: profiles, JVM options, and the files it reads.
+
+Every key was run against 5.5.0. A profile is data: one that needs more (users, certificates, transaction timers) adds keys
+and JVM properties here and nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+__all__ = ["PROFILES", "Profile", "broker_keys", "java_command", "name_server_keys", "write_configuration"]
+
+NAME_SERVER_CLASS: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
+BROKER_CLASS: Final = "org.apache.rocketmq.broker.BrokerStartup"
+CLUSTER_NAME: Final = "DefaultCluster"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Keys for broker.conf and ns.conf, and JVM options, beyond those that every server gets."""
+
+    broker: Mapping[str, str] = field(default_factory=dict)
+    name_server: Mapping[str, str] = field(default_factory=dict)
+    broker_jvm: tuple[str, ...] = ()
+    name_server_jvm: tuple[str, ...] = ()
+
+
+PROFILES: Final[Mapping[str, Profile]] = {
+    # Patient and frugal: a loaded test machine must not look like a busy broker, and several of them share it.
+    "correctness": Profile(
+        broker={
+            "waitTimeMillsInSendQueue": "5000",
+            "sendThreadPoolQueueCapacity": "100000",
+            "osPageCacheBusyTimeOutMills": "10000",
+            # Writing the timer wheel each second (stock) costs an idle small broker 13 % of a core, each 5 s 3 %. After a crash the
+            # timer log is read again from the last write.
+            "timerFlushIntervalMs": "5000",
+        }
+    ),
+    # What a user meets: 200 ms in the send queue, then SYSTEM_BUSY. For busy tests and benchmarks.
+    "stock": Profile(),
+}
+
+_OPEN_MODULES: Final = (
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.misc=ALL-UNNAMED",
+)
+# Small servers live for minutes: the first compiler alone starts them in 3.7 s instead of 4.9 s (5.9 s of CPU instead of 8.7 s,
+# medians of 4) and serves 23,000 sends a second in the first seconds, where the second compiler still competes (17,000).
+_SMALL: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_MEMORY: Final = {
+    # (main class, small) -> options. Least that served: 24m / 96m with 128m direct; a 16m name server runs out of memory.
+    (NAME_SERVER_CLASS, True): ("-Xmx32m", *_SMALL),
+    (NAME_SERVER_CLASS, False): ("-Xms64m", "-Xmx192m"),
+    (BROKER_CLASS, True): ("-Xmx192m", "-XX:MaxDirectMemorySize=256m", *_SMALL),
+    (BROKER_CLASS, False): ("-Xms384m", "-Xmx768m", "-XX:MaxDirectMemorySize=1g"),
+}
+_LOGBACK: Final = """\
+<configuration>
+  <appender name="file" class="ch.qos.logback.core.FileAppender">
+    <file>${user.home}/server.log</file>
+    <encoder><pattern>%d %p %t - %m%n</pattern></encoder>
+  </appender>
+  <root level="INFO"><appender-ref ref="file"/></root>
+</configuration>
+"""
+
+
+def name_server_keys(port: int) -> dict[str, str]:
+    return {"listenPort": str(port), "bindAddress": "127.0.0.1"}
+
+
+def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str, str]:
+    return {
+        "brokerClusterName": CLUSTER_NAME,
+        "brokerName": name,
+        "brokerId": "0",
+        "brokerIP1": "127.0.0.1",
+        "brokerIP2": "127.0.0.1",
+        "bindAddress": "127.0.0.1",
+        "listenPort": str(port),
+        "namesrvAddr": namesrv,
+        "storePathRootDir": str(directory / "store"),
+        "mappedFileSizeCommitLog": str(128 * 1024 * 1024),
+        "mappedFileSizeConsumeQueue": "600000",
+        "autoCreateTopicEnable": "true",
+        # 5.5.0's TransactionMetricsFlushService spins one core from its start until this many ms (stock: 10 s) have passed.
+        "transactionMetricFlushInterval": "500",
+        # A full disk refuses writes instead of deleting messages that a test still wants to read.
+        "cleanFileForciblyEnable": "false",
+        "diskMaxUsedSpaceRatio": "95",
+    }
+
+
+def write_configuration(directory: Path, keys: Mapping[str, str], *, version: str) -> Path:
+    """Lays out a server's own directory and returns its configuration file."""
+    (directory / "tmp").mkdir(parents=True, exist_ok=True)
+    if version.startswith("4."):  # 4.x exits with 255 when these are not there
+        (directory / "conf").mkdir(exist_ok=True)
+        for name in ("logback_namesrv.xml", "logback_broker.xml"):
+            (directory / "conf" / name).write_text(_LOGBACK)
+    file = directory / "server.conf"
+    file.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
+    return file
+
+
+def java_command(
+    java: str, main_class: str, class_path: str, directory: Path, *, small: bool, options: tuple[str, ...] = ()
+) -> list[str]:
+    """Everything a server writes goes under ``directory``: UsePerfData would leave a file in /tmp after SIGKILL."""
+    own = (f"-Duser.home={directory}", f"-Djava.io.tmpdir={directory / 'tmp'}", "-XX:-UsePerfData")
+    memory = _MEMORY[main_class, small]
+    arguments = ("-cp", class_path, main_class, "-c", str(directory / "server.conf"))
+    return [java, *_OPEN_MODULES, *memory, *own, *options, *arguments]

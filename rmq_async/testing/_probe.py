@@ -1,0 +1,82 @@
+"""A few requests to servers that may not be ready yet: one connection per request, refusals are an ordinary answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+
+from rmq_protocol.cluster import decode_cluster_info
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.route import BrokerData, decode_route
+
+__all__ = ["ask", "broker_addresses", "hurry_registration", "not_routed"]
+
+_TIMEOUT = 2.0
+
+
+async def ask(
+    address: str, code: int, ext_fields: dict[str, str | None] | None = None, body: bytes = b""
+) -> RemotingCommand | None:
+    """The answer to one request, or None when there is none within 2 s, whatever the reason."""
+    try:
+        async with asyncio.timeout(_TIMEOUT):
+            return await _exchange(address, RemotingCommand(code=code, opaque=1, ext_fields=ext_fields, body=body))
+    except (OSError, EOFError, TimeoutError, ProtocolError):
+        return None
+
+
+async def hurry_registration(broker: str) -> None:
+    """Makes the broker at this address register with its name servers now, not at its next period (10-30 s).
+
+    Writing ``brokerPermission`` has that effect (AdminBrokerProcessor.updateBrokerConfig); 6 is the value it has anyway.
+    """
+    await ask(broker, RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+
+
+async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool) -> list[str]:
+    """Those of the given broker addresses that the name server does not yet route to.
+
+    A broker counts when it stands in the cluster (106) and, with ``default_topic``, in the route of TBW102 (105), from which
+    brokers that create topics by themselves take the new topic's settings.
+    """
+    known = set((await broker_addresses(name_server)).values())
+    if default_topic:
+        answer = await ask(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": AUTO_CREATE_TOPIC_KEY})
+        if answer is None or answer.code != ResponseCode.SUCCESS:
+            return list(brokers)
+        known &= set(_masters(decode_route(answer.body).broker_datas).values())
+    return [broker for broker in brokers if broker not in known]
+
+
+async def broker_addresses(name_server: str) -> dict[str, str]:
+    """Name and address of each master that the name server lists; empty when it does not answer."""
+    answer = await ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO)
+    if answer is None or answer.code != ResponseCode.SUCCESS:
+        return {}
+    return _masters(decode_cluster_info(answer.body).broker_addr_table.values())
+
+
+async def _exchange(address: str, command: RemotingCommand) -> RemotingCommand | None:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        writer.writelines(encode_command(command))
+        decoder = FrameDecoder()
+        while data := await reader.read(65536):
+            for frame in decoder.feed(data):
+                answer = decode_command(frame)
+                if answer.is_response and answer.opaque == command.opaque:
+                    return answer
+        return None
+    finally:
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+def _masters(brokers: Iterable[BrokerData]) -> dict[str, str]:
+    return {each.broker_name: each.broker_addrs[MASTER_ID] for each in brokers if MASTER_ID in each.broker_addrs}

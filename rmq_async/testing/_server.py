@@ -1,0 +1,187 @@
+"""One name server or broker of a cluster, and what may be done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ._errors import ClusterError, PortInUseError
+from ._ports import listens
+from ._process import ServerProcess
+
+__all__ = ["Launch", "Server"]
+
+STOP_TIMEOUT: Final = 60.0
+_LOGS: Final = (  # 5.5.0's name server writes into files named after the broker; 4.x writes server.log (see _config)
+    "output.log",
+    "server.log",
+    "logs/rocketmqlogs/broker.log",
+    "logs/rocketmqlogs/broker_default.log",
+)
+_ERROR: Final = re.compile(r"\s*(Caused by: )?[\w.$]+(Exception|Error)\b")
+_BIND_MARKS: Final = ("BindException", "Address already in use", "Failed to bind")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start a server again and again: ``prepare`` writes its files, ``ready`` waits until it serves."""
+
+    directory: Path
+    prepare: Callable[[], ServerProcess]
+    ready: Callable[[Server, float], Awaitable[None]]
+
+
+class Server:
+    """``name``: the broker's name, or ``namesrv-N``. ``address``: "host:port", as clients see it.
+
+    A server of a cluster that somebody else runs (NAMESRV_ADDR) has a name and an address only: every control, and ``pid``,
+    raises ClusterError. ``pause`` and ``resume`` are plain calls, the other controls are coroutines.
+    """
+
+    def __init__(self, name: str, address: str, launch: Launch | None = None) -> None:
+        self.name = name
+        self.address = address
+        self._launch = launch
+        self._process: ServerProcess | None = None
+
+    def __repr__(self) -> str:
+        state = "not ours" if self._launch is None else "paused" if self.paused else "up" if self.running else "down"
+        return f"<Server {self.name} {self.address} {state}>"
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists, paused or not."""
+        return self._process is not None and self._process.exit_code is None
+
+    @property
+    def paused(self) -> bool:
+        return self.running and self._own().paused
+
+    @property
+    def pid(self) -> int:
+        """Raises ClusterError when it does not run."""
+        return self._own().pid
+
+    @property
+    def directory(self) -> Path:
+        """Its store, logs and configuration. Raises ClusterError for a server that is not ours."""
+        return self._launched().directory
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory, from /proc."""
+        pages = self._own().stat_field(24)
+        return int(pages or 0) * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_seconds(self) -> float:
+        """User and system time the process has used so far, all threads, from /proc; its resolution is 10 ms."""
+        process = self._own()
+        ticks = int(process.stat_field(14) or 0) + int(process.stat_field(15) or 0)
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    async def start(self, *, registered: bool = True, timeout: float = 60.0) -> None:
+        """Starts a server that is down, on the port and the store it had; does nothing while it runs.
+
+        A broker is up when every running name server routes to it; registration is asked for, not waited for. A name server
+        is up when it routes to every running broker. With ``registered=False`` it is up when its port is open, and brokers come
+        back in their own time (10-30 s after a name server's restart). Raises ClusterError, with the end of the server's
+        log, when it ends or is not up within ``timeout`` seconds.
+        """
+        launch = self._launched()
+        if self.running:
+            return
+        deadline = time.monotonic() + timeout
+        for attempt in range(3):
+            self.spawn()
+            try:
+                await self.wait_port(deadline)
+                break
+            except PortInUseError:  # a connection of the former process may still hold it
+                if attempt == 2:
+                    raise
+                await asyncio.sleep(1.0)
+        if registered:
+            await launch.ready(self, deadline)
+
+    def spawn(self) -> None:
+        """Starts the process and waits for nothing."""
+        self._process = self._launched().prepare()
+
+    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """SIGTERM: the orderly shutdown. Its connections close at once; the process ends some 16 s later (5.5.0).
+
+        Returns when it has ended. Raises ClusterError when it has not after ``timeout`` seconds; it goes on stopping then.
+        """
+        if not self.running and self._launched():
+            return
+        if not await self._own().terminate(timeout):
+            raise ClusterError(f"{self.name} has not ended {timeout:g} s after SIGTERM\n{self.log_tail()}")
+
+    async def kill(self) -> None:
+        """SIGKILL; returns when the process is gone, with its hold on the store."""
+        if self.running or not self._launched():
+            await self._own().kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing is answered, until ``resume``."""
+        self._own().pause()
+
+    def resume(self) -> None:
+        """SIGCONT; harmless where it was not paused."""
+        self._own().resume()
+
+    async def wait_port(self, deadline: float) -> None:
+        """Until its port is open; ``deadline`` as time.monotonic(). Raises ClusterError when it ends or time is up."""
+        while not (self.running and listens(self.pid, self.port)):
+            self.check_alive()
+            if time.monotonic() >= deadline:
+                raise ClusterError(f"{self.name}: port {self.port} did not open in time\n{self.log_tail()}")
+            await asyncio.sleep(0.05)
+
+    def check_alive(self) -> None:
+        """Raises ClusterError with the end of its log when the process has ended."""
+        code = self._process.exit_code if self._process is not None else None
+        if code is None:
+            return
+        tail = self.log_tail()
+        if any(mark in tail for mark in _BIND_MARKS):
+            raise PortInUseError(f"{self.name} (ports near {self.port}) ended with exit code {code}\n{tail}")
+        raise ClusterError(f"{self.name} ended with exit code {code}\n{tail}")
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The errors near the end of what it printed and logged, and the last lines of it."""
+        files = [self._launched().directory / name for name in _LOGS]
+        return "\n".join(_tail(file, lines) for file in files if file.exists() and file.stat().st_size)
+
+    def _launched(self) -> Launch:
+        if self._launch is None:
+            raise ClusterError(f"{self.name} at {self.address} was not started here (NAMESRV_ADDR): no control over it")
+        return self._launch
+
+    def _own(self) -> ServerProcess:
+        self._launched()
+        if self._process is None or self._process.exit_code is not None:
+            raise ClusterError(f"{self.name} does not run")
+        return self._process
+
+    def _reap(self) -> None:
+        if self._process is not None:
+            self._process.reap()
+
+
+def _tail(file: Path, lines: int) -> str:
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 65_536))
+        text = stream.read().decode(errors="replace").splitlines()
+    errors = [line for line in text[:-lines] if _ERROR.match(line)][-5:]
+    return "\n".join([f"--- {file.name}", *errors, *text[-lines:]])

@@ -1,0 +1,563 @@
+"""One TCP connection: an asyncio.Protocol with a table of pending requests and a write coalescer.
+
+Cost decides the form. Per request there is one future and one table entry; no Task, no timer, no ``wait_for``. Deadlines are
+checked by one timer per connection, set for the earliest of them. Answers are decoded and resolved inside ``data_received``.
+
+Bounds: at most ``window`` requests of producers are on the wire, further ones are held in order; while the peer does not read
+(the transport's buffer is not empty) everything is held. What is held can still time out or be cancelled, and then is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Final, cast
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
+from rmq_protocol.constants import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode, SerializeType
+from rmq_protocol.errors import ProtocolError, RemoteProtocolError
+from rmq_protocol.frame import Frame, FrameDecoder
+from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
+
+from ..errors import ConnectionLostError, RequestTimeoutError
+from .coalescer import FLUSH_FRAMES, WriteCoalescer
+from .pending import Pending, Receiver, overdue, request_name
+from .states import CloseReason, ConnectionState, next_state
+
+__all__ = ["Connection", "RequestHandler", "not_supported"]
+
+logger = logging.getLogger("rmq_async.transport")
+
+MAX_UNREAD_ANSWERS: Final = 1024 * 1024
+SCAN_GRAIN: Final = 0.02
+"""Seconds by which near deadlines are judged together."""
+BLOCKED_AFTER: Final = 0.1
+GRACE_STEP: Final = 0.01
+GRACE_STEPS: Final = 50
+GRACE_AFTER_WRITE: Final = 0.1
+
+RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | None]
+
+
+class Connection(asyncio.Protocol):
+    """``address`` is the text it was asked for, "host:port". Made by ConnectionPool; usable once connected.
+
+    ``on_request`` answers the server's own requests (None: no answer); without a handler they get REQUEST_CODE_NOT_SUPPORTED.
+    ``dead_after``: seconds without any byte, counted from the first request written after the last byte came, after which the
+    connection is closed as dead.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        max_frame_size: int,
+        serialize_type: SerializeType = SerializeType.JSON,
+        dead_after: float = 10.0,
+        on_request: RequestHandler | None = None,
+        on_closed: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.serialize_type = serialize_type
+        self.close_reason: CloseReason | None = None
+        self.close_cause: BaseException | None = None
+        self.local_ip = ""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Resolved when the socket is gone."""
+        self.is_open = False
+        """Takes requests. A plain attribute: it is read for every message."""
+        self.pacing: object | None = None
+        """Room for what a sender keeps per connection."""
+        self.strays = 0
+        self.last_used = monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._state = ConnectionState.CONNECTING
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._decoder = FrameDecoder(max_frame_size)
+        self._dead_after = dead_after
+        self._on_request = on_request
+        self._on_closed = on_closed
+        self._table: dict[int, Pending] = {}
+        self._opaque = FIRST_OPAQUE
+        self._writer = WriteCoalescer(self._before_write, self._sends_under_way)
+        self._others = 0
+        self._expects_answer = False
+        self._sequence = 0
+        self._flushed = 0
+        self._unread_answers = 0
+        self._held: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
+        self._held_oneways: dict[int, tuple[Callable[[int], None], int]] = {}
+        """Those of ``_held`` that nobody answers, and whom to tell of them."""
+        self._held_control: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
+        self._window = 1 << 30
+        self._silent_since = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._scan_at = inf
+        self._reads = 0
+        self._grace = (0, 0)
+        self._wrote_at = -inf
+
+    # -- what callers see
+
+    @property
+    def state(self) -> ConnectionState:
+        return self._state
+
+    @property
+    def writes(self) -> int:
+        """Writes handed to the transport so far."""
+        return self._writer.writes
+
+    @property
+    def in_flight(self) -> int:
+        """Requests on the wire or about to be; those held back are not counted."""
+        return self._sends_under_way() + self._others - len(self._held_control)
+
+    @property
+    def pending(self) -> int:
+        """Requests of any kind that have not been answered, those held back included."""
+        return len(self._table)
+
+    @property
+    def heard(self) -> bool:
+        """Whether the peer ever sent a byte."""
+        return self._reads > 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes gathered here or in the transport and not taken by the kernel yet, those of one-way frames held back included."""
+        held = [self._held[opaque] for opaque in self._held_oneways]
+        gathered = self._writer.gathered_bytes + sum(
+            len(parts) if isinstance(parts, bytes) else sum(map(len, parts)) for parts in held
+        )
+        return gathered + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.address} {self._state.value}, {len(self._table)} pending, {len(self._held)} held>"
+
+    async def request(self, command: RemotingCommand, timeout: float, *, long_poll: bool = False) -> RemotingCommand:
+        """Sends ``command`` under an opaque of this connection and returns the answer, whatever its code.
+
+        Raises RequestTimeoutError after ``timeout`` seconds and ConnectionLostError when the connection closes first.
+        """
+        opaque = self.next_opaque()
+        parts = encode_command(msgspec.structs.replace(command, opaque=opaque), self.serialize_type)
+        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        deadline = monotonic() + timeout
+        self.submit(opaque, Pending(future, deadline, deadline, command.code, False, long_poll), parts)
+        try:
+            return await future
+        except BaseException:
+            self.forget(opaque)
+            raise
+
+    def send_oneway(self, command: RemotingCommand) -> None:
+        """Queues a request that nobody answers. Raises ConnectionLostError when the connection is not open."""
+        self._require_open(False)
+        flag = command.flag | ONEWAY_FLAG
+        oneway = msgspec.structs.replace(command, opaque=self.next_opaque(), flag=flag)
+        self._writer.queue(encode_command(oneway, self.serialize_type), urgent=True)
+
+    # -- what the send path uses
+
+    def next_opaque(self) -> int:
+        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
+        return opaque
+
+    def submit(self, opaque: int, pending: Pending, parts: bytes | list[bytes], window: int = 1 << 30) -> None:
+        """Enters a request into the table and queues its frame, or holds the frame while the peer is behind.
+
+        Requests submitted without a ``window`` (control requests) pass those that are held for it.
+        """
+        table = self._table
+        if not self.is_open:
+            self._require_open(False)
+        if pending.deadline < self._scan_at:
+            self._arm(pending.deadline)
+        table[opaque] = pending
+        if not pending.typed:
+            self._others += 1
+        if self._writer.paused or self._beyond(window) or (self._held and window < 1 << 30):
+            if window < 1 << 30:
+                self._window = window
+                self._held[opaque] = parts
+            else:
+                self._held_control[opaque] = parts
+            return
+        self._sequence = pending.sequence = self._sequence + 1
+        if not pending.long_poll:
+            self._expects_answer = True
+        if not self._writer.frames and len(table) == 1:
+            self._writer.write(parts)
+        else:
+            self._writer.queue(parts, urgent=True)
+
+    def start_send(
+        self,
+        template: SendTemplate,
+        born_ms: bytes,
+        unique_id: str,
+        properties: str | None,
+        body: bytes,
+        sys_flag: int,
+        flag: int,
+        receiver: Receiver,
+        deadline: float,
+        call_deadline: float,
+        code: int,
+        owner: object,
+        window: int,
+    ) -> Pending:
+        """``submit`` for a send, in one piece because it runs for every message: frame, table entry, queueing.
+
+        ``properties``: None when ``unique_id`` is all there is to say.
+        """
+        if not self.is_open:
+            self._require_open(False)
+        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
+        if properties is None:
+            parts = template.plain(opaque, born_ms, unique_id, body)
+        else:
+            parts = template.parts(opaque, born_ms, properties, body, sys_flag, flag)
+        if deadline < self._scan_at:
+            self._arm(deadline)
+        table, writer, sequence = self._table, self._writer, self._sequence + 1
+        table[opaque] = pending = Pending(receiver, deadline, call_deadline, code, True, False, owner, sequence, opaque)
+        if writer.paused or self._held or (len(table) > window and self._beyond(window)):
+            pending.sequence = 0
+            self._window = window
+            self._held[opaque] = parts
+            return pending
+        self._sequence = sequence
+        self._expects_answer = True
+        frames = writer.frames
+        if not frames and len(table) == 1:
+            writer.write(parts)
+        elif writer.due and len(frames) < FLUSH_FRAMES - 1 and isinstance(parts, bytes):
+            frames.append(parts)  # what queue does, nearly always
+        else:
+            writer.queue(parts)
+        return pending
+
+    def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
+        """Queues a frame nobody answers; ``written(cost)`` is called once its last byte is in the kernel, or never will be.
+
+        It keeps its place among the sends, so it is held where they are.
+        """
+        self._require_open(False)
+        if self._writer.paused or self._held:
+            opaque = self.next_opaque()
+            self._held[opaque] = parts
+            self._held_oneways[opaque] = (written, cost)
+            return
+        self._writer.when_written(written, cost)
+        self._writer.queue(parts)
+
+    def forget(self, opaque: int) -> None:
+        """Takes a request out of the table: nobody waits for its answer any more."""
+        self._remove(opaque)
+        if not self._drop_held(opaque):
+            self._release_held()
+
+    def _remove(self, opaque: int) -> Pending | None:
+        pending = self._table.pop(opaque, None)
+        if pending is not None and not pending.typed:
+            self._others -= 1
+        return pending
+
+    def knows(self, opaque: int) -> bool:
+        """Whether the request is still in the table, so that its answer would be taken."""
+        return opaque in self._table
+
+    def abandon(self, owner: object, error: Callable[[], BaseException]) -> None:
+        """Ends every request of ``owner`` with an error of its own."""
+        abandoned = [item for item in self._table.items() if item[1].owner is owner]
+        for opaque, _ in abandoned:
+            self._remove(opaque)
+            self._drop_held(opaque)
+        for _, pending in abandoned:
+            if not pending.receiver.done():
+                pending.receiver.set_exception(error())
+        self._release_held()
+
+    def was_written(self, pending: Pending) -> bool:
+        """Whether the frame has been given to the transport, so that the peer may have it."""
+        return 0 < pending.sequence <= self._flushed
+
+    # -- writing
+
+    def _before_write(self) -> None:
+        self._flushed = self._sequence
+        now = self.last_used = self._wrote_at = monotonic()
+        if self._expects_answer:
+            self._expects_answer = False
+            if self._silent_since == inf:
+                self._silent_since = now
+                if now + self._dead_after < self._scan_at:
+                    self._arm(now + self._dead_after)
+
+    def _sends_under_way(self) -> int:
+        return len(self._table) - (len(self._held) - len(self._held_oneways)) - self._others
+
+    def _drop_held(self, opaque: int) -> bool:
+        return self._held.pop(opaque, None) is not None or self._held_control.pop(opaque, None) is not None
+
+    def _release_held(self) -> None:
+        held, oneways = self._held, self._held_oneways
+        while self._held_control and not self._writer.paused:
+            self._release(*self._held_control.popitem(last=False))
+        while held and not self._writer.paused and (self._sends_under_way() < self._window or next(iter(held)) in oneways):
+            self._release(*held.popitem(last=False))
+
+    def _beyond(self, window: int) -> bool:
+        """Whether more sends are under way; pulls that wait at the peer and other control requests take no place in it."""
+        return len(self._table) - self._others > window
+
+    def _release(self, opaque: int, parts: bytes | list[bytes]) -> None:
+        oneway = self._held_oneways.pop(opaque, None)
+        if oneway is not None:
+            self._writer.when_written(*oneway)
+            self._writer.queue(parts)
+            return
+        pending = self._table[opaque]
+        self._sequence = pending.sequence = self._sequence + 1
+        if not pending.long_poll:
+            self._expects_answer = True
+        self._writer.queue(parts)
+
+    def pause_writing(self) -> None:
+        self._writer.paused = True
+
+    def resume_writing(self) -> None:
+        self._unread_answers = 0
+        if self._state is not ConnectionState.CLOSED:
+            self._writer.resume()
+            self._release_held()
+
+    # -- reading
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is ConnectionState.CLOSED:
+            return
+        self._reads += 1
+        self.last_used = monotonic()
+        self._silent_since = inf
+        table = self._table
+        try:
+            for frame in self._decoder.feed(data):
+                if not frame.body and not frame.serialize_type:
+                    try:
+                        reply = decode_send_reply(frame.header)
+                    except (msgspec.MsgspecError, ValueError, RecursionError):
+                        self._general_frame(frame)
+                        continue
+                    if reply.flag & RESPONSE_FLAG:
+                        pending = table.get(reply.opaque)
+                        if pending is not None and pending.typed:
+                            del table[reply.opaque]
+                            receiver = pending.receiver
+                            if not receiver.done():
+                                receiver.set_result(reply)
+                            continue
+                self._general_frame(frame)
+            if self._decoder.error is not None:
+                raise self._decoder.error
+        except ProtocolError as error:
+            self.close(CloseReason.PROTOCOL, error)
+            return
+        if self._held:
+            self._release_held()
+        if self._writer.frames and not self._writer.due:
+            self._writer.look_again()
+
+    def _general_frame(self, frame: Frame) -> None:
+        command = decode_command(frame)
+        if not command.is_response:
+            self._serve(command)
+            return
+        pending = self._remove(command.opaque)
+        if pending is None:
+            self.strays += 1
+            if self.strays & (self.strays - 1) == 0:
+                logger.debug("%s: %d answers to nothing that was asked (dropped)", self.address, self.strays)
+            return
+        receiver = pending.receiver
+        if receiver.done():
+            return
+        if not pending.typed:
+            receiver.set_result(command)
+            return
+        try:
+            receiver.set_result(send_reply_of(command))
+        except RemoteProtocolError as error:
+            error.address = self.address
+            error.maybe_stored = True
+            receiver.set_exception(error)
+
+    def _serve(self, command: RemotingCommand) -> None:
+        """A request of the server to this client."""
+        parts: list[bytes] | None = None
+        try:
+            response = self._on_request(self, command) if self._on_request is not None else not_supported(command)
+            if response is not None and not command.is_oneway:
+                parts = encode_command(response, self.serialize_type)
+        except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection; it is reported and answered
+            self._loop.call_exception_handler(
+                {"message": f"handler of {request_name(command.code)} from {self.address} raised", "exception": error}
+            )
+            if not command.is_oneway:
+                failure = make_response(command, ResponseCode.SYSTEM_ERROR, type(error).__name__)
+                parts = encode_command(failure, self.serialize_type)
+        if parts is None or self._state is ConnectionState.CLOSED:
+            return
+        if self._writer.paused:
+            self._unread_answers += sum(map(len, parts))
+            if self._unread_answers > MAX_UNREAD_ANSWERS:
+                self.close(CloseReason.NOT_READING)
+                return
+        self._writer.queue(parts, urgent=True)
+
+    # -- deadlines
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        now = monotonic()
+        self._scan_at = max(at, now)
+        self._timer = self._loop.call_later(self._scan_at - now, self._scan)
+
+    def _scan(self) -> None:
+        now = monotonic()
+        dead = now - self._silent_since >= self._dead_after
+        if (dead or now - self._scan_at > BLOCKED_AFTER) and self._more_to_read():
+            self._timer = self._loop.call_later(GRACE_STEP, self._scan)
+            return
+        self._timer = None
+        self._scan_at = inf
+        self._grace = (0, 0)
+        if dead:
+            self.close(CloseReason.DEAD)
+            return
+        self._writer.flush()  # a frame that is gathered will leave: its request must not be called unwritten
+        late, earliest = overdue(self._table, now)
+        for opaque, pending in late:
+            earliest = min(earliest, self._expire(opaque, pending, now))
+        if self._state is ConnectionState.CLOSED:
+            return
+        if late and self._held:
+            self._release_held()
+        earliest = min(earliest, self._silent_since + self._dead_after)
+        if earliest < self._scan_at:
+            self._arm(max(earliest, now + SCAN_GRAIN))
+
+    def _more_to_read(self) -> bool:
+        """After a blocked loop: whether to let another round of reads pass, since answers may wait in the socket.
+
+        Frames that were gathered when the loop blocked leave first, and get the time of an answer.
+        """
+        steps, reads = self._grace
+        if not steps:
+            self._writer.flush()
+        fresh = self._wrote_at > self._scan_at and monotonic() - self._wrote_at < GRACE_AFTER_WRITE
+        if steps >= GRACE_STEPS or (steps and reads == self._reads and not fresh):
+            return False
+        self._grace = (steps + 1, self._reads)
+        return True
+
+    def _expire(self, opaque: int, pending: Pending, now: float) -> float:
+        """Tells the receiver that it is too late; returns the entry's next deadline, infinity when it is gone."""
+        written = self.was_written(pending)
+        call_over = pending.call_deadline <= now or not written  # what never left needs no answer, and must not leave later
+        if call_over:
+            self._remove(opaque)
+            self._drop_held(opaque)
+        else:
+            pending.deadline = pending.call_deadline
+        if not pending.receiver.done():
+            state = "no answer" if written else "not even written"
+            text = f"{request_name(pending.code)} to {self.address}: {state} by its deadline"
+            pending.receiver.set_exception(RequestTimeoutError(text, maybe_stored=written, address=self.address))
+        return inf if call_over else pending.call_deadline
+
+    # -- life
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._state is ConnectionState.CLOSED:
+            self._transport.abort()
+            return
+        self._writer.attach(self._transport)
+        name = transport.get_extra_info("sockname")
+        self.local_ip = name[0] if isinstance(name, tuple) else ""
+        self._state = next_state(self._state, ConnectionState.READY)
+        self.is_open = True
+
+    def eof_received(self) -> None:
+        self.close(CloseReason.PEER)  # at once: the loop would first wait for the peer to read what is buffered
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close(CloseReason.PEER if exc is None else CloseReason.RESET, exc)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def drain(self) -> None:
+        """Takes no new requests; what is under way may still be answered."""
+        if self._state is ConnectionState.READY:
+            self._writer.flush()
+            self._state = next_state(self._state, ConnectionState.DRAINING)
+            self.is_open = False
+
+    def close(self, reason: CloseReason, cause: BaseException | None = None) -> None:
+        """Closes once; every pending request fails with an error of its own: ``reason``, and whether it had been written."""
+        if self._state is ConnectionState.CLOSED:
+            return
+        if reason is CloseReason.LOCAL and not self._writer.paused:
+            self._writer.flush()
+        self._state = next_state(self._state, ConnectionState.CLOSED)
+        self.is_open = False
+        self.close_reason, self.close_cause = reason, cause
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            if reason is CloseReason.LOCAL and not self._writer.paused:
+                self._transport.close()
+            else:
+                self._transport.abort()
+        table, self._table = self._table, {}
+        self._held.clear()
+        self._held_control.clear()
+        oneways, self._held_oneways = self._held_oneways, {}
+        try:
+            if self._on_closed is not None:
+                self._on_closed(self)  # first: whoever tries again at once must not be given this connection
+        finally:
+            for pending in table.values():
+                if not pending.receiver.done():
+                    pending.receiver.set_exception(self._lost(self.was_written(pending), pending.code))
+            self._writer.close()
+            for written, cost in oneways.values():
+                written(cost)
+
+    def _require_open(self, written: bool) -> None:
+        if not self.is_open:
+            raise self._lost(written, None)
+
+    def _lost(self, written: bool, code: int | None) -> ConnectionLostError:
+        what = f"{request_name(code)} to {self.address}" if code is not None else self.address
+        why = self.close_reason.value if self.close_reason is not None else "it is closing"
+        cause = f" ({self.close_cause})" if self.close_cause is not None and str(self.close_cause) else ""
+        error = ConnectionLostError(f"{what}: connection lost, {why}{cause}", maybe_stored=written, address=self.address)
+        error.__cause__ = self.close_cause
+        return error
+
+
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """What a RocketMQ peer answers to a request code it does not know (``NettyRemotingAbstract``)."""
+    return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

@@ -1,0 +1,248 @@
+"""One connection per address, made when it is first needed and shared by all.
+
+Deciding is pure (``Backoff``), acting is the pool: any number of callers share one connect, which no caller's cancellation
+stops; each waits with its own deadline. After a failed connect the address is left alone for a growing moment, at most one
+second, so that a dead broker costs neither a storm of SYNs nor a send its whole budget. Connections that nobody used for
+``idle_timeout`` are closed by one timer for the whole pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+
+from ..config import ClientConfig
+from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
+from .connection import Connection, RequestHandler
+from .process import check_not_forked, generation
+from .states import CloseReason
+from .waiting import wait_until
+
+__all__ = ["Backoff", "ConnectionPool", "split_address"]
+
+logger = logging.getLogger("rmq_async.transport")
+
+FIRST_BACKOFF: Final = 0.05
+LAST_BACKOFF: Final = 1.0
+MIN_DEAD_AFTER: Final = 10.0
+
+
+class Backoff:
+    """When an address may be tried again: 50 ms after the first failure, doubling up to one second."""
+
+    __slots__ = ("_delay", "_until")
+
+    def __init__(self) -> None:
+        self._delay = 0.0
+        self._until = 0.0
+
+    def failed(self, now: float) -> None:
+        self._delay = min(LAST_BACKOFF, self._delay * 2 or FIRST_BACKOFF)
+        self._until = now + self._delay
+
+    def remaining(self, now: float) -> float:
+        """Seconds until the next try is allowed; 0 when it is."""
+        return max(0.0, self._until - now)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port". Raises ConnectError for anything else: addresses come from routes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
+        raise ConnectError(f"{address[:200]!r} is not host:port", address=address[:200])
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class ConnectionPool:
+    """Connections of one client instance; belongs to the loop that makes it.
+
+    ``on_connected`` and ``on_closed`` are plain functions called with the connection; ``on_request`` answers servers' requests.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        on_request: RequestHandler | None = None,
+        on_connected: Callable[[Connection], None] | None = None,
+        on_closed: Callable[[Connection], None] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._config = config
+        self._on_request = on_request
+        self._on_connected = on_connected
+        self._on_closed = on_closed
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._generation = generation()
+        self.open: dict[str, Connection] = {}
+        """The open connections by address, to read only; a plain dict because it is asked for every message."""
+        self._all: set[Connection] = set()
+        self._connecting: dict[str, asyncio.Task[Connection]] = {}
+        self._backoffs: dict[str, Backoff] = {}
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<ConnectionPool {len(self.open)} open, {len(self._connecting)} connecting>"
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """The open ones."""
+        return tuple(self.open.values())
+
+    def get(self, address: str) -> Connection | None:
+        """The open connection to ``address``, if there is one; does no I/O."""
+        return self.open.get(address)
+
+    def backing_off(self, address: str) -> bool:
+        """Whether the last connect failed so recently that the next one waits."""
+        backoff = self._backoffs.get(address)
+        return backoff is not None and backoff.remaining(monotonic()) > 0
+
+    async def connect(self, address: str, timeout: float) -> Connection:
+        """The connection to ``address``, made if need be; several callers share one connect.
+
+        Raises ConnectError when it is refused or cannot be resolved, RequestTimeoutError when ``timeout`` seconds have passed.
+        While the address is backing off the call waits inside its timeout.
+        """
+        deadline = monotonic() + timeout
+        check_not_forked(self._generation)
+        while True:
+            connection = self.open.get(address)
+            if connection is not None:
+                return connection
+            if self._closing:
+                raise ClientStateError("the client is stopping", address=address)
+            task = self._connecting.get(address)
+            if task is None:
+                task = self._start_connecting(address)
+            if not await wait_until(task, deadline):
+                text = f"no connection to {address} within {timeout:.3g} s"
+                raise RequestTimeoutError(text, maybe_stored=False, address=address)
+            if task.cancelled():
+                raise ClientStateError("the client is stopping", address=address)
+            error = task.exception()
+            if error is not None:
+                raise _own_copy(error, address)
+            if task.result().is_open:
+                return task.result()
+
+    async def aclose(self, timeout: float = 0.0) -> None:
+        """Closes every connection, after waiting up to ``timeout`` seconds for requests under way. No socket is left."""
+        self._closing = True
+        check_not_forked(self._generation)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        tasks = list(self._connecting.values())
+        for task in tasks:
+            task.cancel()
+        deadline = monotonic() + timeout
+        try:
+            for connection in list(self._all):
+                connection.drain()
+            while any(connection.pending for connection in self._all) and monotonic() < deadline:  # noqa: ASYNC110 - once
+                await asyncio.sleep(0.01)
+        finally:
+            for connection in list(self._all):
+                connection.close(CloseReason.LOCAL)
+        ending: list[asyncio.Future[Any]] = [*tasks, *[connection.closed for connection in self._all]]
+        if ending:
+            await asyncio.wait(ending)  # unlike gather() it cancels nothing that others wait for, when it is cancelled itself
+
+    # -- inside
+
+    def _start_connecting(self, address: str) -> asyncio.Task[Connection]:
+        task = self._loop.create_task(self._connect(address), name=f"rmq_async connect {address}")
+        self._connecting[address] = task
+        task.add_done_callback(lambda done: self._connected(address, done))
+        return task
+
+    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
+        """Runs before the callers that wait: done callbacks run in the order they were added."""
+        self._connecting.pop(address, None)
+        if task.cancelled():
+            return
+        error = task.exception()  # taken here, so that a connect nobody waits for any more is not reported as lost
+        if error is not None:
+            self._backoffs.setdefault(address, Backoff()).failed(monotonic())
+            logger.debug("connect to %s failed: %s", address, error)
+
+    async def _connect(self, address: str) -> Connection:
+        backoff = self._backoffs.get(address)
+        if backoff is not None:
+            await asyncio.sleep(backoff.remaining(monotonic()))
+        host, port = split_address(address)
+        connection = Connection(
+            address,
+            max_frame_size=self._config.max_frame_size,
+            serialize_type=self._config.header_type,
+            dead_after=max(MIN_DEAD_AFTER, 2 * self._config.request_timeout),
+            on_request=self._on_request,
+            on_closed=self._forget,
+        )
+        try:
+            async with asyncio.timeout(self._config.connect_timeout):
+                await self._loop.create_connection(
+                    lambda: connection, host, port, ssl=self._tls, server_hostname=host if self._tls is not None else None
+                )
+        except BaseException as error:
+            # The loop has closed the socket; uvloop does so without a word to the protocol, so nothing may wait for one.
+            connection.close(CloseReason.RESET)
+            if isinstance(error, TimeoutError):
+                text = f"no connection to {address} within {self._config.connect_timeout:.3g} s"
+                raise ConnectError(text, address=address) from error
+            if isinstance(error, OSError | ValueError):  # ValueError: names that cannot be looked up
+                raise ConnectError(f"cannot connect to {address}: {error}", address=address) from error
+            raise
+        return self._adopt(address, connection)
+
+    def _adopt(self, address: str, connection: Connection) -> Connection:
+        if not connection.closed.done():
+            self._all.add(connection)
+            connection.closed.add_done_callback(lambda _: self._all.discard(connection))
+        if self._closing or not connection.is_open:
+            connection.close(CloseReason.LOCAL)
+            raise ConnectionLostError(f"{address}: connection lost at once", address=address)
+        self.open[address] = connection
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(self._config.idle_timeout / 4, self._close_idle)
+        if self._on_connected is not None:
+            self._on_connected(connection)
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        if self.open.get(connection.address) is connection:
+            del self.open[connection.address]
+            if connection.heard:
+                self._backoffs.pop(connection.address, None)
+            elif connection.close_reason not in (CloseReason.LOCAL, CloseReason.IDLE):  # accepted, and that was all
+                self._backoffs.setdefault(connection.address, Backoff()).failed(monotonic())
+            if self._on_closed is not None:
+                self._on_closed(connection)
+
+    def _close_idle(self) -> None:
+        self._idle_timer = None
+        before = monotonic() - self._config.idle_timeout
+        for connection in list(self.open.values()):
+            if connection.last_used < before and not connection.pending:
+                connection.close(CloseReason.IDLE)
+        if self.open:
+            self._idle_timer = self._loop.call_later(self._config.idle_timeout / 4, self._close_idle)
+
+
+def _own_copy(error: BaseException, address: str) -> BaseException:
+    """One instance per caller: a shared one would gather every caller's traceback."""
+    if isinstance(error, ConnectionLostError):
+        copy: RocketMQError = ConnectionLostError(str(error), address=address)
+    elif isinstance(error, ConnectError):
+        copy = ConnectError(str(error), address=address)
+    else:
+        return error
+    copy.__cause__ = error.__cause__
+    return copy

@@ -1,0 +1,34 @@
+"""What must be noticed about the process: a fork. Sockets of the parent must not be touched in the child.
+
+``generation()`` is a number that changes in a forked child; comparing it costs a global read, where ``os.getpid()`` would
+cost a system call per message.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import ForkedError
+
+__all__ = ["check_not_forked", "generation"]
+
+_generation = 0
+
+
+def generation() -> int:
+    return _generation
+
+
+def check_not_forked(since: int) -> None:
+    """Raises ForkedError when the process has forked since ``generation()`` returned ``since``."""
+    if since != _generation:
+        raise ForkedError("this client was started before os.fork(); make and start a new one in the child process")
+
+
+def _after_fork_in_child() -> None:
+    global _generation
+    _generation += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

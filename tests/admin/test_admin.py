@@ -1,0 +1,280 @@
+"""Admin: topics that can be used at once, routes and offsets as they are, and errors that say who refused what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async.admin import Admin
+from rmq_async.config import ClientConfig
+from rmq_async.consumer import PullConsumer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import (
+    BrokerError,
+    BrokerNotFoundError,
+    ClientStateError,
+    ConfigError,
+    InvalidMessageError,
+    NameServerError,
+    RequestTimeoutError,
+    TopicNotFoundError,
+)
+from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.route import BrokerData
+
+from ..client.support import FakeBroker, FakeNameServer, route, until
+from ..consumer.support import put
+from ..transport.peer import Link
+
+CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
+
+
+@asynccontextmanager
+async def embedded(*, brokers: int = 1, **options: Any) -> AsyncIterator[tuple[EmbeddedRocketMQ, Admin]]:
+    async with EmbeddedRocketMQ(brokers=brokers) as server, Admin(namesrv=server.namesrv, **options) as admin:
+        yield server, admin
+
+
+class Cluster(FakeNameServer):
+    """A name server with a cluster to show: cluster -> broker name -> address."""
+
+    def __init__(self, clusters: dict[str, dict[str, str]], **routes: Any) -> None:
+        super().__init__(**routes)
+        self.clusters = clusters
+        plain = self.answer
+
+        def answer(link: Link, request: RemotingCommand) -> None:
+            if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                table = {
+                    name: BrokerData(name, {0: address})
+                    for brokers in self.clusters.values()
+                    for name, address in brokers.items()
+                }
+                info = ClusterInfo(table, {cluster: tuple(brokers) for cluster, brokers in self.clusters.items()})
+                link.reply(request, body=encode_cluster_info(info, standard=False))
+            else:
+                plain(link, request)
+
+        self.answer = answer
+
+
+async def test_a_new_topic_can_be_used_at_once() -> None:
+    async with embedded(brokers=2) as (_, admin):
+        await admin.create_topic("t", queues=3, read_queues=5)
+        data = await admin.topic_route("t")
+        assert [(d.broker_name, d.write_queue_nums, d.read_queue_nums, d.perm) for d in data.queue_datas] == [
+            ("broker-a", 3, 5, 6),
+            ("broker-b", 3, 5, 6),
+        ]
+        queue = MessageQueue("t", "broker-b", 2)
+        await put(admin, queue, [b"x"])
+        assert (await admin.min_offset(queue), await admin.max_offset(queue)) == (0, 1)
+        assert await admin.search_offset(queue, 0.0) == 0
+        assert await admin.earliest_store_time_ms(queue) > 1_600_000_000_000
+        assert await admin.earliest_store_time_ms(MessageQueue("t", "broker-b", 1)) == -1
+
+
+async def test_one_broker_can_be_chosen_and_settings_changed() -> None:
+    async with embedded(brokers=2) as (_, admin):
+        await admin.create_topic("t", queues=2, broker="broker-b", perm=4)
+        assert [(d.broker_name, d.perm) for d in (await admin.topic_route("t")).queue_datas] == [("broker-b", 4)]
+        await admin.create_topic("t", queues=6, cluster="DefaultCluster")
+        assert {d.broker_name: d.write_queue_nums for d in (await admin.topic_route("t")).queue_datas} == {
+            "broker-a": 6,
+            "broker-b": 6,
+        }
+
+
+async def test_sharers_of_the_client_see_new_queues_at_once() -> None:
+    async with embedded() as (_, admin), PullConsumer("g", client=admin.config) as consumer:
+        await admin.create_topic("t", queues=1)
+        await consumer.queues("t")
+        routes = consumer._client().routes
+        old = routes.cached("t")
+        assert old is not None
+        await admin.create_topic("t", queues=4)
+        new = routes.cached("t")
+        assert new is not None
+        assert (len(old.publish_queues), len(new.publish_queues)) == (1, 4)
+
+
+async def test_what_goes_to_the_broker() -> None:
+    async with (
+        FakeBroker() as broker,
+        Cluster({"c": {"broker-a": broker.address}}, t=route(broker.address, queues=8)) as server,
+    ):
+        async with Admin(namesrv=server.address) as admin:
+            await admin.create_topic("t", order=True, topic_sys_flag=1, attributes={"message.type": "FIFO", "a": "b"})
+        assert [(request.code, request.ext_fields) for request in broker.requests] == [
+            (
+                CREATE,
+                {
+                    "topic": "t",
+                    "defaultTopic": "TBW102",
+                    "readQueueNums": "8",
+                    "writeQueueNums": "8",
+                    "perm": "6",
+                    "topicFilterType": "SINGLE_TAG",
+                    "topicSysFlag": "1",
+                    "order": "true",
+                    "attributes": "+message.type=FIFO,+a=b",
+                    "force": "false",
+                },
+            )
+        ]
+
+
+async def test_a_topic_that_is_not_shown_in_time_is_told() -> None:
+    async with (
+        FakeBroker() as broker,
+        Cluster({"c": {"broker-a": broker.address}}) as server,
+        Admin(namesrv=server.address, request_timeout=0.3) as admin,
+    ):
+        start = monotonic()
+        with pytest.raises(RequestTimeoutError, match="was created on broker-a"):
+            await admin.create_topic("t")
+        assert 0.25 < monotonic() - start < 0.8
+        server.routes["t"] = route(broker.address, queues=4)
+        with pytest.raises(RequestTimeoutError, match="do not show"):
+            await admin.create_topic("t", queues=8)
+        asyncio.get_running_loop().call_later(0.1, server.routes.update, {"t": route(broker.address, queues=8)})
+        await admin.create_topic("t", queues=8)
+
+
+async def test_a_refusal_names_the_broker_and_the_others_are_waited_for() -> None:
+    async with FakeBroker() as good, FakeBroker() as bad, Cluster({"c": {"a": bad.address, "b": good.address}}) as server:
+        bad.answer = lambda link, request: link.reply(request, code=16, remark="User:x has no permission to access Topic:t")
+        async with Admin(namesrv=server.address) as admin:
+            with pytest.raises(BrokerError, match="UPDATE_AND_CREATE_TOPIC") as caught:
+                await admin.create_topic("t")
+            assert (caught.value.broker, caught.value.address, caught.value.code) == ("a", bad.address, 16)
+            assert len(good.requests) == 1
+
+
+async def test_where_to_create_must_be_clear() -> None:
+    clusters = {"one": {"a": "127.0.0.1:1"}, "two": {"b": "127.0.0.1:2"}}
+    async with Cluster(clusters) as server, Admin(namesrv=server.address) as admin:
+        with pytest.raises(ConfigError, match="one, two"):
+            await admin.create_topic("t")
+        with pytest.raises(BrokerNotFoundError, match="three"):
+            await admin.create_topic("t", cluster="three")
+        with pytest.raises(BrokerNotFoundError, match="x"):
+            await admin.create_topic("t", broker="x")
+        with pytest.raises(BrokerNotFoundError, match="one has no broker b"):
+            await admin.create_topic("t", cluster="one", broker="b")
+        server.clusters.clear()
+        with pytest.raises(BrokerNotFoundError, match="any broker"):
+            await admin.create_topic("t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"topic": "no spaces"}, InvalidMessageError),
+        ({"topic": "x" * 128}, InvalidMessageError),
+        ({"topic": "TBW102"}, InvalidMessageError),
+        ({"topic": "rmq_sys_x"}, InvalidMessageError),
+        ({"queues": 0}, ConfigError),
+        ({"queues": 70_000}, ConfigError),
+        ({"read_queues": -1}, ConfigError),
+        ({"attributes": {"a": "b,c"}}, ConfigError),
+        ({"attributes": {"": "b"}}, ConfigError),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_anything_is_sent(arguments: dict[str, Any], kind: type[Exception]) -> None:
+    async with embedded() as (server, admin):
+        before = server.requests.total()
+        with pytest.raises(kind):
+            await admin.create_topic(**({"topic": "t"} | arguments))
+        assert server.requests.total() == before
+
+
+async def test_a_topic_nobody_knows_has_no_route() -> None:
+    async with embedded() as (server, admin):
+        with pytest.raises(TopicNotFoundError) as caught:
+            await admin.topic_route("nobody")
+        assert caught.value.address == server.namesrv
+        assert admin._client().routes.topics == ()
+
+
+async def test_the_cluster_is_shown() -> None:
+    async with embedded(brokers=2) as (server, admin):
+        info = await admin.cluster_info()
+        assert {name: data.broker_addrs[0] for name, data in info.broker_addr_table.items()} == server.brokers
+        assert info.cluster_addr_table == {"DefaultCluster": ("broker-a", "broker-b")}
+
+
+async def test_topics_are_listed_and_deleted() -> None:
+    """By scripted peers: what is asked of whom."""
+    async with (
+        FakeBroker() as broker,
+        Cluster({"c": {"a": broker.address}}) as one,
+        Cluster({"c": {"a": broker.address}}) as two,
+    ):
+        for server in (one, two):
+            plain = server.answer
+
+            def answer(link: Link, request: RemotingCommand, plain: Callable[..., None] = plain) -> None:
+                if request.code == 206:
+                    link.reply(request, body=b'{"topicList":["b","a"]}')
+                elif request.code == 216:
+                    link.reply(request, body=b"")
+                else:
+                    plain(link, request)
+
+            server.answer = answer
+        async with Admin(namesrv=[one.address, two.address]) as admin:
+            assert await admin.topics() == ("a", "b")
+            await admin.delete_topic("t")
+        assert [(r.code, r.ext_fields) for r in broker.requests] == [(215, {"topic": "t"})]
+        for server in (one, two):
+            assert [r.ext_fields for r in server.requests if r.code == 216] == [{"topic": "t"}]
+
+
+async def test_an_admin_makes_no_heartbeats() -> None:
+    async with embedded(heartbeat_interval=0.05) as (server, admin):
+        await admin.create_topic("t")
+        await admin.max_offset(MessageQueue("t", "broker-a", 0))
+        await asyncio.sleep(0.2)
+        assert server.requests[34] == 0
+
+
+async def test_life() -> None:
+    with pytest.raises(NameServerError):
+        await Admin().start()
+    with pytest.raises(TypeError, match="group"):
+        Admin(group="g")
+    async with EmbeddedRocketMQ() as server:
+        admin = Admin(client=ClientConfig(namesrv=server.namesrv))
+        with pytest.raises(ClientStateError):
+            await admin.topics()
+        async with admin:
+            with pytest.raises(ConfigError):
+                await admin.max_offset(("t", 1))  # type: ignore[arg-type]
+        with pytest.raises(ClientStateError, match="stopped"):
+            await admin.cluster_info()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21])
+async def test_cancelling_a_creation_leaves_nothing(steps: int) -> None:
+    async with (
+        FakeBroker() as broker,
+        Cluster({"c": {"broker-a": broker.address}}) as server,
+        Admin(namesrv=server.address) as admin,
+    ):
+        call = asyncio.ensure_future(admin.create_topic("t"))
+        for _ in range(steps):
+            await asyncio.sleep(0.002)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        instance = admin._client()
+        await until(lambda: not any(connection.pending for connection in instance.pool.connections))

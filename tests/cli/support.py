@@ -1,0 +1,66 @@
+"""Running ``rmq`` as its users do: as a process of its own, every warning an error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any, NamedTuple
+
+START = [sys.executable, "-W", "error", "-m", "rmq_async.cli"]
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Of ``--json``: each line is an object."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def modes(self) -> dict[str, dict[str, Any]]:
+        return {record["mode"]: record for record in self.records if record["type"] == "mode"}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        (found,) = [record for record in self.records if record["type"] == "summary"]
+        return found
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NAMESRV_ADDR", "RMQ_TRACEBACK")}
+    return {**kept, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
+
+
+async def start(*arguments: str, command: list[str] | None = None, **options: Any) -> asyncio.subprocess.Process:
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, "env": environment()}
+    return await asyncio.create_subprocess_exec(*(command or START), *arguments, **(pipes | options))
+
+
+async def end(process: asyncio.subprocess.Process, timeout: float = 30.0) -> Ended:
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), timeout)
+    except BaseException:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return Ended(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+async def rmq(*arguments: str, command: list[str] | None = None, **options: Any) -> Ended:
+    """Runs the command to its end. Whatever happens, nobody is shown a traceback."""
+    ended = await end(await start(*arguments, command=command, **options))
+    assert "Traceback" not in ended.out + ended.err, ended.err
+    return ended
+
+
+def one_line(text: str) -> str:
+    """The only line there is."""
+    (line,) = text.splitlines()
+    return line

@@ -1,0 +1,129 @@
+"""What holds for every command: help, version, exit codes, errors in one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+import rmq_async
+from rmq_async import cli
+from rmq_async.cli import app
+from rmq_async.errors import BrokerError
+
+from .support import one_line, rmq
+
+
+def test_the_command_is_installed() -> None:
+    (script,) = entry_points(group="console_scripts", name="rmq")
+    assert script.load() is cli.main
+
+
+async def test_the_version_is_the_packages() -> None:
+    ended = await rmq("--version")
+    assert (ended.code, ended.err) == (0, "")
+    assert one_line(ended.out).startswith(f"rmq-async {rmq_async.__version__} (Python ")
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+async def test_help_names_the_commands(option: str) -> None:
+    ended = await rmq(option)
+    assert (ended.code, ended.err) == (0, "")
+    for told in ("demo", "server", "--version", "Exit codes"):
+        assert told in ended.out
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("demo", ["--namesrv", "--timeout", "--json", "--messages", "--size"]),
+        ("server", ["--host", "--port", "--brokers", "--json"]),
+    ],
+)
+async def test_help_of_a_command_names_its_options(command: str, options: list[str]) -> None:
+    ended = await rmq(command, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    for option in options:
+        assert f"{option} " in ended.out
+
+
+async def test_without_a_command_help_is_shown_and_the_exit_code_is_2() -> None:
+    ended = await rmq()
+    assert (ended.code, ended.out) == (2, "")
+    assert "Commands:" in ended.err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["nothing-of-the-kind"],
+        ["--nothing"],
+        ["demo", "--nothing"],
+        ["demo", "surplus"],
+        ["demo", "--messages", "0"],
+        ["demo", "--messages", "100000", "--size", "100000"],
+        ["demo", "--size", "1"],
+        ["demo", "--timeout", "0"],
+        ["demo", "--timeout", "nan"],
+        ["demo", "--namesrv", "no-port"],
+        ["demo", "--namesrv"],
+    ],
+    ids=" ".join,
+)
+async def test_wrong_use_is_one_line_and_code_2(wrong: list[str]) -> None:
+    ended = await rmq(*wrong)
+    assert (ended.code, ended.out) == (2, "")
+    assert one_line(ended.err).startswith("rmq")
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+async def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from rmq_async.cli import main; main(['demo'])"
+    ended = await rmq(command=[sys.executable, "-W", "error", "-c", program])
+    assert (ended.code, ended.out) == (2, "")
+    assert "pip install 'rmq-async[cli]'" in one_line(ended.err)
+
+
+async def test_a_reader_who_went_away_gets_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = await rmq("demo", "--json", "--messages", "10", stdout=writing)
+    finally:
+        os.close(writing)
+    assert (ended.code, ended.err) == (1, "")
+
+
+class TestErrorsOfTheLibrary:
+    """Whatever a command raises becomes a line and a code."""
+
+    def told(
+        self, error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> tuple[int, str]:
+        def fail(**_: object) -> int:
+            raise error
+
+        monkeypatch.setattr(app.demo, "callback", fail)
+        code = app.run_command(["demo"])
+        return code, one_line(capsys.readouterr().err)
+
+    def test_an_error_of_ours(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        code, line = self.told(BrokerError("no\nspace", code=14, request="SEND_MESSAGE"), monkeypatch, capsys)
+        assert code == 1
+        assert "SERVICE_NOT_AVAILABLE" in line
+
+    def test_an_error_of_the_system(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.told(OSError(28, "No space left"), monkeypatch, capsys) == (1, "rmq: [Errno 28] No space left")
+
+    def test_a_bug(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.delenv("RMQ_TRACEBACK", raising=False)
+        code, line = self.told(KeyError("x"), monkeypatch, capsys)
+        assert code == 1
+        assert "KeyError" in line
+
+    def test_a_bug_that_is_looked_for(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("RMQ_TRACEBACK", "1")
+        with pytest.raises(KeyError):
+            self.told(KeyError("x"), monkeypatch, capsys)

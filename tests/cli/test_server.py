@@ -1,0 +1,97 @@
+"""``rmq server``: a broker for other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from rmq_async import Message, Producer, PullConsumer
+
+from .support import end, one_line, rmq, start
+
+FREE = ("--port", "0", "--json")
+
+
+async def address(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    assert process.stdout is not None
+    told: dict[str, Any] = json.loads(await asyncio.wait_for(process.stdout.readline(), 10))
+    return told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_clients_use_it_until_a_signal_ends_it_within_a_second(number: signal.Signals) -> None:
+    process = await start("server", *FREE)
+    try:
+        namesrv = (await address(process))["namesrv"]
+        async with Producer("g", namesrv=namesrv) as producer, PullConsumer("g", namesrv=namesrv) as consumer:
+            await producer.send(Message("t", b"hello"))
+            assert [message.body async for message in consumer.read("t")] == [b"hello"]
+        idle = await asyncio.open_connection(*namesrv.split(":"))
+        began = time.monotonic()
+        process.send_signal(number)
+        ended = await end(process, 5)
+        assert time.monotonic() - began < 1
+        assert (ended.code, ended.err) == (0, "")
+        idle[1].close()
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
+async def test_it_says_where_its_name_server_and_brokers_are() -> None:
+    process = await start("server", *FREE, "--brokers", "3")
+    told = await address(process)
+    assert list(told["brokers"]) == ["broker-a", "broker-b", "broker-c"]
+    assert len({told["namesrv"], *told["brokers"].values()}) == 4
+    process.terminate()
+    assert (await end(process)).code == 0
+
+
+async def test_people_read_the_address_first() -> None:
+    process = await start("server", "--port", "0")
+    assert process.stdout is not None
+    first = (await process.stdout.readline()).decode().split()
+    assert first[:2] == ["name", "server"]
+    host, port = first[2].split(":")
+    (await asyncio.open_connection(host, int(port)))[1].close()
+    process.terminate()
+    assert (await end(process)).code == 0
+
+
+async def test_a_port_that_is_taken_is_one_line_and_code_1() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = await rmq("server", "--port", str(port))
+    assert (ended.code, ended.out) == (1, "")
+    assert f"cannot listen on 127.0.0.1:{port}" in one_line(ended.err)
+
+
+async def test_a_host_that_is_none_of_ours_is_one_line_and_code_1() -> None:
+    ended = await rmq("server", "--host", "192.0.2.1", "--port", "0")
+    assert ended.code == 1
+    assert "cannot listen on 192.0.2.1:0" in one_line(ended.err)
+
+
+async def test_an_address_that_others_can_reach_earns_a_warning() -> None:
+    process = await start("server", *FREE, "--host", "0.0.0.0")
+    told = await address(process)
+    assert told["namesrv"].startswith("127.0.0.1:")
+    process.terminate()
+    ended = await end(process)
+    assert ended.code == 0
+    assert "whoever reaches this address can read and write everything" in one_line(ended.err)
+
+
+@pytest.mark.parametrize("wrong", [("--brokers", "0"), ("--brokers", "27"), ("--port", "70000"), ("--port", "x")])
+async def test_wrong_numbers_are_wrong_use(wrong: tuple[str, str]) -> None:
+    ended = await rmq("server", *wrong)
+    assert (ended.code, ended.out) == (2, "")
+    assert wrong[0] in one_line(ended.err)

@@ -1,0 +1,37 @@
+"""Every test here runs on asyncio and on uvloop, and must leave nothing: no task, no socket, no shared instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from rmq_async.client import instance
+
+from .support import until
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def sockets() -> set[int]:
+    return {connection.fd for connection in psutil.Process().net_connections(kind="tcp")}
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[dict[str, Any]]]:
+    """What reached the loop's exception handler; a test that expects something there takes it out."""
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    before = sockets()
+    yield errors
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, 1.0)
+    await until(lambda: sockets() <= before, 1.0)
+    assert not instance._instances
+    assert not errors

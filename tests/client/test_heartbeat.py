@@ -1,0 +1,269 @@
+"""Heartbeats: one per broker and period however many share the client, at once on a new connection, and a farewell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import pytest
+
+from rmq_async.client import ClientInstance
+from rmq_async.errors import ConfigError
+from rmq_async.transport import CloseReason
+from rmq_protocol.heartbeat import ConsumerData
+from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
+
+from .support import FakeBroker, FakeNameServer, client, config_of, ours, route, until
+
+
+@asynccontextmanager
+async def cluster(*, brokers: int = 1) -> AsyncIterator[tuple[FakeNameServer, list[FakeBroker]]]:
+    """A name server that knows topic "t" on all the brokers."""
+    peers = [FakeBroker() for _ in range(brokers)]
+    async with FakeNameServer() as server:
+        for peer in peers:
+            await peer.start()
+        names = [f"broker-{number}" for number in range(brokers)]
+        server.routes["t"] = TopicRouteData(
+            queue_datas=tuple(QueueData(name, 4, 4, 6) for name in names),
+            broker_datas=tuple(BrokerData(name, {0: peer.address}) for name, peer in zip(names, peers, strict=True)),
+        )
+        try:
+            yield server, peers
+        finally:
+            for peer in peers:
+                await peer.stop()
+
+
+def groups(broker: FakeBroker, beat: int = -1) -> tuple[list[str], list[str]]:
+    data = broker.beats[beat]
+    return [p.group_name for p in data.producer_data_set], [c.group_name for c in data.consumer_data_set]
+
+
+async def test_a_new_broker_connection_gets_its_heartbeat_at_once() -> None:
+    async with cluster() as (server, [broker]), client(server) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        await instance.pool.connect(broker.address, 1.0)
+        await until(lambda: broker.beats)
+        assert broker.beats[0].client_id == instance.client_id
+        assert groups(broker) == (["p"], [])
+        assert broker.requests[0].version == 513
+        await instance.unregister_producer("p", 1.0)
+
+
+async def test_without_groups_there_are_no_heartbeats() -> None:
+    async with cluster() as (server, [broker]), client(server, heartbeat_interval=0.05) as instance:
+        await instance.routes.get("t", 1.0)
+        await instance.pool.connect(broker.address, 1.0)
+        await asyncio.sleep(0.2)
+        assert broker.beats == []
+
+
+async def test_a_connection_to_a_name_server_gets_none() -> None:
+    async with cluster() as (server, _), client(server, heartbeat_interval=0.05) as instance:
+        instance.register_producer("p")
+        await asyncio.sleep(0.2)
+        assert all(request.code != 34 for request in server.requests)
+        await instance.unregister_producer("p", 1.0)
+
+
+async def test_three_sharers_make_one_connection_and_one_heartbeat_per_broker_and_period() -> None:
+    async with cluster(brokers=2) as (server, brokers):
+        config = config_of(server, heartbeat_interval=0.4)
+        instances = [await ClientInstance.acquire(config) for _ in range(3)]
+        instance = instances[0]
+        assert all(each is instance for each in instances)
+        instance.register_producer("p1")
+        instance.register_producer("p2")
+        instance.register_consumer(ConsumerData(group_name="c"))
+        await instance.routes.get("t", 1.0)
+        start = monotonic()
+        await asyncio.gather(*[instance.pool.connect(broker.address, 1.0) for broker in brokers for _ in range(5)])
+        await asyncio.sleep(2.0)
+        periods = (monotonic() - start) / 0.4
+        for broker in brokers:
+            assert periods - 2 <= len(broker.beats) < periods + 2
+            assert groups(broker) == (["p1", "p2"], ["c"])
+            assert len(broker.links) == 1
+        assert len(server.links) == 1
+        consumer = brokers[0].beats[-1].consumer_data_set[0]
+        assert (consumer.consume_type, consumer.message_model) == ("CONSUME_ACTIVELY", "CLUSTERING")
+
+        await instance.unregister_producer("p2", 1.0)
+        await instance.release()
+        for broker in brokers:
+            assert broker.farewells == [{"clientID": instance.client_id, "producerGroup": "p2"}]
+            assert broker.link.lost.done() is False
+            broker.beats.clear()
+        await until(lambda: all(broker.beats for broker in brokers))
+        assert groups(brokers[0]) == (["p1"], ["c"])
+
+        await instance.unregister_consumer("c", 1.0)
+        await instance.release()
+        await instance.unregister_producer("p1", 1.0)
+        await instance.release()
+        for broker in brokers:
+            assert broker.farewells[1:] == [
+                {"clientID": instance.client_id, "consumerGroup": "c"},
+                {"clientID": instance.client_id, "producerGroup": "p1"},
+            ]
+            await until(lambda broker=broker: broker.link.lost.done())  # type: ignore[misc]
+
+
+async def test_groups_that_join_later_are_announced_at_once_and_together() -> None:
+    async with cluster() as (server, [broker]), client(server) as instance:
+        instance.register_producer("p1")
+        await instance.routes.get("t", 1.0)
+        await instance.pool.connect(broker.address, 1.0)
+        await until(lambda: broker.beats)
+        instance.register_producer("p2")
+        instance.register_consumer(ConsumerData(group_name="c"))
+        await until(lambda: len(broker.beats) == 2)
+        await asyncio.sleep(0.05)
+        assert len(broker.beats) == 2
+        assert groups(broker) == (["p1", "p2"], ["c"])
+        for leave in (
+            instance.unregister_producer("p1", 1.0),
+            instance.unregister_producer("p2", 1.0),
+            instance.unregister_consumer("c", 1.0),
+        ):
+            await leave
+
+
+async def test_a_group_may_join_once_only() -> None:
+    async with cluster() as (server, _), client(server) as instance:
+        instance.register_producer("g")
+        instance.register_consumer(ConsumerData(group_name="g"))
+        with pytest.raises(ConfigError, match=r"producer group g .* instance_name"):
+            instance.register_producer("g")
+        with pytest.raises(ConfigError, match=r"consumer group g .* instance_name"):
+            instance.register_consumer(ConsumerData(group_name="g"))
+        await instance.unregister_producer("g", 1.0)
+        instance.register_producer("g")
+        await instance.unregister_producer("g", 1.0)
+        await instance.unregister_producer("g", 1.0)
+        await instance.unregister_consumer("g", 1.0)
+
+
+async def test_rounds_connect_to_brokers_that_are_not_connected() -> None:
+    async with cluster(brokers=2) as (server, brokers), client(server, heartbeat_interval=0.1) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        await until(lambda: all(broker.beats for broker in brokers))
+        await instance.unregister_producer("p", 1.0)
+
+
+async def test_a_connection_made_before_its_broker_came_into_use_is_caught_up_with() -> None:
+    async with cluster() as (server, [broker]), client(server) as instance:
+        instance.register_producer("p")
+        await instance.pool.connect(broker.address, 1.0)
+        await asyncio.sleep(0.05)
+        assert broker.beats == []
+        await instance.routes.get("t", 1.0)
+        await until(lambda: broker.beats)
+        await instance.unregister_producer("p", 1.0)
+
+
+async def test_two_unanswered_heartbeats_close_the_connection_as_dead() -> None:
+    async with cluster() as (server, [broker]), client(server, heartbeat_interval=0.3, request_timeout=0.1) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        broker.silent = True
+        connection = await instance.pool.connect(broker.address, 1.0)
+        start = monotonic()
+        await until(lambda: not connection.is_open)
+        assert connection.close_reason is CloseReason.DEAD
+        assert len(broker.links[0].requests) == 2
+        assert monotonic() - start < 2 * 0.3 + 0.8
+        broker.silent = False
+        await until(lambda: len(broker.links) > 1)
+        await instance.unregister_producer("p", 1.0)
+
+
+async def test_a_group_that_leaves_at_once_is_not_announced() -> None:
+    async with cluster() as (server, [broker]), client(server) as instance:
+        await instance.routes.get("t", 1.0)
+        connection = await instance.pool.connect(broker.address, 1.0)
+        instance.register_producer("p")
+        instance.heartbeats._announce()
+        await instance.unregister_producer("p", 1.0)
+        await asyncio.sleep(0.05)
+        assert broker.beats == []
+        assert connection.is_open
+
+
+async def test_one_answer_between_them_keeps_the_connection() -> None:
+    async with cluster() as (server, [broker]), client(server, heartbeat_interval=0.2, request_timeout=0.1) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        connection = await instance.pool.connect(broker.address, 1.0)
+        for _ in range(4):
+            beats = len(broker.beats)
+            broker.silent = not broker.silent
+            await until(lambda beats=beats: len(broker.beats) > beats)  # type: ignore[misc]
+        assert connection.is_open
+        broker.silent = False
+        await instance.unregister_producer("p", 1.0)
+
+
+async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster() as (server, [broker]), client(server, heartbeat_interval=0.05) as instance:
+        broker.answer = lambda link, request: link.reply(request, code=16, remark="check signature failed.\n", body=b"")
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        connection = await instance.pool.connect(broker.address, 1.0)
+        await until(lambda: broker.received > 4)
+        assert connection.is_open
+        warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert warnings == [f"broker {broker.address} refused a heartbeat: 16 check signature failed.\\n"]
+        await instance.unregister_producer("p", 0.2)
+
+
+async def test_a_silent_broker_does_not_hold_up_the_farewell() -> None:
+    async with cluster() as (server, [broker]), client(server) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        await instance.pool.connect(broker.address, 1.0)
+        await until(lambda: broker.beats)
+        broker.silent = True
+        start = monotonic()
+        await instance.unregister_producer("p", 0.3)
+        assert 0.2 < monotonic() - start < 0.7
+        assert len(broker.farewells) == 1
+
+
+async def test_a_broker_that_left_the_route_is_not_looked_for(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster(brokers=2) as (server, brokers), client(server, heartbeat_interval=0.1) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        await until(lambda: all(broker.beats for broker in brokers))
+        server.routes["t"] = route(brokers[0].address, name="broker-0")
+        await brokers[1].stop()
+        await until(lambda: instance.routes.address_of("broker-1") is None, 2.0)
+        caplog.clear()
+        await asyncio.sleep(0.3)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        await instance.unregister_producer("p", 1.0)
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_cancelling_a_farewell_leaves_nothing(steps: int) -> None:
+    async with cluster() as (server, [broker]):
+        instance = await ClientInstance.acquire(config_of(server))
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        connection = await instance.pool.connect(broker.address, 1.0)
+        broker.silent = True
+        leaving = asyncio.ensure_future(instance.unregister_producer("p", 5.0))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert leaving.cancelled()
+        await instance.release()
+        assert not connection.is_open
+        assert ours() == []

@@ -1,0 +1,122 @@
+"""SingleFlight: one look-up for all, with each caller's own deadline, error and cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async.client.single_flight import SingleFlight
+from rmq_async.errors import ClientStateError, NameServerError, broker_error
+
+from .support import ours
+
+
+class Work:
+    """A look-up that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self) -> int:
+        self.runs += 1
+        return await asyncio.shield(self.result)
+
+
+async def test_a_thousand_callers_share_one_run() -> None:
+    flights, work = SingleFlight[int]("test"), Work()
+    callers = [asyncio.ensure_future(flights.join("k", work, monotonic() + 5)) for _ in range(1000)]
+    await asyncio.sleep(0.01)
+    assert len(flights) == 1
+    assert "k" in flights
+    work.result.set_result(7)
+    assert await asyncio.gather(*callers) == [7] * 1000
+    assert (work.runs, len(flights)) == (1, 0)
+
+
+async def test_other_keys_and_later_calls_run_on_their_own() -> None:
+    flights, work = SingleFlight[int]("test"), Work()
+    work.result.set_result(1)
+    await asyncio.gather(*[flights.join(key, work, monotonic() + 5) for key in ("a", "b", "a")])
+    await flights.join("a", work, monotonic() + 5)
+    assert work.runs == 3
+
+
+async def test_cancelling_all_callers_leaves_the_look_up_running() -> None:
+    flights, work = SingleFlight[int]("test"), Work()
+    callers = [asyncio.ensure_future(flights.join("k", work, monotonic() + 5)) for _ in range(10)]
+    await asyncio.sleep(0)
+    for caller in callers:
+        caller.cancel()
+    assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*callers, return_exceptions=True))
+    late = asyncio.ensure_future(flights.join("k", work, monotonic() + 5))
+    await asyncio.sleep(0)
+    work.result.set_result(3)
+    assert await late == 3
+    assert work.runs == 1
+
+
+async def test_each_caller_has_its_own_deadline() -> None:
+    flights, work = SingleFlight[int]("test"), Work()
+    start = monotonic()
+    patient = asyncio.ensure_future(flights.join("k", work, start + 5))
+    with pytest.raises(TimeoutError):
+        await flights.join("k", work, start + 0.05)
+    assert 0.04 < monotonic() - start < 0.5
+    work.result.set_result(1)
+    assert await patient == 1
+
+
+async def test_each_caller_gets_an_error_of_its_own() -> None:
+    flights, work = SingleFlight[int]("test"), Work()
+    callers = [asyncio.ensure_future(flights.join("k", work, monotonic() + 5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    cause = OSError("x")
+    error = NameServerError("none", address="a:1")
+    error.__cause__ = cause
+    work.result.set_exception(error)
+    errors = await asyncio.gather(*callers, return_exceptions=True)
+    assert len({id(each) for each in errors}) == 3
+    for each in errors:
+        assert isinstance(each, NameServerError)
+        assert (str(each), each.address, each.__cause__) == ("none", "a:1", cause)
+
+
+async def test_a_copied_broker_error_says_the_same() -> None:
+    flights = SingleFlight[int]("test")
+
+    async def fail() -> int:
+        raise broker_error(2, "too busy", request="X", broker="b", address="a:1")
+
+    with pytest.raises(Exception, match=r"^X: 2 SYSTEM_BUSY: too busy$") as caught:
+        await flights.join("k", fail, monotonic() + 5)
+    assert (caught.value.code, caught.value.remark, caught.value.broker) == (2, "too busy", "b")  # type: ignore[attr-defined]
+
+
+async def test_closing_ends_everything() -> None:
+    flights, work = SingleFlight[int]("test"), Work()
+    caller = asyncio.ensure_future(flights.join("k", work, monotonic() + 5))
+    flights.start("l", work)
+    await asyncio.sleep(0)
+    assert ours() == ["rmq_async test k", "rmq_async test l"]
+    ended = await asyncio.gather(*flights.close(), return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ended)
+    with pytest.raises(ClientStateError):
+        await caller
+    with pytest.raises(ClientStateError):
+        await flights.join("k", work, monotonic() + 5)
+    assert len(flights) == 0
+
+
+async def test_a_bug_in_a_look_up_that_nobody_waits_for_is_reported(nothing_left: list[dict[str, Any]]) -> None:
+    flights = SingleFlight[int]("test")
+
+    async def broken() -> int:
+        raise ZeroDivisionError
+
+    flights.start("k", broken)
+    await asyncio.sleep(0.01)
+    assert isinstance(nothing_left.pop()["exception"], ZeroDivisionError)

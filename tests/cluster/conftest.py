@@ -1,0 +1,67 @@
+"""Real clusters for the tests below here. JVMs are dear (some 6 s of CPU each start), so they are shared.
+
+All last for the session. No test stops or pauses ``cluster`` and ``stock_cluster``; ``two_brokers`` is for tests that do.
+The fixtures are plain functions with an event loop of their own, so that any test loop may use them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.cluster)
+
+
+def run(call: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # a factory: the thread's own loop stays as it is
+        runner.run(call)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RealCluster | ExternalCluster]:
+    """One name server, one broker, profile correctness; or the cluster that NAMESRV_ADDR names."""
+    if address := os.environ.get("NAMESRV_ADDR"):
+        external = ExternalCluster(address)
+        run(external.start())
+        yield external
+        return
+    yield from started(RealCluster())
+
+
+@pytest.fixture(scope="session")
+def stock_cluster() -> Iterator[RealCluster]:
+    """One name server, one broker, nothing changed but what every test broker needs."""
+    yield from started(RealCluster(profile="stock"))
+
+
+@pytest.fixture(scope="session")
+def two_brokers_processes() -> Iterator[RealCluster]:
+    yield from started(RealCluster(brokers=2, nameservers=2))
+
+
+@pytest.fixture
+def two_brokers(two_brokers_processes: RealCluster) -> RealCluster:
+    """Two name servers, two brokers, profile correctness: all of them up, whatever the test before did to them."""
+    run(two_brokers_processes.heal())
+    return two_brokers_processes
+
+
+def started(real: RealCluster) -> Iterator[RealCluster]:
+    require(real.version)
+    run(real.start())
+    try:
+        yield real
+    finally:
+        run(real.stop())

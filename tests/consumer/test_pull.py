@@ -1,0 +1,486 @@
+"""PullConsumer.pull and its small sisters: one request, one truthful answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from datetime import UTC, datetime
+from time import monotonic, time
+from typing import Any
+
+import pytest
+
+from rmq_async.admin import Admin
+from rmq_async.client import ClientInstance
+from rmq_async.config import ClientConfig
+from rmq_async.consumer import PullConsumer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import (
+    BrokerError,
+    BrokerNotFoundError,
+    ClientStateError,
+    ConfigError,
+    ConnectionLostError,
+    ForkedError,
+    InvalidMessageError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    TopicNotFoundError,
+    WrongLoopError,
+)
+from rmq_async.results import PullStatus
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.compression import CompressionType, compress
+from rmq_protocol.constants import SysFlag
+from rmq_protocol.headers import PullMessageRequestHeader
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.stored import decode_pull
+
+from ..client.support import fork, ours, until
+from ..transport.peer import silence
+from .support import TOPIC, embedded, put, record, scripted
+
+QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+
+
+async def test_what_was_put_is_pulled_with_its_place_in_the_queue() -> None:
+    async with embedded() as (_, consumer):
+        bodies = [os.urandom(random.randrange(1, 2000)) for _ in range(10)]
+        await put(consumer, QUEUE, bodies, tags="red")
+        result = await consumer.pull(QUEUE, 0)
+        assert result.status is PullStatus.FOUND
+        assert [message.body for message in result.messages] == bodies
+        assert [message.queue_offset for message in result.messages] == list(range(10))
+        assert (result.next_offset, result.min_offset, result.max_offset) == (10, 0, 10)
+        assert (result.messages[0].queue, result.messages[0].tags, result.corrupt) == (QUEUE, "red", ())
+        part = await consumer.pull(QUEUE, 3, max_messages=2)
+        assert [message.queue_offset for message in part.messages] == [3, 4]
+        assert part.next_offset == 5
+
+
+async def test_an_empty_end_and_a_wrong_offset_are_results() -> None:
+    async with embedded() as (server, consumer):
+        empty = await consumer.pull(QUEUE, 0)
+        assert (empty.status, empty.messages, empty.next_offset) == (PullStatus.NO_NEW, (), 0)
+        await put(consumer, QUEUE, [b"1", b"2"])
+        assert (await consumer.pull(QUEUE, 2)).status is PullStatus.NO_NEW
+        above = await consumer.pull(QUEUE, 9)
+        assert (above.status, above.next_offset) == (PullStatus.OFFSET_ILLEGAL, 2)
+        server.clear()
+        below = await consumer.pull(QUEUE, 1)
+        assert (below.status, below.next_offset, below.min_offset) == (PullStatus.OFFSET_ILLEGAL, 2, 2)
+
+
+async def test_tags_are_filtered_by_text_not_by_hash() -> None:
+    async with embedded() as (_, consumer):
+        await put(consumer, QUEUE, [b"1"], tags="Aa")
+        await put(consumer, QUEUE, [b"2"], tags="BB")
+        await put(consumer, QUEUE, [b"3"], tags="C")
+        await put(consumer, QUEUE, [b"4"])
+        result = await consumer.pull(QUEUE, 0, tags="Aa || C")
+        assert [message.body for message in result.messages] == [b"1", b"3"]
+        nothing = await consumer.pull(QUEUE, 0, tags="D")
+        assert (nothing.status, nothing.next_offset) == (PullStatus.NO_MATCH, 4)
+
+
+async def test_a_waiting_pull_ends_with_the_message() -> None:
+    async with embedded() as (_, consumer):
+        pull = asyncio.ensure_future(consumer.pull(QUEUE, 0, wait=5.0))
+        await asyncio.sleep(0.1)
+        assert not pull.done()
+        start = monotonic()
+        await put(consumer, QUEUE, [b"x"])
+        result = await pull
+        assert monotonic() - start < 1.0
+        assert [message.body for message in result.messages] == [b"x"]
+
+
+async def test_a_waiting_pull_ends_in_time_without_one() -> None:
+    async with embedded() as (_, consumer):
+        start = monotonic()
+        result = await consumer.pull(QUEUE, 0, wait=0.3)
+        assert result.status is PullStatus.NO_NEW
+        assert 0.25 < monotonic() - start < 0.8
+
+
+async def test_a_broker_that_holds_pulls_too_long_does_not_make_them_late() -> None:
+    async with scripted(lambda header: (19, header.queueOffset, b"")) as (broker, consumer):
+        inner = broker.answer
+
+        def hold(link: Any, request: RemotingCommand) -> None:
+            if request.code != 11 or not int((request.ext_fields or {}).get("sysFlag") or 0) & 2:
+                inner(link, request)
+
+        broker.answer = hold
+        start = monotonic()
+        result = await consumer.pull(QUEUE, 5, wait=0.2)
+        assert (result.status, result.next_offset) == (PullStatus.NO_NEW, 5)
+        assert 0.18 < monotonic() - start < 0.6
+
+
+async def test_the_request_is_what_every_broker_understands() -> None:
+    async with scripted(lambda header: (19, header.queueOffset, b"")) as (broker, consumer):
+        await consumer.pull(QUEUE, 5, max_messages=7, tags="a||b", wait=0.1)
+        sent = broker.pulls[0]
+        assert sent == PullMessageRequestHeader(
+            consumerGroup="g", topic=TOPIC, queueId=0, queueOffset=5, maxMsgNums=7, sysFlag=6, commitOffset=0,
+            suspendTimeoutMillis=100, subscription="a||b", subVersion=0, expressionType="TAG", bname="broker-a",
+        )  # fmt: skip
+        await consumer.pull(QUEUE, 5)
+        assert (broker.pulls[-1].sysFlag, broker.pulls[-1].suspendTimeoutMillis) == (4, 0)
+
+
+async def test_damaged_records_are_told_and_the_others_delivered() -> None:
+    body = record(0, b"good") + record(1, b"bad", body_crc=1) + record(2, b"good too")
+    async with scripted(lambda header: (0, 3, body)) as (broker, consumer):
+        result = await consumer.pull(QUEUE, 0)
+        assert [message.body for message in result.messages] == [b"good", b"good too"]
+        assert len(result.corrupt) == 1
+        assert (result.corrupt[0].queue_offset, result.corrupt[0].broker) == (1, "broker-a")
+        assert result.corrupt[0].address == broker.address
+        assert result.next_offset == 3
+
+
+async def test_a_bomb_is_told_and_costs_no_more_than_the_bound() -> None:
+    bomb = compress(bytes(8 * 1024 * 1024), CompressionType.ZLIB, 9)
+    flags = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
+    body = record(0) + record(1, bomb, sys_flag=int(flags)) + record(2)
+    async with scripted(lambda header: (0, 3, body), max_decompressed_size=1024 * 1024) as (_, consumer):
+        result = await consumer.pull(QUEUE, 0)
+        assert [message.queue_offset for message in result.messages] == [0, 2]
+        assert len(result.corrupt) == 1
+
+
+async def test_a_large_body_does_not_block_the_loop() -> None:
+    packed = compress(os.urandom(1024) * 15 * 1024, CompressionType.ZLIB, 1)
+    assert len(packed) > 64 * 1024
+    flags = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
+    body = b"".join(record(offset, packed, sys_flag=flags) for offset in range(4))
+    async with scripted(lambda header: (0, 4, body), max_decompressed_size=64 * 1024 * 1024) as (_, consumer):
+        start = monotonic()
+        decode_pull(body, QUEUE, max_decompressed_size=64 * 1024 * 1024)
+        on_the_loop = monotonic() - start
+        pull = asyncio.ensure_future(consumer.pull(QUEUE, 0))
+        longest, last = 0.0, monotonic()
+        while not pull.done():
+            await asyncio.sleep(0)
+            now = monotonic()
+            longest, last = max(longest, now - last), now
+        assert sum(len(message.body) for message in (await pull).messages) == 60 * 1024 * 1024
+        assert longest < max(0.05, on_the_loop / 2)
+
+
+async def test_what_does_not_fit_is_left_for_the_next_pull() -> None:
+    packed = compress(bytes(600 * 1024), CompressionType.ZLIB, 9)
+    flags = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
+    body = b"".join(record(offset, packed, sys_flag=flags) for offset in range(3))
+    async with scripted(lambda header: (0, 3, body), max_decompressed_size=1024 * 1024) as (_, consumer):
+        result = await consumer.pull(QUEUE, 0)
+        assert [message.queue_offset for message in result.messages] == [0]
+        assert (result.next_offset, result.corrupt) == (1, ())
+
+
+@pytest.mark.parametrize("code", [1, 2, 13, 16, 17, 24, 26, 29, 1500, 4711])
+async def test_refusals_raise_with_the_brokers_words(code: int) -> None:
+    async with scripted(lambda header: (code, 0, b"")) as (broker, consumer):
+        with pytest.raises(BrokerError, match=r"PULL_MESSAGE.*said the script") as caught:
+            await consumer.pull(QUEUE, 0)
+        assert (caught.value.code, caught.value.broker, caught.value.address) == (code, "broker-a", broker.address)
+
+
+async def test_an_answer_without_its_fields_is_a_protocol_error() -> None:
+    async with scripted() as (broker, consumer):
+        broker.answer = lambda link, request: link.reply(request, code=0, ext_fields=None, body=b"")
+        with pytest.raises(RemoteProtocolError, match="suggestWhichBrokerId") as caught:
+            await consumer.pull(QUEUE, 0)
+        assert caught.value.broker == "broker-a"
+        with pytest.raises(RemoteProtocolError, match="offset"):
+            await consumer.max_offset(QUEUE)
+
+
+async def test_a_silent_broker_ends_by_the_deadline_and_leaves_no_entry() -> None:
+    async with scripted(request_timeout=0.2) as (broker, consumer):
+        broker.answer = silence
+        start = monotonic()
+        with pytest.raises(RequestTimeoutError) as caught:
+            await consumer.pull(QUEUE, 0)
+        assert caught.value.broker == "broker-a"
+        with pytest.raises(RequestTimeoutError):
+            await consumer.pull(QUEUE, 0, wait=0.2)
+        assert monotonic() - start < 1.5
+        assert not consumer._calls
+
+
+async def test_what_is_not_there_has_its_own_errors() -> None:
+    async with embedded() as (_, consumer):
+        with pytest.raises(TopicNotFoundError, match="nobody"):
+            await consumer.queues("nobody")
+        with pytest.raises(TopicNotFoundError):
+            await consumer.pull(MessageQueue("nobody", "broker-a", 0), 0)
+        await consumer.queues(TOPIC)
+        with pytest.raises(BrokerNotFoundError):
+            await consumer.pull(MessageQueue(TOPIC, "broker-x", 0), 0)
+        with pytest.raises(BrokerError):
+            await consumer.pull(MessageQueue(TOPIC, "broker-a", 99), 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("t", 0), "MessageQueue"),
+        ((QUEUE, -1), "offset"),
+        ((QUEUE, 1 << 63), "offset"),
+        ((QUEUE, True), "offset"),
+        ((QUEUE, 0, {"max_messages": 0}), "max_messages"),
+        ((QUEUE, 0, {"max_messages": 4096}), "max_messages"),
+        ((QUEUE, 0, {"wait": -1.0}), "wait"),
+        ((QUEUE, 0, {"wait": float("nan")}), "wait"),
+        ((QUEUE, 0, {"tags": ""}), "tags"),
+        ((QUEUE, 0, {"tags": "||"}), "tags"),
+        ((QUEUE, 0, {"tags": None}), "tags"),
+    ],
+)
+async def test_senseless_arguments_are_refused_before_anything_is_sent(arguments: tuple[Any, ...], named: str) -> None:
+    async with scripted() as (broker, consumer):
+        options = arguments[2] if len(arguments) > 2 else {}
+        with pytest.raises(ConfigError, match=named):
+            await consumer.pull(*arguments[:2], **options)
+        assert broker.received == 0
+
+
+async def test_queues_are_the_readable_ones_as_they_are_now() -> None:
+    async with (
+        EmbeddedRocketMQ(brokers=2) as server,
+        Admin(namesrv=server.namesrv) as admin,
+        PullConsumer("g", namesrv=server.namesrv) as consumer,
+    ):
+        await admin.create_topic(TOPIC, queues=1, read_queues=2)
+        assert await consumer.queues(TOPIC) == tuple(
+            MessageQueue(TOPIC, name, number) for name in ("broker-a", "broker-b") for number in (0, 1)
+        )
+        await admin.create_topic(TOPIC, queues=1, read_queues=3, broker="broker-a")
+        assert len(await consumer.queues(TOPIC)) == 5
+
+
+async def test_offsets_and_times() -> None:
+    async with embedded() as (_, consumer):
+        assert (await consumer.min_offset(QUEUE), await consumer.max_offset(QUEUE)) == (0, 0)
+        before = time()
+        await put(consumer, QUEUE, [b"1", b"2"])
+        await asyncio.sleep(0.01)
+        between = datetime.now(UTC)
+        await asyncio.sleep(0.01)
+        await put(consumer, QUEUE, [b"3"])
+        assert (await consumer.min_offset(QUEUE), await consumer.max_offset(QUEUE)) == (0, 3)
+        assert await consumer.search_offset(QUEUE, before - 1) == 0
+        assert await consumer.search_offset(QUEUE, between) == 2
+        for wrong in (datetime(2026, 1, 1), "now", float("inf"), True):
+            with pytest.raises(ConfigError):
+                await consumer.search_offset(QUEUE, wrong)  # type: ignore[arg-type]
+
+
+async def test_a_committed_offset_is_kept_by_the_broker() -> None:
+    async with embedded() as (server, consumer):
+        await put(consumer, QUEUE, [b"1"])
+        assert await consumer.committed(QUEUE) is None
+        await consumer.commit(QUEUE, 1)
+        assert await consumer.committed(QUEUE) == 1
+        async with PullConsumer("other", namesrv=server.namesrv) as other:
+            assert await other.committed(QUEUE) is None
+        with pytest.raises(ConfigError):
+            await consumer.commit(QUEUE, -1)
+
+
+# Life.
+
+
+async def test_nothing_works_before_start_and_after_stop() -> None:
+    async with EmbeddedRocketMQ() as server:
+        consumer = PullConsumer("g", namesrv=server.namesrv)
+        for _ in range(2):
+            with pytest.raises(ClientStateError, match=r"not started|stopped"):
+                await consumer.queues(TOPIC)
+            with pytest.raises(ClientStateError, match=r"not started|stopped"):
+                consumer.read(TOPIC)
+            await consumer.start()
+            await consumer.start()
+            await consumer.stop()
+            await consumer.stop()
+        await consumer.start()
+        await consumer.aclose()
+        await PullConsumer("g", namesrv=server.namesrv).stop()
+
+
+async def test_bad_names_and_unknown_options_are_refused_at_once() -> None:
+    with pytest.raises(InvalidMessageError):
+        PullConsumer("no spaces")
+    with pytest.raises(TypeError, match="retries"):
+        PullConsumer("g", retries=3)
+    with pytest.raises(ConfigError):
+        PullConsumer("g", namesrv="nonsense")
+
+
+async def test_stop_ends_pulls_under_way_at_once() -> None:
+    async with embedded() as (server, consumer):
+        async with PullConsumer("other", client=consumer.config) as other:
+            assert other._client() is consumer._client()
+            pull = asyncio.ensure_future(other.pull(QUEUE, 0, wait=30.0))
+            await until(lambda: server.requests[11] == 1)
+            start = monotonic()
+            await other.stop()
+            with pytest.raises(ClientStateError):
+                await pull
+            assert monotonic() - start < 0.5
+            assert other._calls == set()
+        assert (await consumer.pull(QUEUE, 0)).status is PullStatus.NO_NEW
+
+
+async def test_calls_under_way_at_the_last_stop_end_and_leave_nothing() -> None:
+    async with embedded() as (server, consumer):
+        await consumer.max_offset(QUEUE)
+        routes = consumer._client().routes
+        server.stall()
+        calls = [asyncio.ensure_future(consumer.max_offset(QUEUE)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await consumer.stop(0.1)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(outcome, ConnectionLostError) for outcome in outcomes), outcomes
+        assert (routes.lookups, routes._timers) == (0, {})
+
+
+async def test_the_group_is_announced_and_taken_back() -> None:
+    async with scripted() as (broker, consumer):
+        await consumer.max_offset(QUEUE)
+        await until(lambda: broker.beats)
+        data = broker.beats[0].consumer_data_set[0]
+        assert (data.group_name, data.consume_type, data.message_model) == ("g", "CONSUME_ACTIVELY", "CLUSTERING")
+        client_id = consumer._client().client_id
+        await consumer.stop()
+        assert broker.farewells == [{"clientID": client_id, "consumerGroup": "g"}]
+
+
+async def test_the_same_group_twice_is_refused_and_harms_nobody() -> None:
+    async with embedded() as (_, consumer):
+        twin = PullConsumer("g", client=consumer.config)
+        with pytest.raises(ConfigError, match="share that consumer"):
+            await twin.start()
+        assert consumer._client().users == 1
+        async with PullConsumer("g", client=consumer.config, instance_name="another"):
+            pass
+        assert (await consumer.pull(QUEUE, 0)).status is PullStatus.NO_NEW
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_cancelling_a_start_leaves_nothing(steps: int) -> None:
+    async with EmbeddedRocketMQ() as server:
+        consumer = PullConsumer("g", namesrv=server.namesrv)
+        start = asyncio.ensure_future(consumer.start())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        if start.cancelled():
+            assert ours() == []
+            await consumer.start()
+        await consumer.stop()
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_cancelling_a_stop_leaves_nothing(steps: int) -> None:
+    async with embedded() as (_, consumer):
+        await consumer.queues(TOPIC)
+        await consumer.pull(QUEUE, 0)
+        stop = asyncio.ensure_future(consumer.stop())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        stop.cancel()
+        await asyncio.gather(stop, return_exceptions=True)
+        if steps == 0:
+            await consumer.stop()
+        assert ours() == []
+
+
+async def test_stop_while_starting_waits_and_leaves_nothing() -> None:
+    async with EmbeddedRocketMQ() as server:
+        consumer = PullConsumer("g", namesrv=server.namesrv)
+        start = asyncio.ensure_future(consumer.start())
+        await asyncio.sleep(0)
+        await consumer.stop()
+        with pytest.raises(ClientStateError):
+            await start
+        assert ours() == []
+
+
+async def test_two_stops_at_once_are_one() -> None:
+    async with embedded() as (_, consumer):
+        await asyncio.gather(consumer.stop(), consumer.stop(), consumer.stop())
+        assert ours() == []
+
+
+@pytest.mark.parametrize("steps", range(10))
+async def test_cancelling_a_pull_leaves_no_entry(steps: int) -> None:
+    async with scripted() as (broker, consumer):
+        await consumer.max_offset(QUEUE)
+        broker.answer = silence
+        pull = asyncio.ensure_future(consumer.pull(QUEUE, 0, wait=9.0))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        pull.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pull
+        connection = consumer._client().pool.get(broker.address)
+        assert connection is not None
+        assert (connection.pending, consumer._calls) == (0, set())
+        broker.answer = broker._serve
+
+
+async def test_another_loop_and_a_forked_child_are_told() -> None:
+    async with embedded() as (_, consumer):
+
+        def calls() -> list[Any]:
+            return [
+                consumer.queues(TOPIC),
+                consumer.pull(QUEUE, 0),
+                consumer.max_offset(QUEUE),
+                consumer.commit(QUEUE, 0),
+                consumer.start(),
+                consumer.stop(),
+            ]
+
+        async def elsewhere() -> list[Any]:
+            return await asyncio.gather(*calls(), return_exceptions=True)
+
+        assert {type(error) for error in await asyncio.to_thread(asyncio.run, elsewhere())} == {WrongLoopError}
+        child = fork()
+        if child == 0:  # no loop runs here, and none is needed to be refused
+            refused = 0
+            try:
+                for call in calls():
+                    try:
+                        call.send(None)
+                    except ForkedError:
+                        refused += 1
+            finally:
+                os._exit(refused)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 6
+        assert (await consumer.pull(QUEUE, 0)).status is PullStatus.NO_NEW
+
+
+async def test_a_consumer_that_is_dropped_without_stop_warns() -> None:
+    async with EmbeddedRocketMQ() as server:
+        consumer = PullConsumer("g", namesrv=server.namesrv)
+        await consumer.start()
+        instance: ClientInstance = consumer._client()
+        with pytest.warns(ResourceWarning, match="without stop"):
+            del consumer
+        await instance.unregister_consumer("g", 1.0)
+        await instance.release()
+
+
+async def test_a_config_object_and_options_go_together() -> None:
+    config = ClientConfig(namesrv="127.0.0.1:1", heartbeat_interval=5.0)
+    assert PullConsumer("g", client=config, request_timeout=2.0).config == ClientConfig(
+        namesrv="127.0.0.1:1", heartbeat_interval=5.0, request_timeout=2.0
+    )

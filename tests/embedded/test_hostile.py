@@ -1,0 +1,292 @@
+"""Clients that break every rule, while another one is served."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded.broker import Broker
+from rmq_async.embedded.faults import FailureScript
+from rmq_async.embedded.nameserver import NameServer
+from rmq_async.embedded.store import CommitLog
+from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.constants import MAX_FRAME_SIZE, RESPONSE_FLAG, RequestCode, SerializeType
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.frame import Frame, FrameDecoder
+
+from .raw import RawClient, pull_fields, send_fields
+
+GARBAGE = {
+    "2^31-1 bytes": struct.pack(">iI", 2**31 - 1, 10),
+    "negative length": struct.pack(">iI", -1, 0),
+    "length 0": struct.pack(">iI", 0, 0),
+    "length 3": struct.pack(">iI", 3, 0),
+    "one above the limit": struct.pack(">iI", MAX_FRAME_SIZE - 3, 10),
+    "header beyond its frame": struct.pack(">iI", 10, 100),
+    "serialize type 7": struct.pack(">iI", 8, 7 << 24 | 4) + b"{}  ",
+    "no header": struct.pack(">iI", 4, 0),
+    "bad JSON": struct.pack(">iI", 6, 2) + b"{x",
+    "JSON that is no object": struct.pack(">iI", 7, 3) + b"[1]",
+    "no code": struct.pack(">iI", 6, 2) + b"{}",
+    "short binary header": struct.pack(">iI", 9, 1 << 24 | 5) + b"12345",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "TLS": bytes.fromhex("16030100a5010000a10303") + bytes(200),
+    "zeros": bytes(100_000),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+async def test_garbage_closes_its_connection_and_no_other(server: EmbeddedRocketMQ, broker: RawClient, name: str) -> None:
+    for address in (server.namesrv, server.brokers["broker-a"]):
+        async with RawClient(address) as bad:
+            bad.writer.write(GARBAGE[name])
+            assert await bad.is_closed()
+    assert (await broker.send("T")).code == 0
+    assert server.statistics("broker-a").refused == 1
+
+
+async def test_good_frames_before_a_broken_one_are_answered(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    good = encode_command(RemotingCommand(code=310, opaque=5, ext_fields={**send_fields("T")}, body=b"x"))
+    broker.writer.write(b"".join([*good, GARBAGE["bad JSON"], *good]))
+    assert (await broker.read()).opaque == 5
+    assert await broker.is_closed()
+    assert len(server.messages("T")) == 1
+
+
+async def test_responses_nobody_asked_for_are_ignored(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    broker.write(0, None, flag=RESPONSE_FLAG)
+    broker.write(310, send_fields("T"), b"x", flag=RESPONSE_FLAG)
+    assert (await broker.send("T")).code == 0
+    assert len(server.messages("T")) == 1
+
+
+async def test_frames_that_dribble_in_are_served(broker: RawClient) -> None:
+    data = b"".join(encode_command(RemotingCommand(code=310, opaque=9, ext_fields={**send_fields("T")}, body=b"x")))
+    for index in range(len(data)):
+        broker.writer.write(data[index : index + 1])
+        await asyncio.sleep(0)
+    assert (await broker.read()).code == 0
+
+
+async def test_many_hostile_clients_leave_another_served(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    """150 connections of half frames, garbage and endless small requests; memory stays with what arrived."""
+    stop = asyncio.Event()
+
+    async def nuisance(kind: int) -> None:
+        while not stop.is_set():
+            async with RawClient(server.brokers["broker-a"]) as bad:
+                if kind == 0:
+                    bad.writer.write(random.Random(kind).choice(list(GARBAGE.values())))
+                    await bad.is_closed(0.5)
+                elif kind == 1:  # a frame of 16 MiB, of which little ever comes
+                    bad.writer.write(struct.pack(">iI", MAX_FRAME_SIZE - 4, 100))
+                    for _ in range(20):
+                        bad.writer.write(b"x")
+                        await asyncio.sleep(0.02)
+                else:
+                    bad.writer.write(struct.pack(">i", 500))
+                    await asyncio.sleep(0.2)
+
+    tasks = [asyncio.create_task(nuisance(index % 3)) for index in range(150)]
+    latencies = []
+    for _ in range(200):
+        start = time.perf_counter()
+        assert (await broker.send("T")).code == 0
+        latencies.append(time.perf_counter() - start)
+        await asyncio.sleep(0.002)
+    stop.set()
+    await asyncio.gather(*tasks)
+    latencies.sort()
+    assert latencies[len(latencies) // 2] < 0.05
+    assert len(server.messages("T")) == 200
+    assert server._brokers[0].listener._unfinished < 100_000
+
+
+async def test_unfinished_frames_are_bounded_over_all_connections(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.server.MAX_UNFINISHED", 1_000_000)
+    async with RawClient(server.brokers["broker-a"]) as small, RawClient(server.brokers["broker-a"]) as large:
+        small.writer.write(struct.pack(">iI", 300_000, 10) + bytes(200_000))
+        large.writer.write(struct.pack(">iI", 16_000_000, 10) + bytes(2_000_000))
+        assert await large.is_closed()
+        assert not await small.is_closed(0.1)
+        assert (await broker.send("T")).code == 0
+    await broker.ask(9999)
+    assert server._brokers[0].listener._unfinished == 0
+
+
+async def test_a_client_that_does_not_read_is_not_served_further(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    await broker.send("T", bytes(1_000_000))
+    async with RawClient(server.brokers["broker-a"]) as greedy:
+        greedy.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(500):
+            greedy.write(11, pull_fields("T"))
+        for _ in range(20):
+            assert (await broker.send("U")).code == 0
+            await asyncio.sleep(0.01)
+        served = server.requests[11]
+        assert 1 <= served < 30
+        connection = next(each for each in server._brokers[0].listener.connections if each.congested)
+        assert connection._transport is not None
+        assert connection._transport.get_write_buffer_size() < 4_000_000
+        for _ in range(5000):
+            greedy.write(9999)
+        for _ in range(10):
+            assert (await broker.send("U")).code == 0
+        assert len(connection._frames) < 1500  # what one read brought: the rest waits in the sockets
+        greedy.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(500):
+            assert (await greedy.read()).code == 0
+
+
+async def test_held_pulls_wait_for_a_congested_client(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    await broker.send("T", bytes(1_000_000))
+    await broker.create_topic("U")
+    async with RawClient(server.brokers["broker-a"]) as greedy:
+        greedy.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        greedy.write(11, pull_fields("U", sysFlag="6", suspendTimeoutMillis="20000"))
+        for _ in range(50):
+            greedy.write(11, pull_fields("T"))
+        while not any(each.congested for each in server._brokers[0].listener.connections):
+            await asyncio.sleep(0.01)
+        await broker.send("U", b"1")
+        await broker.send("U", b"2")
+        assert len(server._brokers[0].held) == 1
+        greedy.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(50):
+            assert (await greedy.read()).opaque > 1
+        await broker.send("U", b"3")
+        held = await greedy.read()
+        assert (held.opaque, (held.ext_fields or {})["nextBeginOffset"]) == (1, "3")
+
+
+async def test_a_client_that_never_reads_is_closed_as_idle(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.send("T", bytes(4_000_000))
+    for _ in range(5):
+        broker.write(11, pull_fields("T"))
+    while not any(each.congested for each in server._brokers[0].listener.connections):
+        await asyncio.sleep(0.01)
+    listener = server._brokers[0].listener
+    monkeypatch.setattr("rmq_async.embedded.server.IDLE_TIMEOUT", 0.2)
+    await asyncio.sleep(0.3)
+    assert listener._scan is not None
+    listener._scan.cancel()
+    listener._scan_idle()
+    await asyncio.sleep(0.05)
+    assert server.statistics("broker-a").connections == 0
+
+
+async def test_idle_connections_are_closed(
+    server: EmbeddedRocketMQ, broker: RawClient, names: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.server.IDLE_TIMEOUT", 0.2)
+    await asyncio.sleep(0.3)
+    await broker.ask(9999)
+    for service in server._services:
+        assert service.listener._scan is not None
+        service.listener._scan.cancel()
+        service.listener._scan_idle()
+    assert await names.is_closed()
+    assert (await broker.ask(9999)).code == 3
+
+
+async def test_connections_are_bounded(server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    await broker.ask(9999)
+    monkeypatch.setattr("rmq_async.embedded.server.MAX_CONNECTIONS", 1)
+    async with RawClient(server.brokers["broker-a"]) as second:
+        assert await second.is_closed()
+    assert (await broker.ask(9999)).code == 3
+    assert server.statistics("broker-a").refused == 1
+
+
+def corpus(rng: random.Random) -> list[Frame]:
+    """Frames of every request the servers know, in both header forms."""
+    topic_fields = {
+        "topic": "T",
+        "defaultTopic": "TBW102",
+        "readQueueNums": "4",
+        "writeQueueNums": "4",
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "clientID": "c",
+        "producerGroup": "PG",
+        "offset": "0",
+        "timestamp": "0",
+    }
+    ext: dict[str, str | None] = {**pull_fields("T"), **topic_fields, **send_fields("T")}
+    frames = []
+    for code in (10, 11, 14, 15, 17, 29, 30, 31, 32, 33, 34, 35, 105, 106, 310, 320, 361, 9999):
+        for serialize_type in SerializeType:
+            flag = rng.choice([0, 0, 2])
+            command = RemotingCommand(code=code, opaque=1, flag=flag, ext_fields=dict(ext), body=b'{"clientID":"c"}')
+            frames += FrameDecoder().feed(b"".join(encode_command(command, serialize_type)))
+    return frames
+
+
+def mutate(rng: random.Random, data: bytes) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(out) + 1)
+        kind = rng.randrange(4)
+        if kind == 0 and at < len(out):
+            out[at] = rng.randrange(256)
+        elif kind == 1:
+            out[at:at] = rng.choice([b'"', b"-", b"999999999999999999999", b"\xff", b"null", b"\\ud800", b"\x01", b"{", b"e9"])
+        elif kind == 2:
+            del out[at : at + rng.randint(1, 9)]
+        else:
+            out = out[: max(at, 1)]
+    return bytes(out)
+
+
+def test_no_bytes_raise_anything_but_a_protocol_error(caplog: pytest.LogCaptureFixture) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    failures = FailureScript()
+    broker = Broker("broker-a", CommitLog(1_000_000, lambda: 1_700_000_000_000), failures, auto_create_topics=True)
+    broker.state.address = "127.0.0.1:10911"
+    broker._sends.listening()
+    names = NameServer([broker], failures)
+    connection: Any = SimpleNamespace(
+        remote="127.0.0.1:1", local_ip="127.0.0.1", closed=True, congested=False, send=lambda parts: None
+    )
+    frames = corpus(rng)
+    answered = 0
+    for _ in range(6000):
+        frame = rng.choice(frames)
+        which = rng.randrange(3)
+        header = mutate(rng, frame.header) if which != 1 else frame.header
+        body = mutate(rng, frame.body) if which != 0 else frame.body
+        for service in (broker, names):
+            try:
+                parts = service.serve(connection, Frame(frame.serialize_type, header, body))
+            except ProtocolError:
+                continue
+            if parts is not None:
+                answered += len(FrameDecoder().feed(b"".join(parts)))
+    assert answered > 1500
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_an_error_of_ours_is_answered_with_1(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setitem(server._brokers[0].handlers, RequestCode.GET_MAX_OFFSET, broken)
+    response = await broker.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})
+    assert (response.code, response.remark) == (1, "KeyError: 'bug'")
+    assert "failed" in caplog.text
+    assert (await broker.send("T")).code == 0

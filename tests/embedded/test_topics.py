@@ -1,0 +1,101 @@
+"""Topics: made on request, made by the first send, changed, refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.route import QueueData, decode_route
+
+from .raw import RawClient
+
+
+async def queue_data(names: RawClient, topic: str) -> QueueData:
+    response = await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+    assert response.code == 0, response.remark
+    return decode_route(response.body).queue_datas[0]
+
+
+async def test_a_created_topic_shows_in_the_route_at_once(names: RawClient, broker: RawClient) -> None:
+    response = await broker.create_topic("T", readQueueNums="4", writeQueueNums="3", perm="4", topicSysFlag="1")
+    assert (response.code, response.ext_fields) == (0, None)
+    assert await queue_data(names, "T") == QueueData("broker-a", 4, 3, 4, 1)
+
+
+async def test_raised_queue_counts_show_in_the_route_and_keep_the_messages(
+    server: EmbeddedRocketMQ, names: RawClient, broker: RawClient
+) -> None:
+    await broker.create_topic("T", 1)
+    await broker.send("T")
+    assert (await broker.send("T", queue=5)).code == 29
+    await broker.create_topic("T", 6)
+    assert await queue_data(names, "T") == QueueData("broker-a", 6, 6, 6, 0)
+    assert (await broker.send("T", queue=5)).code == 0
+    assert [message.queue.queue_id for message in server.messages("T")] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "", " ", "t" * 128, "../../x", "TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x", "broker-a", "DefaultCluster"]
+)
+async def test_names_no_user_may_create_are_29(names: RawClient, broker: RawClient, name: str) -> None:
+    response = await broker.create_topic(name)
+    assert response.code == 29
+    assert response.remark
+
+
+async def test_retry_topics_may_be_longer(broker: RawClient) -> None:
+    assert (await broker.create_topic("%RETRY%" + "g" * 130)).code == 0
+    assert (await broker.create_topic("%RETRY%" + "g" * 250)).code == 29
+
+
+@pytest.mark.parametrize("over", [{"perm": "abc"}, {"topicFilterType": "nope"}, {"writeQueueNums": str(2**31)}])
+async def test_unreadable_settings_are_1_and_name_the_field(broker: RawClient, over: dict[str, str]) -> None:
+    response = await broker.create_topic("T", **over)
+    assert response.code == 1
+    assert next(iter(over)) in (response.remark or "")
+    assert (await broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, None)).code == 1
+
+
+@pytest.mark.parametrize("count", ["-1", "16385"])
+async def test_queue_counts_are_bounded(broker: RawClient, count: str) -> None:
+    assert (await broker.create_topic("T", readQueueNums=count)).code == 29
+
+
+async def test_attributes_known_to_brokers_are_taken_others_refused(broker: RawClient) -> None:
+    assert (await broker.create_topic("T", attributes="+message.type=FIFO")).code == 0
+    assert (await broker.create_topic("T", attributes="-message.type")).code == 0
+    for wrong in ("+nope=1", "nope", "+message.type=WRONG", "+cleanup.policy=COMPACTION"):
+        assert (await broker.create_topic("U", attributes=wrong)).code == 1
+    refused = await broker.send("T", queue=99)
+    assert "attributes={}" in (refused.remark or "")
+
+
+@pytest.mark.parametrize(("asked", "given"), [("4", 4), ("100", 8), ("1", 1)])
+async def test_the_first_send_creates_the_topic_with_at_most_8_queues(
+    names: RawClient, broker: RawClient, asked: str, given: int
+) -> None:
+    assert (await broker.send("fresh", d=asked)).code == 0
+    assert await queue_data(names, "fresh") == QueueData("broker-a", given, given, 6, 0)
+
+
+@pytest.mark.parametrize("default_topic", ["nope", "", "T"])
+async def test_no_creation_after_a_default_topic_that_does_not_lend_itself(broker: RawClient, default_topic: str) -> None:
+    await broker.create_topic("T")
+    response = await broker.send("fresh", c=default_topic)
+    assert response.code == 17
+    assert response.ext_fields == {"TRACE_ON": "true", "MSG_REGION": "DefaultRegion"}
+    assert (response.remark or "").startswith("topic[fresh] not exist, apply first please!\n")
+
+
+async def test_no_creation_where_it_is_off() -> None:
+    async with EmbeddedRocketMQ(auto_create_topics=False) as server, RawClient(server.brokers["broker-a"]) as broker:
+        assert (await broker.send("fresh")).code == 17
+        await broker.create_topic("fresh")
+        assert (await broker.send("fresh")).code == 0
+
+
+async def test_the_number_of_topics_is_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.embedded.topics.MAX_TOPICS", 3)
+    assert [(await broker.send(f"T{index}")).code for index in range(4)] == [0, 0, 1, 1]
+    assert (await broker.send("T0")).code == 0

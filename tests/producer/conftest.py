@@ -1,0 +1,150 @@
+"""Every test here runs on asyncio and on uvloop, and must leave nothing: no task, no socket, no credit, no table entry."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from rmq_async.client import instance
+from rmq_async.client.single_flight import SingleFlight
+from rmq_async.producer.credits import Credits
+from rmq_async.producer.oneway import OnewayPacing
+from rmq_async.producer.order import Line
+from rmq_async.producer.sender import Sender
+from rmq_async.transport import Connection, ConnectionPool
+
+from .peers import Cluster
+from .support import until
+
+PROTOCOL_TESTS = Path(__file__).parents[1] / "protocol"
+sys.path.append(str(PROTOCOL_TESTS))  # for the runner of the golden vectors
+pytest.register_assert_rewrite("vectors")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What became of the vectors, unless the directory they belong to prints it."""
+    import vectors
+
+    plugins = terminalreporter.config.pluginmanager.get_plugins()
+    if not vectors.TALLIES or any(getattr(each, "__file__", None) == str(PROTOCOL_TESTS / "conftest.py") for each in plugins):
+        return
+    terminalreporter.section("golden vectors")
+    for name, tally in vectors.TALLIES.items():
+        terminalreporter.line(f"{name}: {tally}")
+
+
+def sockets() -> set[int]:
+    """Descriptors of this process's TCP sockets. psutil would read the whole machine's list, 50 ms after a busy test."""
+    directory = Path("/proc/self/fd")
+    if not directory.exists():
+        return {connection.fd for connection in psutil.Process().net_connections(kind="tcp")}
+    return {int(name) for name in os.listdir(directory) if _is_tcp(directory / name)}
+
+
+def _is_tcp(path: Path) -> bool:
+    try:
+        if not os.readlink(path).startswith("socket:"):
+            return False
+        with socket.socket(fileno=os.dup(int(path.name))) as twin:
+            return twin.family in (socket.AF_INET, socket.AF_INET6)
+    except OSError:  # the descriptor of the listing itself
+        return False
+
+
+TRACKED = (Connection, ConnectionPool, Credits, Sender, Line, OnewayPacing, SingleFlight)
+
+
+@pytest.fixture
+def tracked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Everything made during the test that holds a table."""
+    things: list[Any] = []
+    for kind in TRACKED:
+        monkeypatch.setattr(kind, "__init__", _noting(kind.__init__, things))
+    return things
+
+
+def _noting(init: Callable[..., None], things: list[Any]) -> Callable[..., None]:
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        things.append(self)
+
+    return noted
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> None:
+    if inspect.iscoroutinefunction(request.function):
+        request.getfixturevalue("loop_errors")
+
+
+@pytest.fixture
+async def loop_errors(tracked: list[Any]) -> AsyncIterator[list[dict[str, Any]]]:
+    """What reached the loop's exception handler; a test that expects something there takes it out."""
+    errors: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    before = sockets()
+    yield errors
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, 1.0)
+    await until(lambda: sockets() <= before, 1.0)
+    left = [(thing, found) for thing in tracked if (found := leftovers(thing))]
+    assert not left
+    assert not instance._instances
+    tracked.clear()
+    gc.collect(1)  # a future that was dropped with its error inside speaks up now
+    assert not errors
+
+
+def leftovers(thing: Any) -> list[str]:
+    """What should be empty or zero at the end, and is not."""
+    match thing:
+        case Connection():
+            names = ["pending", "is_open", "_held", "_held_control", "_written", "_timer"]
+        case ConnectionPool():
+            names = ["open", "_all", "_connecting", "_idle_timer"]
+        case Credits():
+            names = ["taken", "taken_bytes", "waiting"]
+        case Sender():
+            names = ["calls"]
+        case Line():
+            names = ["waiting"]
+        case OnewayPacing():
+            names = ["open"]
+        case _:
+            names = ["_flights"]
+    return [f"{name}={value}" for name in names if (value := getattr(thing, name, None))]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """One scripted broker."""
+    async with Cluster(1) as servers:
+        yield servers
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Cluster]:
+    """Two scripted brokers."""
+    async with Cluster(2) as servers:
+        yield servers
+
+
+@pytest.fixture
+async def trio() -> AsyncIterator[Cluster]:
+    async with Cluster(3) as servers:
+        yield servers

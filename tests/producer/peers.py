@@ -1,0 +1,385 @@
+"""A cluster that does what its script says: a name server and brokers for tests of the producer.
+
+    async with Cluster(2) as cluster:
+        cluster.a.answer = silent
+        producer = Producer("group", namesrv=cluster.namesrv)
+
+``broker.answer(link, sent)`` is called for each send that wants an answer. Ready-made ones are below and combine: ``late(0.1,
+refuse(1))``, ``each(refuse(2), stored)``. Every send a broker reads is kept in ``sends``, in order of arrival. A name server's
+``answer`` does the same for route requests. A server can also be stopped and started again on its port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from rmq_protocol.batch import BatchRecord, decode_batch
+from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
+from rmq_protocol.constants import RequestCode, SerializeType
+from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.properties import decode_properties
+from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
+
+SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+TOPIC = "T"
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """One send as a broker reads it."""
+
+    broker: Broker
+    command: RemotingCommand
+
+    @property
+    def body(self) -> bytes:
+        return self.command.body
+
+    @property
+    def code(self) -> int:
+        return self.command.code
+
+    @property
+    def oneway(self) -> bool:
+        return self.command.is_oneway
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        return self.command.ext_fields or {}
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.fields["b"], self.fields["n"], int(self.fields["e"]))
+
+    @property
+    def sys_flag(self) -> int:
+        return int(self.fields["f"])
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return decode_properties(self.fields["i"])
+
+    @property
+    def unique_id(self) -> str:
+        return self.properties["UNIQ_KEY"]
+
+    @property
+    def batch(self) -> list[BatchRecord]:
+        return decode_batch(self.body)
+
+
+Answer = Callable[["Link", Sent], None]
+RouteAnswer = Callable[["Link", RemotingCommand], None]
+
+
+# -- what a broker may answer
+
+
+def stored(link: Link, sent: Sent) -> None:
+    link.reply(sent.command, 0, None, sent.broker.stored_fields(sent))
+
+
+def silent(link: Link, sent: Sent) -> None:
+    """Never answers."""
+
+
+def status(code: int) -> Answer:
+    """Stored, and answered with another code than 0."""
+
+    def answer(link: Link, sent: Sent) -> None:
+        link.reply(sent.command, code, None, sent.broker.stored_fields(sent))
+
+    return answer
+
+
+def refuse(code: int, remark: str | None = "no") -> Answer:
+    def answer(link: Link, sent: Sent) -> None:
+        link.reply(sent.command, code, remark)
+
+    return answer
+
+
+def fields(**given: str | None) -> Answer:
+    """Code 0 with other fields than a broker would give; None leaves a field out."""
+
+    def answer(link: Link, sent: Sent) -> None:
+        told = sent.broker.stored_fields(sent) | given
+        link.reply(sent.command, 0, None, {name: value for name, value in told.items() if value is not None})
+
+    return answer
+
+
+def late(seconds: float, then: Answer = stored) -> Answer:
+    def answer(link: Link, sent: Sent) -> None:
+        asyncio.get_running_loop().call_later(seconds, then, link, sent)
+
+    return answer
+
+
+def twice(first: Answer = stored, second: Answer = stored) -> Answer:
+    def answer(link: Link, sent: Sent) -> None:
+        first(link, sent)
+        second(link, sent)
+
+    return answer
+
+
+def each(*answers: Answer) -> Answer:
+    """The first send gets the first answer, and so on; the last one goes to all that follow."""
+    left = list(answers)
+
+    def answer(link: Link, sent: Sent) -> None:
+        (left.pop(0) if len(left) > 1 else left[0])(link, sent)
+
+    return answer
+
+
+def cut(link: Link, sent: Sent) -> None:
+    """Ends the stream in order instead of answering."""
+    link.transport.close()
+
+
+def reset(link: Link, sent: Sent) -> None:
+    """Breaks the connection instead of answering."""
+    if not link.transport.is_closing():
+        sock = link.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.transport.abort()
+
+
+def raw(data: bytes) -> Answer:
+    def answer(link: Link, sent: Sent) -> None:
+        link.write(data)
+
+    return answer
+
+
+# -- servers
+
+
+class Link(asyncio.Protocol):
+    """One accepted connection, seen from the server."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._decoder = FrameDecoder()
+        self._replies: list[bytes] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.server.links.append(self)
+        self.server.accepted += 1
+
+    def data_received(self, data: bytes) -> None:
+        self.server.reads += 1
+        self._replies = []
+        for frame in self._decoder.feed(data):
+            command = decode_command(frame)
+            if not command.is_response:
+                self.server.codes[command.code] += 1
+                self.server.serve(self, command)
+        replies, self._replies = self._replies, None
+        if replies:
+            self.write(b"".join(replies))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self.server.links:
+            self.server.links.remove(self)
+        self.lost.set_result(None)
+
+    def write(self, data: bytes) -> None:
+        if self._replies is not None:
+            self._replies.append(data)
+        elif not self.transport.is_closing():
+            self.transport.write(data)
+
+    def reply(
+        self,
+        request: RemotingCommand,
+        code: int = 0,
+        remark: str | None = None,
+        ext_fields: dict[str, str | None] | None = None,
+        body: bytes = b"",
+    ) -> None:
+        response = make_response(request, code, remark, ext_fields, body)
+        self.write(b"".join(encode_command(response, self.server.form)))
+
+
+class Server:
+    """``accepted``: connections ever made; ``links``: those open now. ``codes`` counts requests by their code."""
+
+    form = SerializeType.JSON
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.links: list[Link] = []
+        self.accepted = 0
+        self.reads = 0
+        self.codes: Counter[int] = Counter()
+        self._listener: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def serve(self, link: Link, command: RemotingCommand) -> None:
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        listener = socket.socket(proto=socket.IPPROTO_TCP)  # without it asyncio leaves Nagle's algorithm on
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        self._listener = await asyncio.get_running_loop().create_server(lambda: Link(self), sock=listener, backlog=1024)
+
+    async def stop(self) -> None:
+        """As a killed process: the port is closed and every connection breaks."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        links = list(self.links)
+        for link in links:
+            link.transport.abort()
+        for link in links:
+            await link.lost
+
+
+class Broker(Server):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.answer: Answer = stored
+        self.sends: list[Sent] = []
+        self.times: list[float] = []
+        """When each of ``sends`` was read, by the loop's clock."""
+        self.unregistered: list[str] = []
+        self.heartbeats = True
+        """Whether heartbeats and unregistrations are answered."""
+        self._stored = 0
+
+    def serve(self, link: Link, command: RemotingCommand) -> None:
+        if command.code in SENDS:
+            sent = Sent(self, command)
+            self.sends.append(sent)
+            self.times.append(asyncio.get_running_loop().time())
+            if not sent.oneway:
+                self.answer(link, sent)
+            return
+        if command.code == RequestCode.UNREGISTER_CLIENT:
+            self.unregistered.append((command.ext_fields or {}).get("producerGroup") or "")
+        if self.heartbeats:
+            link.reply(command)
+
+    def stored_fields(self, sent: Sent) -> dict[str, str | None]:
+        """extFields of a good answer; a batch gets as many offset ids as it has messages."""
+        count = len(sent.batch) if sent.code == RequestCode.SEND_BATCH_MESSAGE else 1
+        ids = [f"{self.port:016X}{self._stored + index:016X}" for index in range(count)]
+        self._stored += count
+        return {
+            "msgId": ",".join(ids),
+            "queueId": sent.fields["e"],
+            "queueOffset": str(self._stored - count),
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
+        }
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [sent.body for sent in self.sends]
+
+
+class NameServer(Server):
+    """``routes``: topic -> route. ``delay``: seconds until each route answer; ``answer`` overrides the answer altogether."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routes: dict[str, TopicRouteData] = {}
+        self.delay = 0.0
+        self.answer: RouteAnswer | None = None
+        self.asked: list[str] = []
+
+    def serve(self, link: Link, command: RemotingCommand) -> None:
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            link.reply(command, body=encode_cluster_info(ClusterInfo()))
+        elif command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            self.asked.append((command.ext_fields or {}).get("topic") or "")
+            if self.answer is not None:
+                self.answer(link, command)
+            elif self.delay:
+                asyncio.get_running_loop().call_later(self.delay, self.tell, link, command)
+            else:
+                self.tell(link, command)
+
+    def tell(self, link: Link, command: RemotingCommand) -> None:
+        route = self.routes.get((command.ext_fields or {}).get("topic") or "")
+        if route is None:
+            link.reply(command, 17, "no such topic")
+        else:
+            link.reply(command, body=encode_route(route))
+
+
+class Cluster:
+    """One name server and brokers "a", "b", ...; topic "T" has ``queues`` queues on each of them."""
+
+    def __init__(self, brokers: int = 1, *, queues: int = 2) -> None:
+        self.name_server = NameServer()
+        self.brokers = [Broker(chr(ord("a") + index)) for index in range(brokers)]
+        self._queues = queues
+
+    @property
+    def namesrv(self) -> str:
+        return self.name_server.address
+
+    @property
+    def a(self) -> Broker:
+        return self.brokers[0]
+
+    @property
+    def b(self) -> Broker:
+        return self.brokers[1]
+
+    @property
+    def sends(self) -> list[Sent]:
+        return [sent for broker in self.brokers for sent in broker.sends]
+
+    @property
+    def received(self) -> int:
+        """Frames of any kind that reached a broker or asked for a route."""
+        return sum(sum(broker.codes.values()) for broker in self.brokers) + len(self.name_server.asked)
+
+    def route(self, *brokers: Broker, queues: int | None = None, perm: int = 6) -> TopicRouteData:
+        chosen = brokers or tuple(self.brokers)
+        count = self._queues if queues is None else queues
+        return TopicRouteData(
+            tuple(QueueData(broker.name, count, count, perm) for broker in chosen),
+            tuple(BrokerData(broker.name, {0: broker.address}, "c") for broker in chosen),
+        )
+
+    def answer(self, answer: Answer) -> None:
+        """All brokers answer so."""
+        for broker in self.brokers:
+            broker.answer = answer
+
+    def queue(self, broker: Broker | None = None, queue_id: int = 0) -> MessageQueue:
+        return MessageQueue(TOPIC, (broker or self.a).name, queue_id)
+
+    async def __aenter__(self) -> Self:
+        for server in (*self.brokers, self.name_server):
+            await server.start()
+        self.name_server.routes[TOPIC] = self.route()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in (*self.brokers, self.name_server):
+            await server.stop()

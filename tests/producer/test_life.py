@@ -1,0 +1,387 @@
+"""Starting, stopping, sharing, and what is told to whoever comes too early or too late."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from typing import Any
+
+import pytest
+
+from rmq_async import ClientConfig, Producer, ProducerConfig, errors
+from rmq_async.client.instance import _instances
+from rmq_async.embedded import EmbeddedRocketMQ
+
+from .peers import TOPIC, Cluster, late, silent
+from .support import Calls, message, messages, outcomes, producer, spin, timed, until
+
+
+async def every_call(sender: Producer) -> list[Any]:
+    return await outcomes(
+        sender.send(message()),
+        sender.send(message(), key=1),
+        sender.send_async(message()),
+        sender.send_oneway(message()),
+        sender.send_batch([message()]),
+        sender.fetch_publish_queues(TOPIC),
+        sender.flush(),
+    )
+
+
+async def test_before_start_and_after_stop_every_call_is_refused(cluster: Cluster) -> None:
+    sender = producer(cluster)
+    for word in ("not started", "stopped"):
+        for error in await every_call(sender):
+            assert isinstance(error, errors.ClientStateError)
+            assert word in str(error)
+        await sender.start()
+        await sender.stop()
+    assert not cluster.sends
+
+
+async def test_start_and_stop_may_be_called_at_any_time(cluster: Cluster) -> None:
+    sender = producer(cluster)
+    await sender.stop()
+    await sender.aclose()
+    await sender.start()
+    await sender.start()
+    assert "group" in repr(sender)
+    await sender.send(message())
+    await sender.stop()
+    await sender.stop()
+    await sender.start()
+    await sender.send(message())
+    await sender.aclose()
+    assert len(cluster.sends) == 2
+    assert cluster.a.unregistered == ["group", "group"]
+
+
+async def test_stop_during_start(cluster: Cluster) -> None:
+    for steps in range(1, 30):
+        sender = producer(cluster)
+        starting = asyncio.ensure_future(sender.start())
+        await spin(steps)
+        await sender.stop()
+        (result,) = await outcomes(starting)
+        assert result is None or isinstance(result, errors.ClientStateError)
+        assert not _instances, steps
+        for error in await every_call(sender):
+            assert isinstance(error, errors.ClientStateError)
+
+
+async def test_whoever_stops_it_a_second_time_waits_too(cluster: Cluster) -> None:
+    cluster.a.answer = late(0.1)
+    sender = producer(cluster)
+    await sender.start()
+    sending = asyncio.ensure_future(sender.send(message()))
+    await until(lambda: cluster.sends)
+    first = asyncio.ensure_future(sender.stop())
+    await spin()
+    with timed(0.09, 0.1):
+        await sender.stop()
+    assert first.done()
+    assert sending.done()
+    assert not _instances
+
+
+async def test_two_starts_at_once(cluster: Cluster) -> None:
+    sender = producer(cluster)
+    first, second = await outcomes(sender.start(), sender.start())
+    assert first is None
+    assert isinstance(second, errors.ClientStateError)
+    await sender.stop()
+
+
+async def test_stop_waits_for_what_was_accepted(cluster: Cluster) -> None:
+    cluster.a.answer = late(0.1)
+    sender = producer(cluster)
+    await sender.start()
+    sends = [asyncio.ensure_future(sender.send(item)) for item in messages(20)]
+    future = await sender.send_async(message())
+    await sender.send_oneway(message())
+    with timed(0.05, 0.1):
+        await sender.stop()
+    assert future.result().attempts == 1
+    assert len(await asyncio.gather(*sends)) == 20
+    assert len(cluster.sends) == 22
+
+
+async def test_while_it_stops_new_calls_are_refused_and_waiting_ones_too(cluster: Cluster) -> None:
+    cluster.a.answer = late(0.1)
+    sender = producer(cluster, async_limit=2)
+    await sender.start()
+    sends = [asyncio.ensure_future(sender.send(item)) for item in messages(2)]
+    await until(lambda: len(cluster.sends) == 2)
+    waiting = [asyncio.ensure_future(sender.send(item, key=key)) for item in messages(2) for key in (None, 1)]
+    await spin(2)
+    stopping = asyncio.ensure_future(sender.stop())
+    await spin(3)
+    for error in await outcomes(*waiting):
+        assert isinstance(error, errors.ClientStateError)
+        assert "stopping" in str(error)
+    for error in await every_call(sender):
+        assert isinstance(error, errors.ClientStateError)
+    await stopping
+    assert len(await asyncio.gather(*sends)) == 2
+
+
+async def test_after_its_timeout_stop_ends_the_rest(cluster: Cluster) -> None:
+    cluster.a.answer = silent
+    sender = producer(cluster, timeout=30.0, stop_timeout=0.1)
+    await sender.start()
+    sends = [asyncio.ensure_future(sender.send(item)) for item in messages(10)]
+    sends += [asyncio.ensure_future(sender.send(item, key=1)) for item in messages(10)]
+    sends += [await sender.send_async(item) for item in messages(10)]  # type: ignore[misc]
+    await until(lambda: len(cluster.sends) == 30)
+    with timed(0.1, 0.1):
+        await sender.stop()
+    for error in await outcomes(*sends):
+        assert isinstance(error, errors.ClientStateError)
+        assert error.maybe_stored
+
+
+async def test_stop_with_ten_thousand_in_flight(cluster: Cluster) -> None:
+    cluster.a.answer = silent
+    calls = Calls()
+    sender = producer(cluster, timeout=30.0, stop_timeout=0.05)
+    await sender.start()
+    futures = [await sender.send_async(item, **calls.both) for item in messages(10_000)]
+    with timed(0.05, 1.0):
+        await sender.stop()
+    assert all(future.done() for future in futures)
+    assert len(calls.errors) == 10_000
+    assert {type(error) for error in calls.errors} == {errors.ClientStateError}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_stop_ends_those_who_have_not_got_to_sending(shared: bool) -> None:
+    """They wait for a route, a connection or a turn; another producer keeps the client instance alive, or none does."""
+    async with Cluster(1) as cluster:
+        cluster.name_server.answer = lambda link, command: None
+        neighbour = producer(cluster, "neighbour")
+        if shared:
+            await neighbour.start()
+        sender = producer(cluster, timeout=30.0)
+        await sender.start()
+        sends = [asyncio.ensure_future(sender.send(item)) for item in messages(3)]
+        sends += [asyncio.ensure_future(sender.send(item, key=1)) for item in messages(3)]
+        sends += [asyncio.ensure_future(sender.send_batch([item])) for item in messages(3)]
+        sends += [asyncio.ensure_future(sender.send_async(item)) for item in messages(3)]  # type: ignore[misc]
+        sends += [asyncio.ensure_future(sender.send_oneway(item, key=1)) for item in messages(3)]  # type: ignore[misc]
+        await spin(5)
+        with timed(0.05, 0.05):
+            await sender.stop(0.05)
+        with timed(most=0.01):
+            results = await outcomes(*sends)
+        assert {type(error) for error in results} == {errors.ClientStateError}
+        assert not any(error.maybe_stored for error in results)
+        cluster.name_server.answer = None
+        await asyncio.sleep(0.02)
+        assert not cluster.sends
+        await neighbour.stop()
+
+
+async def test_a_cancelled_stop_leaves_nothing_and_takes_no_more_time(cluster: Cluster) -> None:
+    cluster.a.answer = silent
+    cluster.a.heartbeats = False
+    for steps in range(1, 40):
+        sender = producer(cluster, timeout=30.0, stop_timeout=30.0)
+        await sender.start()
+        sending = asyncio.ensure_future(sender.send(message()))
+        future = await sender.send_async(message())
+        await spin(3)
+        stopping = asyncio.ensure_future(sender.stop())
+        await spin(steps)
+        with timed(most=0.05):
+            stopping.cancel()
+            await outcomes(stopping)
+        for error in await outcomes(sending, future):
+            assert isinstance(error, errors.ClientStateError)
+        assert not _instances
+
+
+async def test_the_group_is_unregistered_at_the_end(cluster: Cluster) -> None:
+    async with producer(cluster, "one") as one:
+        async with producer(cluster, "two") as two:
+            await one.send(message())
+            await two.send(message())
+            assert cluster.a.accepted == 1
+        assert cluster.a.unregistered == ["two"]
+        await one.send(message())
+    assert cluster.a.unregistered == ["two", "one"]
+    assert cluster.a.accepted == 1
+
+
+async def test_the_same_group_twice(cluster: Cluster) -> None:
+    async with producer(cluster) as sender:
+        twin = producer(cluster)
+        with pytest.raises(errors.ConfigError, match="share that producer, or give another instance_name"):
+            await twin.start()
+        await sender.send(message())
+        async with producer(cluster, instance_name="another") as other:
+            await other.send(message())
+    async with producer(cluster) as sender:
+        await sender.send(message())
+
+
+async def test_start_without_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    sender = Producer("group")
+    with pytest.raises(errors.NameServerError, match="no name server is configured"):
+        await sender.start()
+    with pytest.raises(errors.ClientStateError):
+        await sender.send(message())
+
+
+async def test_the_environment_names_the_name_server(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", cluster.namesrv)
+    async with Producer("group") as sender:
+        await sender.send(message())
+
+
+async def test_start_with_a_name_server_that_cannot_be_reached_or_does_not_answer(cluster: Cluster) -> None:
+    cluster.name_server.serve = lambda link, command: None  # type: ignore[method-assign]
+    sender = producer(cluster, request_timeout=0.2)
+    with timed(0.15, 0.2), pytest.raises(errors.NameServerError, match=cluster.namesrv):
+        await sender.start()
+    assert not _instances
+    await cluster.name_server.stop()
+    with timed(most=0.2), pytest.raises(errors.NameServerError, match=cluster.namesrv):
+        await sender.start()
+    del cluster.name_server.serve  # type: ignore[method-assign]
+    await cluster.name_server.start()
+    await sender.start()
+    await sender.send(message())
+    await sender.stop()
+
+
+async def test_cancelling_start_leaves_nothing(cluster: Cluster) -> None:
+    for steps in range(40):
+        sender = producer(cluster)
+        starting = asyncio.ensure_future(sender.start())
+        await spin(steps)
+        starting.cancel()
+        (result,) = await outcomes(starting)
+        if result is None:
+            await sender.stop()
+        assert not _instances, steps
+    await sender.start()
+    await sender.stop()
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(TypeError, match="'retires'"):
+        Producer("group", retires=1)
+    with pytest.raises(TypeError):
+        Producer("group", "127.0.0.1:9876")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout": 0}, {"timeout": -1}, {"timeout": "3"}, {"retries": -1}, {"retries": 1.5}, {"compress_type": "rar"},
+        {"compress_level": 23}, {"async_limit": 0}, {"oneway_window": -1}, {"namesrv": "nowhere"}, {"namesrv": "host:0"},
+        {"serialize_type": "xml"}, {"heartbeat_interval": 0}, {"attempt_timeout": 0}, {"instance_name": ""},
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        Producer("group", **options)
+    assert isinstance(caught.value, ValueError)
+    assert next(iter(options)) in str(caught.value) or "name server" in str(caught.value)
+
+
+def test_names_of_groups() -> None:
+    for name in ("", " ", "a b", "g" * 121, "ü"):
+        with pytest.raises(errors.InvalidMessageError) as caught:
+            Producer(name)
+        assert caught.value.code == -1
+    with pytest.raises(errors.ConfigError, match="DEFAULT_PRODUCER"):
+        Producer("DEFAULT_PRODUCER")
+
+
+async def test_settings_come_from_configs_and_keywords(cluster: Cluster) -> None:
+    client = ClientConfig(namesrv="127.0.0.1:1", request_timeout=1.0)
+    config = ProducerConfig(retries=7, timeout=2.0)
+    sender = Producer("group", namesrv=cluster.namesrv, client=client, config=config, timeout=1.5, client_ip="10.0.0.1")
+    assert (sender.config.retries, sender.config.timeout) == (7, 1.5)
+    assert (sender.client_config.namesrv, sender.client_config.request_timeout) == (cluster.namesrv, 1.0)
+    assert sender.client_config.client_ip == "10.0.0.1"
+    assert config.timeout == 2.0
+    async with sender:
+        await sender.send(message())
+
+
+async def test_a_started_producer_that_is_dropped_warns(cluster: Cluster) -> None:
+    sender: Producer | None = producer(cluster)
+    assert sender is not None
+    await sender.start()
+    instance = sender._instance
+    assert instance is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sender = None
+        gc.collect()
+    assert [warning.category for warning in caught if "group" in str(warning.message)] == [ResourceWarning]
+    await instance.unregister_producer("group", 1)
+    await instance.release()
+
+
+async def test_a_producer_that_was_stopped_or_never_started_does_not_warn(cluster: Cluster) -> None:
+    async with producer(cluster) as sender:
+        await sender.send(message())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del sender
+        producer(cluster)
+        gc.collect()
+
+
+async def test_another_loop_is_told(cluster: Cluster) -> None:
+    async with producer(cluster) as sender:
+        await sender.send(message())
+
+        async def elsewhere() -> list[Any]:
+            return [*await every_call(sender), *await outcomes(sender.start(), sender.stop())]
+
+        results = await asyncio.to_thread(asyncio.run, elsewhere())
+        assert {type(error) for error in results} == {errors.WrongLoopError}
+        await sender.send(message())
+
+
+async def test_stopped_on_one_loop_and_started_on_another(cluster: Cluster) -> None:
+    server = EmbeddedRocketMQ()
+    sender = Producer("group", namesrv="127.0.0.1:1")
+    with pytest.raises(errors.NameServerError):
+        await sender.start()
+
+    async def elsewhere() -> int:
+        async with server:
+            again = Producer("group", namesrv=server.namesrv)
+            async with again:
+                await again.send(message())
+            async with again:
+                return (await again.send(message())).attempts
+
+    assert await asyncio.to_thread(asyncio.run, elsewhere()) == 1
+
+
+async def test_publish_queues(pair: Cluster) -> None:
+    async with producer(pair) as sender:
+        queues = await sender.fetch_publish_queues(TOPIC)
+        assert queues == tuple(pair.queue(broker, number) for broker in pair.brokers for number in range(2))
+        with pytest.raises(errors.TopicNotFoundError, match=r"NOWHERE.*127.0.0.1"):
+            await sender.fetch_publish_queues("NOWHERE")
+        with pytest.raises(errors.InvalidMessageError):
+            await sender.fetch_publish_queues("a/b")
+    assert pair.name_server.asked.count(TOPIC) == 1
+
+
+async def test_a_topic_that_does_not_exist_is_made_by_sending() -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        async with Producer("group", namesrv=server.namesrv, default_topic_queues=3) as sender:
+            queues = await sender.fetch_publish_queues("NEW")
+            assert len(queues) == 6
+            await sender.send(message(topic="NEW"))
+        assert len(server.messages("NEW")) == 1

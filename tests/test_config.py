@@ -1,0 +1,104 @@
+"""Settings are checked when they are made, and the error names the one that is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from rmq_async import ClientConfig, ConfigError, Producer, ProducerConfig
+from rmq_protocol import compression
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"namesrv": "no-port"}, "no-port"),
+        ({"namesrv": "host:0"}, "host:0"),
+        ({"namesrv": "host:70000"}, "host:70000"),
+        ({"namesrv": ["a:1", "b"]}, "'b'"),
+        ({"request_timeout": 0}, "request_timeout"),
+        ({"connect_timeout": -1}, "connect_timeout"),
+        ({"heartbeat_interval": float("nan")}, "heartbeat_interval"),
+        ({"route_poll_interval": "30"}, "route_poll_interval"),
+        ({"max_frame_size": 10}, "max_frame_size"),
+        ({"serialize_type": "xml"}, "xml"),
+        ({"instance_name": ""}, "instance_name"),
+        ({"client_ip": 5}, "client_ip"),
+        ({"namesrv": 5}, "namesrv"),
+    ],
+)
+def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ClientConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"timeout": 0}, "timeout"),
+        ({"retries": -1}, "retries"),
+        ({"retries": True}, "retries"),
+        ({"attempt_timeout": 0}, "attempt_timeout"),
+        ({"compress_type": "rar"}, "rar"),
+        ({"compress_type": "zlib", "compress_level": 10}, "compress_level 10"),
+        ({"max_message_size": 1 << 30}, "max_message_size"),
+        ({"async_limit": 0}, "async_limit"),
+        ({"oneway_window": -1}, "oneway_window"),
+        ({"create_topic_key": ""}, "create_topic_key"),
+        ({"retry_codes": 2}, "retry_codes"),
+        ({"retry_codes": "2"}, "retry_codes"),
+    ],
+)
+def test_a_wrong_producer_setting_is_named(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ProducerConfig(**options)
+    with pytest.raises(ValueError, match=named):
+        Producer("group", **options)
+
+
+def test_a_config_of_another_type_is_refused_before_anything_starts() -> None:
+    with pytest.raises(TypeError, match="client must be a ClientConfig, not dict"):
+        Producer("group", client={"namesrv": "a:1"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="config must be a ProducerConfig, not ClientConfig"):
+        Producer("group", config=ClientConfig())  # type: ignore[arg-type]
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="time_out"):
+        Producer("group", time_out=3)
+
+
+def test_a_compression_that_is_not_installed_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "lz4_frame", None)
+    with pytest.raises(ConfigError, match=r"rmq-async\[compression\]"):
+        Producer("group", compress_type="lz4")
+
+
+def test_name_servers_compare_as_a_set_and_default_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "b:2;a:1")
+    resolved = ClientConfig().resolved()
+    assert resolved.namesrv == ("a:1", "b:2")
+    assert resolved == ClientConfig(namesrv=["a:1", "b:2", "a:1"]).resolved()
+    assert resolved == ClientConfig(namesrv="a:1, b:2").resolved()
+    assert resolved != ClientConfig(namesrv="a:1").resolved()
+
+
+def test_the_instance_name_is_drawn_once_per_process() -> None:
+    assert ClientConfig().instance_name == ClientConfig().instance_name
+    code = "from rmq_async import ClientConfig as C; print(C().instance_name, C().instance_name)"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert other[0] == other[1] != ClientConfig().instance_name
+    assert ClientConfig().instance_name.split("#")[0] == str(os.getpid())
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    client, producer = ClientConfig(), ProducerConfig()
+    assert (client.route_poll_interval, client.heartbeat_interval, client.idle_timeout) == (30.0, 30.0, 120.0)
+    assert (producer.timeout, producer.retries, producer.async_retries) == (3.0, 2, 2)
+    assert (producer.compress_over, producer.max_message_size) == (4096, 4 * 1024 * 1024)
+    assert (producer.async_limit, producer.oneway_limit, producer.broker_window) == (65535, 65535, 8192)
+    assert (producer.pending_bytes_limit, producer.oneway_window) == (100 * 1024 * 1024, 1024)

@@ -1,0 +1,173 @@
+"""The documents tell the truth: every Python block runs, defaults and codes are those of the code, links lead somewhere.
+
+The blocks of a page are parts of one coroutine; ``server`` is an embedded cluster of two brokers. A block that ends in
+``rmq_async.run(...)`` is a program and runs as one.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq_async import ClientConfig, ProducerConfig, errors
+from rmq_async.embedded import EmbeddedRocketMQ
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """Line number and text of each block."""
+    text = page.read_text()
+    return [(text.count("\n", 0, found.start(2)) + 1, found[2]) for found in BLOCK.finditer(text) if found[1] == language]
+
+
+def is_program(source: str) -> bool:
+    return "rmq_async.run(" in source
+
+
+SNIPPETS = [page for page in PAGES if any(not is_program(source) for _, source in blocks(page, "python"))]
+PROGRAMS = [(page, source) for page in PAGES for _, source in blocks(page, "python") if is_program(source)]
+
+
+@pytest.mark.parametrize("page", SNIPPETS, ids=name_of)
+async def test_the_blocks_of_a_page_run(page: Path) -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        names: dict[str, Any] = {"server": server, "__name__": "page"}
+        for line, source in blocks(page, "python"):
+            if is_program(source):
+                continue
+            tree = ast.parse(source)
+            ast.increment_lineno(tree, line - 1)
+            code = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            waiting = eval(code, names)
+            if inspect.iscoroutine(waiting):
+                await waiting
+
+
+@pytest.mark.parametrize(("page", "source"), PROGRAMS, ids=lambda value: name_of(value) if isinstance(value, Path) else "")
+def test_the_programs_of_a_page_run(page: Path, source: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(source)
+    environment = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(program)], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout
+
+
+def test_the_readmes_example_has_twenty_lines_and_says_what_it_stored() -> None:
+    (source,) = [source for page, source in PROGRAMS if page.name == "README.md"]
+    assert len([line for line in source.splitlines() if line.strip()]) <= 20
+    assert "await producer.send(" in source
+
+
+# -- tables
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of a table, the one whose first heading is ``heading``."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    found = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return found
+
+
+@pytest.mark.parametrize("config", [ProducerConfig, ClientConfig])
+def test_defaults_are_those_of_the_code(config: type[Any]) -> None:
+    told = {cells[0].strip("`"): cells[1].strip("`") for cells in rows("producer.md", f"`{config.__name__}`")}
+    fields = {field.name for field in dataclasses.fields(config)} - {"instance_name"}
+    assert told.keys() == fields
+    made = config()
+    assert {name: ast.literal_eval(value) for name, value in told.items()} == {name: getattr(made, name) for name in fields}
+
+
+def test_defaults_of_the_embedded_broker_are_those_of_the_code() -> None:
+    told = {cells[0].strip("`"): ast.literal_eval(cells[1].strip("`")) for cells in rows("embedded.md", "option")}
+    parameters = inspect.signature(EmbeddedRocketMQ).parameters
+    assert told == {name: parameter.default for name, parameter in parameters.items()}
+
+
+def test_codes_and_policy_of_errors_are_those_of_the_code() -> None:
+    told = {cells[0].strip("`"): cells[1:3] for cells in rows("errors.md", "class")}
+    for name, (code, retriable) in told.items():
+        error = getattr(errors, name)
+        own = getattr(error, "response_code", None) or error.code
+        assert code in (str(int(own)) if own is not None else "none", "varies"), name
+        assert retriable == ("yes" if error.retriable else "no"), name
+
+
+def test_errors_at_the_top_level_are_documented() -> None:
+    import rmq_async
+
+    told = {cells[0].strip("`") for cells in rows("errors.md", "class")}
+    exported = {name for name in rmq_async.__all__ if isinstance(getattr(rmq_async, name), type)}
+    assert {name for name in exported if issubclass(getattr(rmq_async, name), rmq_async.RocketMQError)} <= told
+
+
+# -- commands and links
+
+
+def test_the_readmes_first_command_installs_an_extra_that_exists_and_a_script_that_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first = blocks(ROOT / "README.md", "sh")[0][1].strip()
+    assert first == "python -m pip install '.[cli]' && rmq demo"
+    assert "cli" in project["optional-dependencies"]
+    assert project["scripts"] == {"rmq": "rmq_async.cli:main"}
+
+
+def test_the_readmes_second_command_is_what_ci_runs() -> None:
+    command = blocks(ROOT / "README.md", "sh")[1][1].strip().split(" && ")[-1]
+    script = ROOT / ".ci" / "run"
+    if not script.exists():
+        pytest.skip("a source distribution has no .ci")
+    assert f"\n{command} " in script.read_text()
+
+
+def test_what_the_readme_says_of_versions_is_what_the_project_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    readme = (ROOT / "README.md").read_text()
+    assert f"Version {project['version']} " in readme
+    assert f"Python {project['requires-python'].removeprefix('>=')} or later" in readme
+    assert project["license"] in readme
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_are_short_enough_to_read(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text())
+    assert not [line for line in text.splitlines() if len(line) > 180 and not line.startswith("|")]

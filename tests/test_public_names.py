@@ -1,0 +1,231 @@
+"""The names that code outside this repository binds to: none may go, lose a keyword, or drag in what it does not need."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+import rmq_async
+
+NAMES = """
+rmq_async.run coro
+rmq_async.Message topic body tags keys flag properties delay_level delay deliver_at wait_store sharding_key unique_id
+rmq_async.MessageQueue topic broker_name queue_id
+rmq_async.MessageExt
+rmq_async.SendStatus.SEND_OK
+rmq_async.SendStatus.FLUSH_DISK_TIMEOUT
+rmq_async.SendStatus.FLUSH_SLAVE_TIMEOUT
+rmq_async.SendStatus.SLAVE_NOT_AVAILABLE
+rmq_async.SendResult
+rmq_async.BatchSendResult
+rmq_async.BatchSendResult.results
+rmq_async.Producer group namesrv client config
+rmq_async.Producer.start
+rmq_async.Producer.stop timeout
+rmq_async.Producer.aclose timeout
+rmq_async.Producer.__aenter__
+rmq_async.Producer.send message queue selector key timeout
+rmq_async.Producer.send_async message on_success on_error queue selector key timeout
+rmq_async.Producer.send_oneway message queue selector key timeout
+rmq_async.Producer.send_batch messages queue timeout
+rmq_async.Producer.fetch_publish_queues topic
+rmq_async.Producer.flush timeout
+rmq_async.Selector
+rmq_async.select_by_hash
+rmq_async.select_at_random
+rmq_async.ClientConfig namesrv instance_name client_ip route_poll_interval heartbeat_interval connect_timeout request_timeout idle_timeout max_frame_size max_decompressed_size serialize_type
+rmq_async.ProducerConfig timeout retries async_retries attempt_timeout retry_codes retry_same_queue compress_over compress_type compress_level max_message_size create_topic_key default_topic_queues async_limit oneway_limit broker_window pending_bytes_limit oneway_window stop_timeout
+rmq_async.PullConsumer group namesrv client
+rmq_async.PullConsumer.start
+rmq_async.PullConsumer.stop
+rmq_async.PullConsumer.__aenter__
+rmq_async.PullConsumer.queues topic
+rmq_async.PullConsumer.pull queue offset max_messages tags wait
+rmq_async.PullConsumer.read topic start end tags queues
+rmq_async.PullResult
+rmq_async.PullStatus.FOUND
+rmq_async.PullStatus.NO_NEW
+rmq_async.PullStatus.NO_MATCH
+rmq_async.PullStatus.OFFSET_ILLEGAL
+rmq_async.Admin namesrv client
+rmq_async.Admin.create_topic topic queues read_queues perm order topic_sys_flag attributes cluster broker
+rmq_async.Admin.topic_route topic
+rmq_async.Admin.max_offset queue
+rmq_async.Admin.min_offset queue
+rmq_async.embedded.EmbeddedRocketMQ host port brokers auto_create_topics max_memory
+rmq_async.embedded.EmbeddedRocketMQ.start
+rmq_async.embedded.EmbeddedRocketMQ.stop
+rmq_async.embedded.EmbeddedRocketMQ.namesrv
+rmq_async.embedded.EmbeddedRocketMQ.messages topic
+rmq_async.embedded.EmbeddedRocketMQ.clear
+rmq_async.embedded.EmbeddedRocketMQ.fail_next code n request
+rmq_async.embedded.EmbeddedRocketMQ.delay seconds broker
+rmq_async.embedded.EmbeddedRocketMQ.stall broker
+rmq_async.embedded.EmbeddedRocketMQ.resume broker
+rmq_async.embedded.EmbeddedRocketMQ.drop_connections broker
+rmq_async.cli.main
+"""  # noqa: E501 - one name a line
+
+ERRORS = """
+RocketMQError ConfigError InvalidMessageError SelectorError ClientStateError ForkedError WrongLoopError BackpressureError
+NameServerError TopicNotFoundError BrokerNotFoundError ConnectError ConnectionLostError RequestTimeoutError BrokerError
+SystemBusyError NoPermissionError SendError CorruptMessageError ProtocolError OffsetRangeError ForbiddenError FlowControlError
+AuthenticationError PermissionDeniedError ReplyTimeoutError TransactionError Attempt
+"""
+
+FIELDS = {
+    "SendResult": "status msg_id offset_msg_id queue queue_offset transaction_id region_id trace_on recall_handle attempts",
+    "BatchSendResult": "status queue queue_offset msg_ids offset_msg_ids attempts results",
+    "PullResult": "status messages corrupt next_offset min_offset max_offset",
+    "MessageExt": "topic body tags keys flag properties queue queue_offset commit_log_offset sys_flag body_crc store_size "
+    "born_time_ms store_time_ms born_host store_host reconsume_times prepared_transaction_offset msg_id offset_msg_id "
+    "transaction_id",
+}
+
+
+def found(dotted: str) -> object:
+    """What a dotted name means to somebody who has only imported the package."""
+    parts = dotted.split(".")
+    thing: object = importlib.import_module(parts[0])
+    for part in parts[1:]:
+        thing = getattr(thing, part)
+    return thing
+
+
+@pytest.mark.parametrize("row", NAMES.strip().splitlines(), ids=lambda row: row.split()[0])
+def test_a_name_is_there_and_takes_its_keywords(row: str) -> None:
+    dotted, *keywords = row.split()
+    thing = found(dotted)
+    assert thing is not None
+    if keywords:
+        parameters = inspect.signature(thing).parameters  # type: ignore[arg-type]
+        named = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+        assert not set(keywords) - set(named)
+
+
+@pytest.mark.parametrize("name", ERRORS.split())
+def test_an_error_is_in_its_module(name: str) -> None:
+    error = found(f"rmq_async.errors.{name}")
+    assert isinstance(error, type)
+    assert name == "Attempt" or issubclass(error, rmq_async.RocketMQError)
+
+
+@pytest.mark.parametrize("owner", FIELDS)
+def test_a_result_has_its_attributes(owner: str) -> None:
+    assert not [name for name in FIELDS[owner].split() if not hasattr(found(f"rmq_async.{owner}"), name)]
+
+
+def test_everything_exported_exists() -> None:
+    assert rmq_async.__all__ == sorted(rmq_async.__all__)
+    assert not [name for name in rmq_async.__all__ if not hasattr(rmq_async, name)]
+
+
+def test_what_does_not_exist_is_an_attribute_error() -> None:
+    assert not hasattr(rmq_async, "nothing_of_the_kind")
+
+
+def test_producer_options_are_typed_and_an_unknown_one_is_a_type_error() -> None:
+    producer = rmq_async.Producer("g", namesrv="127.0.0.1:9876", retries=7, request_timeout=1.5)
+    assert (producer.config.retries, producer.client_config.request_timeout) == (7, 1.5)
+    with pytest.raises(TypeError, match="retrys"):
+        rmq_async.Producer("g", retrys=7)
+
+
+@pytest.mark.parametrize("package", ["rmq_async", "rmq_protocol"])
+def test_type_checkers_are_told_that_the_package_is_typed(package: str) -> None:
+    assert files(package).joinpath("py.typed").is_file()
+
+
+# -- in an interpreter of its own
+
+
+def python(program: str, *options: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", *options, "-c", program], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    return ended.stdout.strip()
+
+
+def test_importing_the_package_loads_no_more_than_a_client_needs() -> None:
+    loaded = python("import sys, rmq_async; print(*sys.modules)").split()
+    unwanted = ("embedded", "spark", "outbox", "testing", "cli")
+    assert not {f"rmq_async.{part}" for part in unwanted} & set(loaded)
+    assert not {"click", "rich", "pytest", "hypothesis", "psutil", "uvloop", "sqlalchemy", "pyspark"} & set(loaded)
+
+
+def test_the_embedded_broker_is_there_when_it_is_asked_for() -> None:
+    program = (
+        "import rmq_async; print(rmq_async.embedded.EmbeddedRocketMQ.__module__, rmq_async.embedded is rmq_async.embedded)"
+    )
+    assert python(program) == "rmq_async.embedded True"
+
+
+def test_importing_the_command_line_needs_nothing_that_is_not_installed() -> None:
+    program = "import sys; sys.modules['click'] = sys.modules['rich'] = None; import rmq_async.cli; print('imported')"
+    assert python(program) == "imported"
+
+
+def test_importing_opens_no_loop_no_socket_and_no_thread() -> None:
+    program = """
+import asyncio, socket, threading
+def refuse(*_, **__): raise AssertionError("at import")
+socket.socket.connect = socket.socket.bind = refuse
+asyncio.new_event_loop = refuse
+import rmq_async, rmq_async.embedded
+rmq_async.Producer("g", namesrv="127.0.0.1:9876"), rmq_async.PullConsumer("g"), rmq_async.Admin()
+rmq_async.embedded.EmbeddedRocketMQ()
+print(threading.active_count())
+"""
+    assert python(program) == "1"
+
+
+RUN = """
+import asyncio, sys
+{hide}
+import rmq_async
+async def main():
+    await asyncio.sleep(0)
+    return type(asyncio.get_running_loop()).__module__.split(".")[0]
+print(rmq_async.run(main()))
+async def fail():
+    raise LookupError("told")
+try:
+    rmq_async.run(fail())
+except LookupError as error:
+    print(error)
+"""
+
+
+def test_run_uses_uvloop_where_it_is_installed() -> None:
+    pytest.importorskip("uvloop")
+    assert python(RUN.format(hide="")).split() == ["uvloop", "told"]
+
+
+def test_run_uses_asyncio_where_uvloop_is_not_installed() -> None:
+    assert python(RUN.format(hide="sys.modules['uvloop'] = None")).split() == ["asyncio", "told"]
+
+
+def test_run_ends_on_ctrl_c_after_cleaning_up() -> None:
+    program = """
+import asyncio, os, signal, rmq_async
+async def main():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(30)
+    finally:
+        await asyncio.sleep(0)
+        print("cleaned up")
+try:
+    rmq_async.run(main())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert python(program).split("\n") == ["cleaned up", "interrupted"]

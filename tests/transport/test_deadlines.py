@@ -1,0 +1,403 @@
+"""Time: deadlines of attempts and calls, blocked loops, connections that have died."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async.errors import ConnectionLostError, RequestTimeoutError
+from rmq_async.transport import CloseReason, Connection, Pending
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
+
+from .peer import Link, Peer, ThreadedPeer, echo, silence, stored
+from .support import BORN, Exact, Notes, Sender, connect, ping, pool_of, spin, template, until
+
+
+def submit_attempt(connection: Connection, notes: Notes, attempt: float, call: float, body: bytes = b"m") -> None:
+    opaque, now = connection.next_opaque(), monotonic()
+    pending = Pending(notes, now + attempt, now + call, RequestCode.SEND_MESSAGE_V2, True)
+    connection.submit(opaque, pending, template().parts(opaque, BORN, "", body), 8192)
+
+
+async def test_a_request_without_an_answer_ends_at_its_deadline() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        with Exact() as exact, pytest.raises(RequestTimeoutError) as caught:
+            started = monotonic()
+            await connection.request(ping(), 0.1)
+        exact.check(monotonic() - started, 0.1)
+        assert caught.value.maybe_stored
+        assert caught.value.address == peer.address
+        assert isinstance(caught.value, TimeoutError)
+        assert "HEART_BEAT" in str(caught.value)
+        assert connection.is_open
+        assert connection.pending == 0
+
+
+async def test_mixed_deadlines_are_exact_to_50_ms() -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    measured: list[tuple[float, float]] = []
+
+    async def ask(connection: Connection, delay: float, timeout: float) -> None:
+        await asyncio.sleep(delay)
+        started = monotonic()
+        with pytest.raises(RequestTimeoutError):
+            await connection.request(ping(), timeout)
+        measured.append((monotonic() - started, timeout))
+
+    async with Peer(silence, keep=False) as peer, connect(peer) as connection:
+        with Exact() as exact:
+            await asyncio.gather(*[ask(connection, draw.uniform(0, 0.3), draw.uniform(0.01, 1.0)) for _ in range(300)])
+    for elapsed, wanted in measured:
+        exact.check(elapsed, wanted)
+
+
+async def test_a_shorter_deadline_is_kept_behind_a_longer_one() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        long = asyncio.ensure_future(connection.request(ping(), 30))
+        await spin()
+        with Exact() as exact, pytest.raises(RequestTimeoutError):
+            started = monotonic()
+            await connection.request(ping(), 0.05)
+        exact.check(monotonic() - started, 0.05)
+        long.cancel()
+        await asyncio.wait([long])
+
+
+async def test_a_deadline_that_has_passed_already_ends_at_once() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        for timeout in (0.0, -1.0):
+            with Exact() as exact, pytest.raises(RequestTimeoutError):
+                started = monotonic()
+                await connection.request(ping(), timeout)
+            exact.check(monotonic() - started, 0)
+
+
+async def test_an_attempt_that_is_late_is_told_and_its_answer_still_taken() -> None:
+    requests: list[RemotingCommand] = []
+    async with Peer(lambda link, request: requests.append(request)) as peer, connect(peer) as connection:
+        notes = Notes()
+        with Exact() as exact:
+            started = monotonic()
+            submit_attempt(connection, notes, 0.05, 5)
+            await until(lambda: notes.told)
+        exact.check(notes.times[0] - started, 0.05)
+        assert isinstance(notes.told[0], RequestTimeoutError)
+        assert connection.pending == 1
+        peer.answer = stored
+        stored(peer.link, requests[0])
+        await until(lambda: len(notes.told) == 2)
+        assert notes.told[1].extFields.msgId == "m"
+        assert connection.pending == 0
+
+
+async def test_an_attempt_is_told_again_at_the_end_of_its_call_and_then_is_gone() -> None:
+    requests: list[RemotingCommand] = []
+    async with Peer(lambda link, request: requests.append(request)) as peer, connect(peer) as connection:
+        notes = Notes()
+        with Exact() as exact:
+            started = monotonic()
+            submit_attempt(connection, notes, 0.05, 0.2)
+            await until(lambda: len(notes.told) == 2)
+        exact.check(notes.times[1] - started, 0.2)
+        assert all(isinstance(told, RequestTimeoutError) and told.maybe_stored for told in notes.told)
+        assert notes.told[0] is not notes.told[1]
+        assert connection.pending == 0
+        stored(peer.link, requests[0])
+        await until(lambda: connection.strays == 1)
+        assert len(notes.told) == 2
+
+
+async def test_a_late_attempt_hears_of_the_end_of_its_connection() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        notes = Notes()
+        submit_attempt(connection, notes, 0.02, 5)
+        await until(lambda: notes.told)
+        (await peer.accepted()).rst()
+        await until(lambda: len(notes.told) == 2)
+        assert isinstance(notes.told[1], ConnectionLostError)
+        assert notes.told[1].maybe_stored
+
+
+async def test_an_attempt_that_never_left_does_not_leave_after_its_time() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        sender = Sender(connection, window=1)
+        first, notes = sender.submit(b"first"), Notes()
+        opaque, now = connection.next_opaque(), monotonic()
+        pending = Pending(notes, now + 0.05, now + 5, RequestCode.SEND_MESSAGE_V2, True)
+        connection.submit(opaque, pending, template().parts(opaque, BORN, "", b"held"), 1)
+        await until(lambda: notes.told)
+        assert not notes.told[0].maybe_stored
+        assert not connection.knows(opaque)
+        stored(peer.link, peer.requests[0])
+        await first
+        await asyncio.sleep(0.02)
+        assert [request.body for request in peer.requests] == [b"first"]
+
+
+async def test_what_is_called_unwritten_is_not_written_later() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        sender = Sender(connection, timeout=0.01)
+        futures = [sender.submit(b"%d" % number) for number in range(3)]
+        time.sleep(0.05)  # the frames of the second and third are gathered, the flush and the timer are both due
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        told = [answer.maybe_stored for answer in answers]  # type: ignore[union-attr]
+        await asyncio.sleep(0.02)
+        assert told == [True, True, True]
+        assert peer.received == 3
+
+
+async def test_a_cancelled_request_leaves_the_table_and_its_answer_is_a_stray() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        task = asyncio.ensure_future(connection.request(ping(), 5))
+        await until(lambda: peer.received == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert connection.pending == 0
+        echo(peer.link, peer.requests[0])
+        await until(lambda: connection.strays == 1)
+
+
+# -- what a request may not cost
+
+
+@pytest.mark.parametrize("depth", [1, 64])
+async def test_no_timer_and_no_task_per_message(depth: int) -> None:
+    loop = asyncio.get_running_loop()
+    counts = {"timers": 0, "tasks": 0}
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return call(*args, **kwargs)
+
+        return counting
+
+    async with Peer(stored, keep=False) as peer, connect(peer) as connection:
+        sender = Sender(connection)
+
+        async def work() -> None:
+            for _ in range(10_000 // depth):
+                await sender.send(b"m")
+
+        workers = [loop.create_task(work()) for _ in range(depth)]
+        for name in ("call_later", "call_at"):
+            setattr(loop, name, counted("timers", getattr(loop, name)))
+        loop.set_task_factory(counted("tasks", lambda loop, coro, **kwargs: asyncio.Task(coro, loop=loop, **kwargs)))
+        started = monotonic()
+        try:
+            await asyncio.wait(workers)
+        finally:
+            loop.set_task_factory(None)
+            del loop.call_later, loop.call_at
+        for worker in workers:
+            worker.result()
+        assert peer.received == 10_000 // depth * depth
+        assert counts["tasks"] == 0
+        seconds = monotonic() - started
+        assert counts["timers"] <= 10 + 100 * seconds, "scans, and a gathering write that no answer came for"
+        assert counts["timers"] <= 10_000 / 20
+
+
+async def test_a_late_answer_never_completes_a_newer_call() -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+
+    def answer(link: Link, request: RemotingCommand) -> None:
+        if draw.random() < 0.1:
+            link.reply_later(draw.uniform(0.04, 0.1), request)
+        else:
+            link.reply(request)
+
+    late = good = 0
+    async with Peer(answer, keep=False) as peer, connect(peer) as connection:
+
+        async def work(worker: int) -> None:
+            nonlocal late, good
+            for turn in range(100):
+                body = b"%d-%d" % (worker, turn)
+                try:
+                    assert (await connection.request(ping(body), 0.04)).body == body
+                    good += 1
+                except RequestTimeoutError:
+                    late += 1
+
+        await asyncio.gather(*[work(worker) for worker in range(100)])
+        assert late + good == 10_000
+        assert late > 100, "the run was to make answers late"
+        assert good > 1000
+        await until(lambda: connection.strays + good + connection.pending >= 10_000 or peer.received < 10_000)
+        assert connection.strays <= late
+
+
+# -- a blocked loop
+
+
+async def _blocked(seconds: float, timeout: float, requests: int, body: bytes) -> None:
+    with ThreadedPeer(keep=False) as peer:
+        async with connect(peer) as connection:
+            await connection.request(ping(b"warm"), 2)
+            tasks = [asyncio.ensure_future(connection.request(ping(body), timeout)) for _ in range(requests)]
+            await spin(3)
+            time.sleep(seconds)
+            answers = await asyncio.gather(*tasks)
+            assert all(answer.body == body for answer in answers)
+
+
+@pytest.mark.parametrize("seconds", [0.25, 0.7])
+async def test_answers_that_wait_in_the_socket_are_not_late(seconds: float) -> None:
+    await _blocked(seconds, 0.1, 200, b"x" * 2000)
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_answers_that_wait_in_the_socket_are_not_late_after_5_seconds() -> None:
+    await _blocked(5.0, 1.0, 1000, b"x" * 100)
+
+
+async def test_sends_without_an_answer_end_soon_after_a_blocked_loop() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        task = asyncio.ensure_future(connection.request(ping(), 0.05))
+        await spin(2)
+        time.sleep(0.3)
+        with Exact() as exact, pytest.raises(RequestTimeoutError):
+            started = monotonic()
+            await task
+        exact.check(monotonic() - started, 0)
+
+
+async def test_a_blocked_loop_does_not_make_a_connect_late() -> None:
+    with ThreadedPeer() as peer:
+        async with pool_of() as pool:
+            task = asyncio.ensure_future(pool.connect(peer.address, 0.1))
+            await spin(2)
+            time.sleep(0.4)
+            assert (await task).is_open
+
+
+async def test_a_blocked_loop_does_not_make_a_living_peer_dead() -> None:
+    with ThreadedPeer() as peer:
+        async with connect(peer, dead_after=0.2) as connection:
+            for blocked in (0.21, 0.28, 0.5):
+                task = asyncio.ensure_future(connection.request(ping(b"m"), 5))
+                await spin(2)
+                time.sleep(blocked)
+                assert (await task).body == b"m"
+
+
+async def test_the_wall_clock_may_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    async with Peer() as peer, connect(peer, dead_after=0.2) as connection:
+        for jump in (3600, -3600, 0):
+            monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+            assert (await connection.request(ping(b"m"), 0.1)).body == b"m"
+
+
+# -- a dead peer
+
+
+async def test_a_silent_peer_is_found_dead() -> None:
+    async with Peer(silence) as peer, connect(peer, dead_after=0.3) as connection:
+        with Exact() as exact:
+            started = monotonic()
+            with pytest.raises(RequestTimeoutError):
+                await connection.request(ping(), 0.1)
+            with pytest.raises(ConnectionLostError) as caught:
+                await connection.request(ping(), 5)
+        exact.check(monotonic() - started, 0.3)
+        assert caught.value.maybe_stored
+        assert CloseReason.DEAD.value in str(caught.value)
+        assert connection.close_reason is CloseReason.DEAD
+
+
+async def test_a_dead_peer_is_found_though_nobody_waits_any_more() -> None:
+    async with Peer(silence) as peer, connect(peer, dead_after=0.2) as connection:
+        with Exact() as exact:
+            started = monotonic()
+            task = asyncio.ensure_future(connection.request(ping(), 5))
+            await spin(2)
+            task.cancel()
+            await asyncio.wait([task])
+            await connection.closed
+        exact.check(monotonic() - started, 0.2)
+        assert connection.close_reason is CloseReason.DEAD
+
+
+async def test_silence_counts_from_the_first_request_after_the_last_byte() -> None:
+    async with Peer() as peer, connect(peer, dead_after=0.2) as connection:
+        await connection.request(ping(), 1)
+        await asyncio.sleep(0.3)
+        assert connection.is_open, "nothing was asked"
+        peer.answer = silence
+        with Exact() as exact:
+            started = monotonic()
+            while connection.is_open:
+                with pytest.raises((RequestTimeoutError, ConnectionLostError)):
+                    await connection.request(ping(), 0.08)
+        exact.check(monotonic() - started, 0.2)
+        assert connection.close_reason is CloseReason.DEAD
+
+
+async def test_one_slow_request_among_answered_ones_is_not_death() -> None:
+    def answer(link: Link, request: RemotingCommand) -> None:
+        if request.body != b"slow":
+            link.reply(request)
+
+    async with Peer(answer) as peer, connect(peer, dead_after=0.1) as connection:
+        slow = asyncio.ensure_future(connection.request(ping(b"slow"), 0.5))
+        while not slow.done():
+            await connection.request(ping(), 1)
+            await asyncio.sleep(0.02)
+        with pytest.raises(RequestTimeoutError):
+            await slow
+        await asyncio.sleep(0.15)
+        assert connection.is_open, "an earlier time-out is forgotten once a byte came after it"
+
+
+async def test_long_polls_and_oneways_expect_no_byte() -> None:
+    async with Peer(silence) as peer, connect(peer, dead_after=0.1) as connection:
+        connection.send_oneway(ping())
+        with pytest.raises(RequestTimeoutError):
+            await connection.request(ping(), 0.3, long_poll=True)
+        assert connection.is_open
+        with pytest.raises(ConnectionLostError):
+            await connection.request(ping(), 1)
+
+
+async def test_any_byte_is_a_sign_of_life() -> None:
+    async with Peer(silence) as peer, connect(peer, dead_after=0.15) as connection:
+        link = await peer.accepted()
+        link.dribble(b"\x00\x00\x10\x00" + bytes(50), 0.02)
+        with pytest.raises(RequestTimeoutError):
+            await connection.request(ping(), 0.5)
+        assert connection.is_open
+
+
+async def test_a_stream_of_single_bytes_delays_no_deadline_and_no_other_connection() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        (await peer.accepted()).dribble(b"\x00\x00\x10\x00" + bytes(400), 0.002)
+        with Exact() as exact, pytest.raises(RequestTimeoutError):
+            started = monotonic()
+            await connection.request(ping(), 0.2)
+        exact.check(monotonic() - started, 0.2)
+        peer.answer = echo
+        async with connect(peer) as other:
+            assert (await other.request(ping(b"m"), 1)).body == b"m"
+
+
+async def test_a_request_may_wait_for_ever() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        task = asyncio.ensure_future(connection.request(ping(b"m"), inf))
+        await until(lambda: peer.received == 1)
+        echo(peer.link, peer.requests[0])
+        assert (await task).body == b"m"

@@ -1,0 +1,480 @@
+"""The pool: one connect for all who ask, deadlines and back-off, names and families, idle connections, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import pytest
+
+from rmq_async.config import ClientConfig
+from rmq_async.errors import (
+    ClientStateError,
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    RocketMQError,
+)
+from rmq_async.transport import CloseReason, Connection, Pending
+from rmq_async.transport.pool import Backoff, split_address
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import SerializeType
+
+from .peer import Link, Peer, echo, frame, response, silence
+from .support import Exact, Sender, ping, pool_of, spin, until
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that neither accepts nor refuses: the queue of its listener is full."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        stuffing = []
+        try:
+            for _ in range(4):
+                sock = socket.socket()
+                stuffing.append(sock)
+                sock.setblocking(False)
+                sock.connect_ex(listener.getsockname())
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            for sock in stuffing:
+                sock.close()
+
+
+async def test_500_callers_share_one_connect() -> None:
+    async with Peer() as peer, pool_of() as pool:
+        connections = await asyncio.gather(*[pool.connect(peer.address, 5) for _ in range(500)])
+        assert len(set(connections)) == 1
+        assert len(peer.links) == 1
+        assert pool.get(peer.address) is connections[0]
+        assert pool.connections == (connections[0],)
+        assert await pool.connect(peer.address, 0) is connections[0]
+
+
+async def test_each_address_has_its_own_connection() -> None:
+    async with Peer() as one, Peer() as two, pool_of() as pool:
+        first, second = await asyncio.gather(pool.connect(one.address, 5), pool.connect(two.address, 5))
+        assert (first.address, second.address) == (one.address, two.address)
+        assert "2 open" in repr(pool)
+
+
+async def test_one_caller_that_gives_up_stops_nobody() -> None:
+    async with Peer() as peer, pool_of() as pool:
+        callers = [asyncio.ensure_future(pool.connect(peer.address, 5)) for _ in range(3)]
+        await spin()
+        callers[0].cancel()
+        assert (await callers[1]) is (await callers[2])
+        with pytest.raises(asyncio.CancelledError):
+            await callers[0]
+        assert len(peer.links) == 1
+
+
+async def test_a_refused_connect_is_told_to_each_caller() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with pool_of() as pool:
+        errors = await asyncio.gather(*[pool.connect(address, 5) for _ in range(5)], return_exceptions=True)
+        assert len({id(error) for error in errors}) == 5
+        for error in errors:
+            assert isinstance(error, ConnectError)
+            assert error.address == address
+            assert isinstance(error.__cause__, ConnectionRefusedError)
+            assert error.retriable
+            assert not error.maybe_stored
+        assert pool.backing_off(address)
+        assert pool.get(address) is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        ":1",
+        "host:",
+        "host:0",
+        "host:70000",
+        "host:-1",
+        "host:٣",
+        "h:" + "9" * 5000,
+        "a\0b:1",
+        "..:1",
+        "x" * 300 + ":1",
+        "é\udc80:1",
+    ],
+)
+async def test_an_address_that_cannot_be_is_a_connect_error(address: str) -> None:
+    async with pool_of() as pool:
+        with pytest.raises(ConnectError):
+            await pool.connect(address, 5)
+
+
+def test_addresses() -> None:
+    assert split_address("127.0.0.1:10911") == ("127.0.0.1", 10911)
+    assert split_address("[::1]:10911") == ("::1", 10911)
+    assert split_address("broker-a.example:1") == ("broker-a.example", 1)
+
+
+async def test_names_and_ipv6() -> None:
+    async with Peer() as four, Peer(host="::1") as six, pool_of() as pool:
+        named = await pool.connect(f"localhost:{four.port}", 5)
+        assert (await named.request(ping(b"4"), 2)).body == b"4"
+        assert named.local_ip == "127.0.0.1"
+        connection = await pool.connect(six.address, 5)
+        assert (await connection.request(ping(b"6"), 2)).body == b"6"
+        assert connection.local_ip == "::1"
+
+
+async def test_a_name_with_several_addresses_is_tried_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Peer() as peer, pool_of() as pool:
+        loop = asyncio.get_running_loop()
+
+        async def look_up(host: str, port: int, **_: object) -> list[object]:
+            hosts = ["::1", "127.0.0.1"]
+            return [(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in hosts]
+
+        if type(loop).__module__.startswith("asyncio"):
+            monkeypatch.setattr(loop, "getaddrinfo", look_up)
+        connection = await pool.connect(f"localhost:{peer.port}", 5)
+        assert (await connection.request(ping(b"m"), 2)).body == b"m"
+
+
+# -- time
+
+
+def test_backoff_grows_to_one_second() -> None:
+    backoff, now, waits = Backoff(), 1000.0, []
+    for _ in range(8):
+        backoff.failed(now)
+        waits.append(backoff.remaining(now))
+        now += 10
+        assert backoff.remaining(now) == 0
+    assert waits[0] == pytest.approx(0.05)
+    assert waits == sorted(waits)
+    assert max(waits) == pytest.approx(1.0)
+
+
+async def test_waiting_for_the_back_off_stays_inside_the_callers_time() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with pool_of() as pool:
+        with pytest.raises(ConnectError):
+            await pool.connect(address, 5)
+        for _ in range(6):
+            pool._backoffs[address].failed(monotonic())
+        with Exact() as exact, pytest.raises(RequestTimeoutError) as caught:
+            started = monotonic()
+            await pool.connect(address, 0.1)
+        exact.check(monotonic() - started, 0.1)
+        assert not caught.value.maybe_stored
+        assert caught.value.address == address
+
+
+async def test_a_peer_that_comes_back_is_found_within_the_back_off() -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    async with pool_of() as pool:
+        for _ in range(3):
+            with pytest.raises(ConnectError):
+                await pool.connect(address, 5)
+        async with Peer(port=port):
+            started = monotonic()
+            connection = await pool.connect(address, 5)
+            assert monotonic() - started < 1.5
+            await connection.request(ping(), 1)
+            assert not pool.backing_off(address)
+            connection.close(CloseReason.DEAD)
+            assert not pool.backing_off(address), "it answered: the next failure is the first one again"
+
+
+async def test_a_peer_that_accepts_and_drops_is_not_stormed() -> None:
+    async with Peer(greet=lambda link: link.rst()) as peer, pool_of() as pool:
+        started = monotonic()
+        while monotonic() - started < 0.5:
+            try:
+                connection = await pool.connect(peer.address, 0.2)
+                await connection.request(ping(), 0.2)
+            except RocketMQError:
+                pass
+            await spin()
+        assert 2 <= len(peer.links) <= 6, "50, 100, 200, 400 ms between them"
+
+
+async def test_a_black_hole_ends_in_time() -> None:
+    with black_hole() as address:
+        async with pool_of() as pool:
+            with Exact() as exact, pytest.raises(RequestTimeoutError) as caught:
+                started = monotonic()
+                await pool.connect(address, 0.15)
+            exact.check(monotonic() - started, 0.15)
+            assert not caught.value.maybe_stored
+            assert "1 connecting" in repr(pool)
+        assert "0 open, 0 connecting" in repr(pool)
+
+
+async def test_the_connect_timeout_ends_a_connect_for_callers_with_more_time() -> None:
+    with black_hole() as address:
+        async with pool_of(connect_timeout=0.1) as pool:
+            with Exact() as exact, pytest.raises(ConnectError, match=r"0\.1 s"):
+                started = monotonic()
+                await pool.connect(address, 5)
+            exact.check(monotonic() - started, 0.1)
+            assert pool.backing_off(address)
+
+
+async def test_callers_of_one_connect_have_their_own_deadlines() -> None:
+    with black_hole() as address:
+        async with pool_of(connect_timeout=0.3) as pool:
+            with Exact() as exact:
+                started = monotonic()
+                ends: dict[float, float] = {}
+
+                async def call(timeout: float) -> None:
+                    with pytest.raises(RocketMQError):
+                        await pool.connect(address, timeout)
+                    ends[timeout] = monotonic() - started
+
+                await asyncio.gather(*[call(timeout) for timeout in (0.05, 0.1, 0.2, 5)])
+            for timeout, end in ends.items():
+                exact.check(end, min(timeout, 0.3))
+
+
+# -- the connections of the pool
+
+
+async def test_listeners_are_told_of_each_connection() -> None:
+    told: list[tuple[str, bool]] = []
+    callbacks = {
+        "on_connected": lambda connection: told.append(("connected", connection.is_open)),
+        "on_closed": lambda connection: told.append(("closed", connection.is_open)),
+    }
+    async with Peer() as peer, pool_of(callbacks=callbacks) as pool:
+        for _ in range(2):
+            connection = await pool.connect(peer.address, 5)
+            await connection.request(ping(), 1)
+            peer.link.fin()
+            await connection.closed
+        assert told == [("connected", True), ("closed", False)] * 2
+
+
+async def test_a_lost_connection_is_forgotten_before_its_requests_fail() -> None:
+    async with Peer(silence) as peer, pool_of() as pool:
+        connection = await pool.connect(peer.address, 5)
+        seen: list[object] = []
+
+        class Retrying:
+            def done(self) -> bool:
+                return False
+
+            def set_exception(self, exception: BaseException) -> None:
+                seen.append(pool.get(peer.address))
+
+            def set_result(self, result: object) -> None: ...
+
+        connection.submit(connection.next_opaque(), Pending(Retrying(), 1e18, 1e18, 10), [frame(ping())])
+        connection.close(CloseReason.DEAD)
+        assert seen == [None]
+
+
+async def test_a_pool_hands_the_servers_requests_to_its_handler() -> None:
+    def handle(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return response(command, code=9, body=connection.address.encode())
+
+    async with Peer() as peer, pool_of(callbacks={"on_request": handle}) as pool:
+        await pool.connect(peer.address, 5)
+        link = await peer.accepted()
+        link.ask(RemotingCommand(code=40, opaque=1))
+        await until(lambda: link.requests)
+        assert (link.requests[0].code, link.requests[0].body) == (9, peer.address.encode())
+
+
+async def test_idle_connections_are_closed_and_used_ones_are_not() -> None:
+    requests: list[tuple[Link, RemotingCommand]] = []
+    async with Peer() as idle, Peer() as used, Peer() as waiting, pool_of(idle_timeout=0.2) as pool:
+        waiting.answer = lambda link, request: requests.append((link, request))
+        connection = await pool.connect(idle.address, 5)
+        busy = await pool.connect(used.address, 5)
+        asking = await pool.connect(waiting.address, 5)
+        answer = asyncio.ensure_future(asking.request(ping(b"m"), 5, long_poll=True))
+        started = monotonic()
+        while connection.is_open:
+            await busy.request(ping(), 1)
+            await asyncio.sleep(0.01)
+            assert monotonic() - started < 2
+        assert connection.close_reason is CloseReason.IDLE
+        assert monotonic() - started >= 0.19
+        assert pool.get(idle.address) is None
+        assert busy.is_open
+        assert asking.is_open
+        echo(*requests[0])
+        assert (await answer).body == b"m"
+        again = await pool.connect(idle.address, 5)
+        assert again.is_open
+
+
+async def test_a_closed_connection_is_made_again_and_opaques_do_not_mix() -> None:
+    async with Peer(silence) as peer, pool_of() as pool:
+        first = await pool.connect(peer.address, 5)
+        lost = asyncio.ensure_future(first.request(ping(b"old"), 5))
+        await until(lambda: peer.received == 1)
+        peer.link.fin()
+        with pytest.raises(ConnectionLostError):
+            await lost
+        peer.answer = echo
+        second = await pool.connect(peer.address, 5)
+        assert second is not first
+        assert (await second.request(ping(b"new"), 1)).body == b"new"
+
+
+async def test_500_callers_during_a_flapping_peer_all_end() -> None:
+    async def call() -> None:
+        for _ in range(5):
+            try:
+                connection = await pool.connect(peer.address, 1)
+                await connection.request(ping(), 1)
+            except (ConnectionLostError, ConnectError, RequestTimeoutError):
+                pass
+
+    def flap(link: Link, request: RemotingCommand) -> None:
+        echo(link, request)
+        if peer.received % 50 == 0:
+            link.rst()
+
+    async with Peer(flap, keep=False) as peer, pool_of() as pool:
+        await asyncio.wait_for(asyncio.gather(*[call() for _ in range(100)]), 20)
+        assert peer.received >= 100
+        assert len(peer.links) > 1
+
+
+# -- the end
+
+
+async def test_aclose_lets_answers_come_until_its_time_is_over() -> None:
+    def answer(link: Link, request: RemotingCommand) -> None:
+        if request.body == b"soon":
+            link.reply_later(0.05, request)
+
+    async with Peer(answer) as peer, pool_of() as pool:
+        connection = await pool.connect(peer.address, 5)
+        soon, never = (asyncio.ensure_future(connection.request(ping(body), 5)) for body in (b"soon", b"never"))
+        await spin(2)
+        with Exact() as exact:
+            started = monotonic()
+            await pool.aclose(0.2)
+        exact.check(monotonic() - started, 0.2)
+        assert (await soon).body == b"soon"
+        with pytest.raises(ConnectionLostError, match=CloseReason.LOCAL.value):
+            await never
+
+
+async def test_aclose_does_not_wait_longer_than_needed() -> None:
+    async with Peer(lambda link, request: link.reply_later(0.05, request)) as peer, pool_of() as pool:
+        connection = await pool.connect(peer.address, 5)
+        tasks = [asyncio.ensure_future(connection.request(ping(), 5)) for _ in range(100)]
+        await spin(2)
+        started = monotonic()
+        await pool.aclose(10)
+        assert monotonic() - started < 2
+        await asyncio.gather(*tasks)
+
+
+async def test_a_closed_pool_connects_no_more() -> None:
+    async with Peer() as peer, pool_of() as pool:
+        await pool.connect(peer.address, 5)
+        await pool.aclose()
+        await pool.aclose()
+        assert pool.connections == ()
+        with pytest.raises(ClientStateError):
+            await pool.connect(peer.address, 5)
+
+
+async def test_aclose_ends_connects_under_way() -> None:
+    with black_hole() as address:
+        async with pool_of() as pool:
+            callers = [asyncio.ensure_future(pool.connect(address, 5)) for _ in range(3)]
+            await asyncio.sleep(0.02)
+            await asyncio.wait_for(pool.aclose(5), 1)
+            errors = await asyncio.gather(*callers, return_exceptions=True)
+            assert all(isinstance(error, ClientStateError) for error in errors)
+
+
+async def test_a_cancelled_aclose_still_closes_and_disturbs_no_other() -> None:
+    async with Peer(silence) as peer, pool_of() as pool:
+        connection = await pool.connect(peer.address, 5)
+        pending = asyncio.ensure_future(connection.request(ping(), 5))
+        await spin(2)
+        first = asyncio.ensure_future(pool.aclose(5))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        assert not connection.is_open
+        await asyncio.wait([pending])
+        assert isinstance(pending.exception(), ConnectionLostError)
+
+
+async def test_of_two_acloses_one_may_be_cancelled() -> None:
+    for steps in range(6):
+        async with Peer(silence) as peer, pool_of() as pool:
+            await pool.connect(peer.address, 5)
+            first, second = (asyncio.ensure_future(pool.aclose()) for _ in range(2))
+            await spin(steps)
+            first.cancel()
+            await second
+            await asyncio.wait([first])
+
+
+async def test_closing_a_pool_with_10_000_in_flight() -> None:
+    async with Peer(silence, keep=False) as peer, pool_of() as pool:
+        sender = Sender(await pool.connect(peer.address, 5))
+        futures = [sender.submit(b"m") for _ in range(10_000)]
+        await asyncio.wait_for(pool.aclose(0.05), 2)
+        errors = await asyncio.gather(*futures, return_exceptions=True)
+        assert all(isinstance(error, ConnectionLostError) for error in errors)
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for name in ("connect_timeout", "idle_timeout", "request_timeout"):
+        with pytest.raises(ConfigError, match=name):
+            ClientConfig(**{name: 0})  # type: ignore[arg-type]
+
+
+async def test_what_the_connections_are_given() -> None:
+    async with Peer() as peer, pool_of(request_timeout=30, serialize_type="rocketmq", max_frame_size=2048) as pool:
+        connection = await pool.connect(peer.address, 5)
+        assert connection._dead_after == 60
+        assert connection.serialize_type == SerializeType.ROCKETMQ
+        with pytest.raises(ConnectionLostError, match="2044"):
+            await connection.request(ping(bytes(2048)), 1)
+    async with Peer() as peer, pool_of(request_timeout=0.1) as pool:
+        assert (await pool.connect(peer.address, 5))._dead_after == 10
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_slow_name_server_of_the_system_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> object:
+        time.sleep(0.3)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    async with Peer() as peer, pool_of() as pool:
+        with Exact() as exact, pytest.raises(RequestTimeoutError):
+            started = monotonic()
+            await pool.connect("broker.example:1", 0.1)
+        exact.check(monotonic() - started, 0.1)
+        assert exact.lag < 0.2, "the look-up does not block the loop"
+        connection = await pool.connect(peer.address, 5)
+        assert (await connection.request(ping(b"m"), 1)).body == b"m"
+        with pytest.raises(ConnectError, match="Name or service not known"):
+            await pool.connect("broker.example:1", 5)

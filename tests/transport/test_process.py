@@ -1,0 +1,84 @@
+"""What must be seen from outside: a fork under a started pool, and a pool that nobody closed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROLOGUE = f"""
+import asyncio, gc, json, os, socket, sys
+import uvloop
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from peer import Peer
+from rmq_async.config import ClientConfig
+from rmq_async.transport import ConnectionPool
+from rmq_protocol.command import RemotingCommand
+
+def run(main):
+    factory = {{"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}}[sys.argv[1]]
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+"""
+
+FORK = """
+async def main():
+    async with Peer() as peer:
+        pool = ConnectionPool(ClientConfig())
+        connection = await pool.connect(peer.address, 5)
+        for fork in range(2):
+            read, write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                told = []
+                for call in (pool.connect(peer.address, 1), pool.connect("127.0.0.1:1", 1), pool.aclose()):
+                    try:
+                        call.send(None)
+                        told.append("went on")
+                    except BaseException as error:
+                        told.append(type(error).__name__)
+                os.write(write, json.dumps(told).encode())
+                os._exit(0)
+            os.waitpid(pid, 0)
+            told = json.loads(os.read(read, 1000))
+            os.close(read)
+            os.close(write)
+            answer = await connection.request(RemotingCommand(code=34, body=b"parent"), 2)
+            print(json.dumps([told, answer.body.decode(), connection.is_open, len(peer.links)]))
+        await pool.aclose()
+run(main)
+"""
+
+FORGOTTEN = """
+listener = socket.create_server(("127.0.0.1", 0))
+async def main():
+    pool = ConnectionPool(ClientConfig())
+    await pool.connect(f"127.0.0.1:{listener.getsockname()[1]}", 5)
+run(main)
+gc.collect()
+listener.close()
+"""
+
+
+def python(script: str, loop: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-c", PROLOGUE + script, loop]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_in_a_forked_child_every_call_is_refused_and_the_parent_goes_on(loop: str) -> None:
+    done = python(FORK, loop, "-W", "error")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    rounds = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rounds == [[["ForkedError"] * 3, "parent", True, 1]] * 2
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_pool_that_nobody_closed_is_a_resource_warning(loop: str) -> None:
+    done = python(FORGOTTEN, loop, "-W", "always")
+    assert done.returncode == 0, done.stderr
+    assert "ResourceWarning: unclosed" in done.stderr
