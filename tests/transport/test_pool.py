@@ -303,11 +303,11 @@ async def test_idle_connections_are_closed_and_used_ones_are_not() -> None:
     requests: list[tuple[Link, RemotingCommand]] = []
     async with Peer() as idle, Peer() as used, Peer() as waiting, pool_of(idle_timeout=0.2) as pool:
         waiting.answer = lambda link, request: requests.append((link, request))
+        started = monotonic()
         connection = await pool.connect(idle.address, 5)
         busy = await pool.connect(used.address, 5)
         asking = await pool.connect(waiting.address, 5)
         answer = asyncio.ensure_future(asking.request(ping(b"m"), 5, long_poll=True))
-        started = monotonic()
         while connection.is_open:
             await busy.request(ping(), 1)
             await asyncio.sleep(0.01)
