@@ -47,6 +47,7 @@ from ._server import Launch, Server
 
 __all__ = [
     "DEFAULT_VERSION",
+    "OLD_VERSION",
     "ClusterError",
     "ExternalCluster",
     "Profile",
@@ -57,6 +58,8 @@ __all__ = [
 ]
 
 DEFAULT_VERSION: Final = "5.5.0"
+OLD_VERSION: Final = "4.9.7"
+"""The youngest 4.x with all its jars in Maven. These two versions were tried."""
 START_TIMEOUT: Final = 120.0
 DISK_LIMIT: Final = 0.88
 """Fuller than this nothing is started: from 85 % on a broker deletes messages, at 90 % it refuses them."""
@@ -103,7 +106,8 @@ class ExternalCluster:
 
 
 class RealCluster:
-    """``profile``: "correctness" (patient limits), "stock" (none changed) or a Profile of your own.
+    """``profile``: "correctness" (patient limits), "stock" (none changed) or a Profile of your own; keys that a ``version`` does
+    not know do nothing there. ``version``: "5.5.0" or "4.9.7", others were not tried.
 
     ``small``: small heaps (450 MB resident for one broker); False for benchmarks (700 MB). ``broker_conf`` and
     ``namesrv_conf`` go on top of the profile's keys. ``directory``: where everything is kept; what is there stays there after

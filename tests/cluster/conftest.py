@@ -1,6 +1,7 @@
 """Real clusters for the tests below here. JVMs are dear (some 6 s of CPU each start), so they are shared.
 
-All last for the session. No test stops or pauses ``cluster`` and ``stock_cluster``; ``two_brokers`` is for tests that do.
+All last for the session. No test stops or pauses ``cluster``, ``old_cluster`` and ``stock_cluster``; ``two_brokers`` is for tests
+that do.
 The fixtures are plain functions with an event loop of their own, so that any test loop may use them.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
+from rmq_async.testing.cluster import OLD_VERSION, ExternalCluster, RealCluster, require
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,6 +45,21 @@ def cluster() -> Iterator[RealCluster | ExternalCluster]:
 def stock_cluster() -> Iterator[RealCluster]:
     """One name server, one broker, nothing changed but what every test broker needs."""
     yield from started(RealCluster(profile="stock"))
+
+
+@pytest.fixture(scope="session")
+def old_cluster() -> Iterator[RealCluster]:
+    """As ``cluster``, of version 4.9.7."""
+    if os.environ.get("NAMESRV_ADDR"):
+        pytest.skip(f"NAMESRV_ADDR names the cluster to test, {OLD_VERSION} is left out")
+    yield from started(RealCluster(version=OLD_VERSION))
+
+
+@pytest.fixture(params=["cluster", "old_cluster"], ids=["5.5.0", "4.9.7"])
+def each_cluster(request: pytest.FixtureRequest) -> RealCluster | ExternalCluster:
+    """The test runs once on ``cluster`` and once on ``old_cluster``."""
+    found: RealCluster | ExternalCluster = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")
