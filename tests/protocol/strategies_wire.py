@@ -72,7 +72,9 @@ def header_values(cls: type[Header]) -> st.SearchStrategy[Header]:
     for info in msgspec.structs.fields(cls):
         kind: Any = info.type
         values: st.SearchStrategy[Any]
-        if kind in (Int, Int | None):
+        if info.name in cls.choices:
+            values = st.sampled_from(sorted(cls.choices[info.name]))
+        elif kind in (Int, Int | None):
             values = ints
         elif kind in (Long, Long | None):
             values = longs

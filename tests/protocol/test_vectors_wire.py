@@ -52,6 +52,7 @@ from rmq_protocol.topics import decode_topic_config, encode_topic_config
 from vectors import (
     CLIENT_KINDS,
     CONTENT_KINDS,
+    LEFT_OUT,
     WAITING,
     WIRE_KINDS,
     Case,
@@ -68,11 +69,7 @@ SUITE = Suite(*WIRE_KINDS)
 KINDS = WIRE_KINDS + CONTENT_KINDS + CLIENT_KINDS
 
 HEADERS: dict[str, type[Header]] = {
-    name: value
-    for name, value in vars(headers_module).items()
-    if isinstance(value, type)
-    and issubclass(value, Header)
-    and name.endswith(("RequestHeader", "RequestHeaderV2", "ResponseHeader"))
+    name: value for name, value in vars(headers_module).items() if isinstance(value, type) and issubclass(value, Header)
 }
 
 
@@ -87,7 +84,7 @@ def test_every_file_of_vectors_is_of_a_known_kind() -> None:
 
 
 def test_nothing_that_is_here_is_said_to_wait() -> None:
-    assert not WAITING["headers"] & HEADERS.keys()
+    assert not LEFT_OUT & HEADERS.keys()
     assert not WAITING["bodies"] & _BODIES.keys()
 
 
@@ -257,6 +254,10 @@ def headers_encode(case: Case) -> None:
             to_ext(header)
         return
     assert to_ext(header) == case.expected["extFields"]
+    if any(getattr(header, name) not in values for name, values in header.choices.items()):
+        with refused():  # Java writes it, and refuses to read it
+            from_ext(type(header), case.expected["extFields"])
+        return
     decoded = from_ext(type(header), case.expected["extFields"], lenient=True)
     for name, value in case.given["fields"].items():
         assert value is None or getattr(decoded, name) == value
@@ -470,7 +471,7 @@ def test_the_runner_fails_on_what_it_does_not_know(tmp_path: Path, monkeypatch: 
     good["out"] = {"request_code": None, "fields": [schema]}
     cases = [
         good,
-        {"name": "b", "type": "schema", "in": {"header": "AckMessageRequestHeader"}, "out": {}},
+        {"name": "b", "type": "schema", "in": {"header": "ElectMasterRequestHeader"}, "out": {}},
         {"name": "c", "type": "schema", "in": {"header": "NobodyKnowsHeader"}, "out": {}},
         {"name": "d", "type": "nobody_knows", "in": {}, "out": {}},
     ]
@@ -479,7 +480,7 @@ def test_the_runner_fails_on_what_it_does_not_know(tmp_path: Path, monkeypatch: 
     with pytest.raises(pytest.fail.Exception, match="nobody_knows"):
         SUITE.run(path)
     tally = vectors.TALLIES["headers.json"]
-    assert (tally.counts[Outcome.EQUAL], tally.counts[Outcome.WAITS], len(tally.failed)) == (1, 1, 2)
+    assert (tally.counts[Outcome.EQUAL], tally.counts[Outcome.LEFT_OUT], len(tally.failed)) == (1, 1, 2)
     (tmp_path / "new.json").write_text(json.dumps({"kind": "new", "cases": []}))
     with pytest.raises(AssertionError):
         test_every_file_of_vectors_is_of_a_known_kind()

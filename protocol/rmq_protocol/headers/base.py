@@ -1,0 +1,150 @@
+"""Custom headers between typed fields and the texts of extFields; the headers themselves are in the modules beside.
+
+A header is declared once, with the field names of the wire in the order of the Java class; everything else is derived from
+the declaration on first use: how each field is written, how it is read, whether it must be there. The rule for all of them
+(``RemotingCommand.makeCustomHeaderToNet`` and ``decodeCommandCustomHeader``): a field that is null is left out, integers are
+decimal, booleans are ``true`` and ``false``, members that the class does not know are ignored.
+
+This is the general path: 1 us to write a header, 2 us to read one. Sends and their replies have templates of their own in
+``send_codec``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+
+from ..errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["BoundaryType", "Header", "RpcRequestHeader", "TopicRequestHeader", "from_ext", "to_ext"]
+
+
+class BoundaryType(StrEnum):
+    """Which message an offset search by time means where several, or none, have that time; read without regard to case."""
+
+    LOWER = "LOWER"
+    UPPER = "UPPER"
+
+
+class Header(msgspec.Struct, kw_only=True, gc=False):
+    """A custom header. ``request_code``: the code the Java class is annotated with, if any. ``choices``: by field, the only
+    values a reader takes.
+    """
+
+    request_code: ClassVar[int | None] = None
+    choices: ClassVar[Mapping[str, frozenset[int]]] = {}
+
+
+class RpcRequestHeader(Header, kw_only=True):
+    """``ns`` namespace, ``nsd`` already in its namespace, ``bname`` broker name, ``oway`` one-way."""
+
+    ns: str | None = None
+    nsd: bool | None = None
+    bname: str | None = None
+    oway: bool | None = None
+
+
+class TopicRequestHeader(RpcRequestHeader, kw_only=True):
+    """``lo``: the topic or queue is a logical one (static topics)."""
+
+    lo: bool | None = None
+
+
+H = TypeVar("H", bound=Header)
+
+_DIGITS = re.compile(r"[+-]?\d{1,40}").fullmatch
+
+
+class _Field(NamedTuple):
+    name: str
+    kind: type
+    low: int
+    high: int
+    required: bool
+
+
+@cache
+def _fields(cls: type[Header]) -> tuple[_Field, ...]:
+    """The fields as Java goes over them: those of the class itself first, then those of its parents, nearest first."""
+    infos = {info.name: info for info in msgspec.structs.fields(cls)}
+    bases = [base for base in cls.__mro__ if issubclass(base, Header)]
+    names = [name for base in bases for name in base.__annotations__ if name in infos]
+    return tuple(_field(infos[name]) for name in dict.fromkeys(names))
+
+
+def _field(info: msgspec.structs.FieldInfo) -> _Field:
+    kind: Any = info.type
+    low = high = 0
+    for option in (kind, *get_args(kind)):
+        if get_origin(option) is Annotated:
+            kind, meta = get_args(option)
+            low, high = meta.ge, meta.le
+            break
+        if isinstance(option, type) and option is not type(None):
+            kind = option
+    return _Field(info.name, kind, low, high, info.required)
+
+
+def to_ext(header: Header) -> dict[str, str]:
+    """The extFields of ``header``; fields that are None are left out.
+
+    Raises LocalProtocolError, naming header and field, for an integer outside Java's Integer or Long.
+    """
+    ext: dict[str, str] = {}
+    for name, kind, low, high, _ in _fields(header.__class__):
+        value = getattr(header, name)
+        if value is None:
+            continue
+        if kind is str:
+            ext[name] = value
+        elif kind is bool:
+            ext[name] = "true" if value else "false"
+        elif kind is int:
+            if not low <= value <= high:
+                raise LocalProtocolError(f"{header.__class__.__name__}.{name}: {value} is outside {low}..{high}")
+            ext[name] = str(int(value))
+        else:
+            ext[name] = str(value)
+    return ext
+
+
+def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
+    """The header that ``ext`` (extFields, None when the peer sent none) holds; unknown fields are ignored.
+
+    Raises RemoteProtocolError, naming header and field, for an integer that cannot be read, does not fit or is none of the
+    field's choices, and for a missing required field. With ``lenient`` a missing required field is None instead, against its
+    declared type: what the Java decoders do, which find out later.
+    """
+    values: dict[str, Any] = {}
+    given = ext or {}
+    for field in _fields(cls):
+        text = given.get(field.name)
+        if text is not None:
+            values[field.name] = _value(cls, field, text)
+        elif field.required:
+            if not lenient:
+                raise RemoteProtocolError(f"{cls.__name__}.{field.name} is missing")
+            values[field.name] = None
+    return cls(**values)
+
+
+def _value(cls: type[Header], field: _Field, text: str) -> Any:
+    if field.kind is str:
+        return text
+    if field.kind is bool:
+        return text.lower() == "true"
+    if field.kind is int:
+        value = int(text) if _DIGITS(text) else None
+        if value is None or not field.low <= value <= field.high:
+            raise RemoteProtocolError(
+                f"{cls.__name__}.{field.name}: {text[:60]!r} is not an integer in {field.low}..{field.high}"
+            )
+        if field.name in cls.choices and value not in cls.choices[field.name]:
+            raise RemoteProtocolError(f"{cls.__name__}.{field.name}: {value} is none of {sorted(cls.choices[field.name])}")
+        return value
+    return BoundaryType.UPPER if text.upper() == "UPPER" else BoundaryType.LOWER

@@ -1,0 +1,132 @@
+"""Pulls, and what else a consumer of a group asks its broker or is asked by it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..constants import RequestCode
+from ..java_types import Int, Long
+from .base import Header, RpcRequestHeader, TopicRequestHeader
+
+__all__ = [
+    "ConsumeMessageDirectlyResultRequestHeader",
+    "ConsumerSendMsgBackRequestHeader",
+    "GetConsumerListByGroupRequestHeader",
+    "GetConsumerListByGroupResponseHeader",
+    "GetConsumerRunningInfoRequestHeader",
+    "GetConsumerStatusRequestHeader",
+    "LockBatchMqRequestHeader",
+    "NotifyConsumerIdsChangedRequestHeader",
+    "PullMessageRequestHeader",
+    "PullMessageResponseHeader",
+    "UnlockBatchMqRequestHeader",
+]
+
+
+class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """``suspendTimeoutMillis``: how long the broker may hold the request when it has nothing (with PullSysFlag.SUSPEND)."""
+
+    request_code: ClassVar[int | None] = RequestCode.PULL_MESSAGE
+
+    consumerGroup: str
+    topic: str
+    liteTopic: str | None = None
+    queueId: Int
+    queueOffset: Long
+    maxMsgNums: Int
+    sysFlag: Int
+    commitOffset: Long
+    suspendTimeoutMillis: Long
+    subscription: str | None = None
+    subVersion: Long
+    expressionType: str | None = None
+    maxMsgBytes: Int | None = None
+    requestSource: Int | None = None
+    proxyFrowardClientId: str | None = None
+
+
+class PullMessageResponseHeader(Header, kw_only=True):
+    suggestWhichBrokerId: Long
+    nextBeginOffset: Long
+    minOffset: Long
+    maxOffset: Long
+    offsetDelta: Long | None = None
+    topicSysFlag: Int | None = None
+    groupSysFlag: Int | None = None
+    forbiddenType: Int | None = None
+
+
+class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
+    """A message that could not be consumed. ``offset``: its commit log offset. ``delayLevel``: 0 lets the broker choose by
+    reconsume times, below 0 goes to the dead-letter topic at once. ``originMsgId``: id of the first try.
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.CONSUMER_SEND_MSG_BACK
+
+    offset: Long
+    group: str
+    delayLevel: Int
+    originMsgId: str | None = None
+    originTopic: str | None = None
+    unitMode: bool = False
+    maxReconsumeTimes: Int | None = None
+
+
+class GetConsumerListByGroupRequestHeader(RpcRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+
+    consumerGroup: str
+
+
+class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
+    """Empty: the body has the list."""
+
+
+class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
+    """From a broker, one-way: the members of the group are others now."""
+
+    request_code: ClassVar[int | None] = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+
+    consumerGroup: str
+
+
+class LockBatchMqRequestHeader(RpcRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.LOCK_BATCH_MQ
+
+
+class UnlockBatchMqRequestHeader(RpcRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.UNLOCK_BATCH_MQ
+
+
+class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
+    """221 from broker to client, 223 from admin to broker. ``clientAddr``: one client only."""
+
+    request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+
+    topic: str
+    group: str
+    clientAddr: str | None = None
+
+
+class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
+    """From an admin, passed on by the broker. ``jstackEnable``: with the stacks of its threads."""
+
+    request_code: ClassVar[int | None] = RequestCode.GET_CONSUMER_RUNNING_INFO
+
+    consumerGroup: str
+    clientId: str
+    jstackEnable: bool = False
+
+
+class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True):
+    """From an admin, passed on by the broker with the stored message as the body: consume it now. ``msgId``: offset id."""
+
+    request_code: ClassVar[int | None] = RequestCode.CONSUME_MESSAGE_DIRECTLY
+
+    consumerGroup: str
+    clientId: str | None = None
+    msgId: str | None = None
+    brokerName: str | None = None
+    topic: str | None = None
+    topicSysFlag: Int | None = None
+    groupSysFlag: Int | None = None

@@ -1,0 +1,76 @@
+"""Single messages and the entries of a queue, by what names them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..constants import RequestCode
+from ..java_types import Int, Long
+from .base import Header, TopicRequestHeader
+
+__all__ = [
+    "QueryConsumeQueueRequestHeader",
+    "QueryMessageRequestHeader",
+    "QueryMessageResponseHeader",
+    "StatisticsMessagesRequestHeader",
+    "ViewMessageRequestHeader",
+    "ViewMessageResponseHeader",
+]
+
+
+class ViewMessageRequestHeader(Header, kw_only=True):
+    """``offset``: physical offset in the commit log, as an offset message id names it."""
+
+    request_code: ClassVar[int | None] = RequestCode.VIEW_MESSAGE_BY_ID
+
+    topic: str | None = None
+    offset: Long
+
+
+class ViewMessageResponseHeader(Header, kw_only=True):
+    pass
+
+
+class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """``key``: a key or, with the extField ``UNIQUE_KEY_QUERY`` "true", a unique id. ``beginTimestamp``, ``endTimestamp``: when
+    stored, epoch ms. ``indexType``, ``lastKey``: only brokers with an index in RocksDB look at them.
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.QUERY_MESSAGE
+
+    topic: str
+    key: str
+    maxNum: Int
+    beginTimestamp: Long
+    endTimestamp: Long
+    indexType: str | None = None
+    lastKey: str | None = None
+
+
+class QueryMessageResponseHeader(Header, kw_only=True):
+    """``indexLastUpdateTimestamp``, ``indexLastUpdatePhyoffset``: up to where messages are indexed."""
+
+    indexLastUpdateTimestamp: Long
+    indexLastUpdatePhyoffset: Long
+
+
+class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
+    """``index``: first entry; ``count``: entries wanted. ``consumerGroup``: whose filter to try on them."""
+
+    request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUME_QUEUE
+
+    topic: str | None = None
+    queueId: Int = 0
+    index: Long = 0
+    count: Int = 0
+    consumerGroup: str | None = None
+
+
+class StatisticsMessagesRequestHeader(TopicRequestHeader, kw_only=True):
+    """Counts the messages of a queue stored in a time, epoch ms."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+    fromTime: Long = 0
+    toTime: Long = 0

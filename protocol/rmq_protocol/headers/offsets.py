@@ -1,0 +1,153 @@
+"""Offsets: what a queue holds, and how far a group has come."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..constants import RequestCode
+from ..java_types import Int, Long
+from .base import BoundaryType, Header, RpcRequestHeader, TopicRequestHeader
+
+__all__ = [
+    "CloneGroupOffsetRequestHeader",
+    "GetEarliestMsgStoretimeRequestHeader",
+    "GetEarliestMsgStoretimeResponseHeader",
+    "GetMaxOffsetRequestHeader",
+    "GetMaxOffsetResponseHeader",
+    "GetMinOffsetRequestHeader",
+    "GetMinOffsetResponseHeader",
+    "InitConsumerOffsetRequestHeader",
+    "QueryConsumerOffsetRequestHeader",
+    "QueryConsumerOffsetResponseHeader",
+    "QueryCorrectionOffsetHeader",
+    "ResetOffsetRequestHeader",
+    "SearchOffsetRequestHeader",
+    "SearchOffsetResponseHeader",
+    "UpdateConsumerOffsetRequestHeader",
+    "UpdateConsumerOffsetResponseHeader",
+]
+
+
+class QueryConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """``setZeroIfNotFound``: whether a group without an offset may get 0 where the queue still begins there; absent is true."""
+
+    request_code: ClassVar[int | None] = RequestCode.QUERY_CONSUMER_OFFSET
+
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    setZeroIfNotFound: bool | None = None
+
+
+class QueryConsumerOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+class UpdateConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.UPDATE_CONSUMER_OFFSET
+
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    commitOffset: Long
+
+
+class UpdateConsumerOffsetResponseHeader(Header, kw_only=True):
+    pass
+
+
+class SearchOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """``timestamp``: milliseconds since the epoch."""
+
+    request_code: ClassVar[int | None] = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+
+    topic: str
+    liteTopic: str | None = None
+    queueId: Int
+    timestamp: Long
+    boundaryType: BoundaryType | None = None
+
+
+class SearchOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+class GetMaxOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """``committed``: only what consumers may see."""
+
+    request_code: ClassVar[int | None] = RequestCode.GET_MAX_OFFSET
+
+    topic: str
+    queueId: Int
+    committed: bool = True
+
+
+class GetMaxOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+class GetMinOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.GET_MIN_OFFSET
+
+    topic: str
+    queueId: Int
+
+
+class GetMinOffsetResponseHeader(Header, kw_only=True):
+    offset: Long
+
+
+class GetEarliestMsgStoretimeRequestHeader(TopicRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.GET_EARLIEST_MSG_STORETIME
+
+    topic: str
+    queueId: Int
+
+
+class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
+    """``timestamp``: when the oldest message of the queue was stored, epoch ms; -1 for an empty queue."""
+
+    timestamp: Long
+
+
+class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """220 from broker to client, 222 from admin to broker. ``timestamp``: epoch ms to go back to, -1 for the newest.
+    ``queueId`` -1: all. ``offset``: instead of a time. ``isForce``: also where that skips messages.
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+
+    group: str
+    topic: str
+    queueId: Int = -1
+    offset: Long | None = None
+    timestamp: Long = 0
+    isForce: bool = False
+
+
+class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
+    """``offline``: the target group may have no running consumer. ``topic`` absent: all topics of the group."""
+
+    request_code: ClassVar[int | None] = RequestCode.CLONE_GROUP_OFFSET
+
+    srcGroup: str
+    destGroup: str
+    topic: str | None = None
+    offline: bool = False
+
+
+class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
+    """``filterGroups``: groups to leave out, comma-joined."""
+
+    request_code: ClassVar[int | None] = RequestCode.QUERY_CORRECTION_OFFSET
+
+    filterGroups: str | None = None
+    compareGroup: str
+    topic: str
+
+
+class InitConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
+    """``initMode``: 0 begins at the oldest, 1 at the newest."""
+
+    topic: str | None = None
+    initMode: Int = 0

@@ -1,0 +1,136 @@
+"""Popping: the broker hands out messages, and each is acknowledged or comes back after its invisible time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..constants import RequestCode
+from ..java_types import Int, Long
+from .base import Header, TopicRequestHeader
+
+__all__ = [
+    "AckMessageRequestHeader",
+    "ChangeInvisibleTimeRequestHeader",
+    "ChangeInvisibleTimeResponseHeader",
+    "NotificationRequestHeader",
+    "NotificationResponseHeader",
+    "PeekMessageRequestHeader",
+    "PollingInfoRequestHeader",
+    "PollingInfoResponseHeader",
+    "PopMessageRequestHeader",
+    "PopMessageResponseHeader",
+]
+
+
+class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """``queueId`` -1: any queue. ``invisibleTime``, ``pollTime``: ms; how long others do not get the messages, how long the
+    broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: 0 begins at the oldest message, 1 at the
+    newest. ``expType``, ``exp``: kind and text of the filter. ``attemptId``: the same when an ordered pop is repeated.
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.POP_MESSAGE
+
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+    maxMsgNums: Int = 0
+    invisibleTime: Long = 0
+    pollTime: Long = 0
+    bornTime: Long = 0
+    initMode: Int = 0
+    expType: str | None = None
+    exp: str | None = None
+    order: bool | None = False
+    attemptId: str | None = None
+
+
+class PopMessageResponseHeader(Header, kw_only=True):
+    """``restNum``: messages left. The three infos are read by ``pop``."""
+
+    popTime: Long = 0
+    invisibleTime: Long = 0
+    reviveQid: Int = 0
+    restNum: Long = 0
+    startOffsetInfo: str | None = None
+    msgOffsetInfo: str | None = None
+    orderCountInfo: str | None = None
+
+
+class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """``extraInfo``: property POP_CK of the message. ``offset``: its queue offset."""
+
+    request_code: ClassVar[int | None] = RequestCode.ACK_MESSAGE
+
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    extraInfo: str
+    offset: Long
+    liteTopic: str | None = None
+
+
+class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
+    """As an ack. ``invisibleTime``: ms from now. ``suspend``: keeps an ordered message back without counting it as a try."""
+
+    request_code: ClassVar[int | None] = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+
+    consumerGroup: str
+    topic: str
+    queueId: Int
+    extraInfo: str
+    offset: Long
+    invisibleTime: Long
+    liteTopic: str | None = None
+    suspend: bool = False
+
+
+class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
+    popTime: Long = 0
+    invisibleTime: Long = 0
+    reviveQid: Int = 0
+
+
+class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
+    """Asks to be told as soon as there is something to pop; times as in a pop."""
+
+    request_code: ClassVar[int | None] = RequestCode.NOTIFICATION
+
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+    pollTime: Long = 0
+    bornTime: Long = 0
+    order: bool | None = False
+    attemptId: str | None = None
+    expType: str | None = None
+    exp: str | None = None
+
+
+class NotificationResponseHeader(Header, kw_only=True):
+    """``pollingFull``: the broker holds too many requests to hold this one."""
+
+    hasMsg: bool = False
+    pollingFull: bool = False
+
+
+class PeekMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.PEEK_MESSAGE
+
+    topic: str
+    queueId: Int = 0
+    maxMsgNums: Int = 0
+    consumerGroup: str
+
+
+class PollingInfoRequestHeader(TopicRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.POLLING_INFO
+
+    consumerGroup: str
+    topic: str
+    queueId: Int = 0
+
+
+class PollingInfoResponseHeader(Header, kw_only=True):
+    """``pollingNum``: requests the broker holds for the queue."""
+
+    pollingNum: Int = 0

@@ -1,0 +1,119 @@
+"""What a name server is asked: routes, topics of a cluster, permissions of a broker, and its table of keys and values."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..constants import RequestCode
+from ..java_types import Int
+from .base import Header, TopicRequestHeader
+
+__all__ = [
+    "AddWritePermOfBrokerRequestHeader",
+    "AddWritePermOfBrokerResponseHeader",
+    "DeleteKVConfigRequestHeader",
+    "DeleteTopicFromNamesrvRequestHeader",
+    "GetKVConfigRequestHeader",
+    "GetKVConfigResponseHeader",
+    "GetKVListByNamespaceRequestHeader",
+    "GetRouteInfoRequestHeader",
+    "GetTopicsByClusterRequestHeader",
+    "PutKVConfigRequestHeader",
+    "RegisterOrderTopicRequestHeader",
+    "RegisterTopicRequestHeader",
+    "WipeWritePermOfBrokerRequestHeader",
+    "WipeWritePermOfBrokerResponseHeader",
+]
+
+
+class GetRouteInfoRequestHeader(TopicRequestHeader, kw_only=True):
+    """``acceptStandardJsonOnly``: wants broker ids with quotes."""
+
+    request_code: ClassVar[int | None] = RequestCode.GET_ROUTEINFO_BY_TOPIC
+
+    topic: str
+    acceptStandardJsonOnly: bool | None = None
+
+
+class GetTopicsByClusterRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.GET_TOPICS_BY_CLUSTER
+
+    cluster: str
+
+
+class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
+    """``clusterName`` absent: on every broker."""
+
+    request_code: ClassVar[int | None] = RequestCode.DELETE_TOPIC_IN_NAMESRV
+
+    topic: str
+    clusterName: str | None = None
+
+
+class RegisterTopicRequestHeader(TopicRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.REGISTER_TOPIC_IN_NAMESRV
+
+    topic: str
+
+
+class PutKVConfigRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.PUT_KV_CONFIG
+
+    namespace: str
+    key: str
+    value: str
+
+
+class GetKVConfigRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.GET_KV_CONFIG
+
+    namespace: str
+    key: str
+
+
+class GetKVConfigResponseHeader(Header, kw_only=True):
+    """``value`` absent: no such key (code 22)."""
+
+    value: str | None = None
+
+
+class DeleteKVConfigRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.DELETE_KV_CONFIG
+
+    namespace: str
+    key: str
+
+
+class GetKVListByNamespaceRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.GET_KVLIST_BY_NAMESPACE
+
+    namespace: str
+
+
+class RegisterOrderTopicRequestHeader(Header, kw_only=True):
+    """``orderTopicString``: ``broker-a:4;broker-b:4``."""
+
+    topic: str
+    orderTopicString: str
+
+
+class WipeWritePermOfBrokerRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.WIPE_WRITE_PERM_OF_BROKER
+
+    brokerName: str
+
+
+class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
+    """``wipeTopicCount``: topics that lost the permission."""
+
+    wipeTopicCount: Int
+
+
+class AddWritePermOfBrokerRequestHeader(Header, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.ADD_WRITE_PERM_OF_BROKER
+
+    brokerName: str
+
+
+class AddWritePermOfBrokerResponseHeader(Header, kw_only=True):
+    addTopicCount: Int

@@ -1,0 +1,151 @@
+"""Sends (10 and 324 with long names; 310, 320 and 325 one letter per field), recalls, and replies on their way to who asked."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..constants import RequestCode
+from ..java_types import Int, Long
+from .base import Header, TopicRequestHeader
+
+__all__ = [
+    "RecallMessageRequestHeader",
+    "RecallMessageResponseHeader",
+    "ReplyMessageRequestHeader",
+    "SendMessageRequestHeader",
+    "SendMessageRequestHeaderV2",
+    "SendMessageResponseHeader",
+    "send_header_v1",
+    "send_header_v2",
+]
+
+
+class SendMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    request_code: ClassVar[int | None] = RequestCode.SEND_MESSAGE
+
+    producerGroup: str
+    topic: str
+    defaultTopic: str
+    defaultTopicQueueNums: Int
+    queueId: Int
+    sysFlag: Int
+    bornTimestamp: Long
+    flag: Int
+    properties: str | None = None
+    reconsumeTimes: Int | None = None
+    unitMode: bool | None = None
+    batch: bool | None = None
+    maxReconsumeTimes: Int | None = None
+
+
+class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
+    """The letters in order: producerGroup, topic, defaultTopic, defaultTopicQueueNums, queueId, sysFlag, bornTimestamp, flag,
+    properties, reconsumeTimes, unitMode, maxReconsumeTimes, batch, and the broker's name (``bname`` of the long form).
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.SEND_MESSAGE_V2
+
+    a: str
+    b: str
+    c: str
+    d: Int
+    e: Int
+    f: Int
+    g: Long
+    h: Int
+    i: str | None = None
+    j: Int | None = None
+    k: bool | None = None
+    l: Int | None = None  # noqa: E741 - the field's name on the wire
+    m: bool | None = None
+    n: str | None = None
+
+
+class SendMessageResponseHeader(Header, kw_only=True):
+    """``msgId``: offset message id, comma-joined for a batch. ``queueOffset``: of the first message of a batch."""
+
+    msgId: str
+    queueId: Int
+    queueOffset: Long
+    transactionId: str | None = None
+    batchUniqId: str | None = None
+    recallHandle: str | None = None
+
+
+class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """A reply that the broker passes on to the client that waits for it; the body is the reply's. ``bornHost``, ``storeHost``:
+    ``ip:port`` of who replied and of the broker; ``storeTimestamp``: when the broker took it, epoch ms.
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+
+    producerGroup: str
+    topic: str
+    defaultTopic: str
+    defaultTopicQueueNums: Int
+    queueId: Int
+    sysFlag: Int
+    bornTimestamp: Long
+    flag: Int
+    properties: str | None = None
+    reconsumeTimes: Int | None = None
+    unitMode: bool = False
+    bornHost: str
+    storeHost: str
+    storeTimestamp: Long = 0
+
+
+class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
+    """``recallHandle``: what the send of the delayed message answered; see ``recall``."""
+
+    request_code: ClassVar[int | None] = RequestCode.RECALL_MESSAGE
+
+    producerGroup: str | None = None
+    topic: str
+    recallHandle: str
+
+
+class RecallMessageResponseHeader(Header, kw_only=True):
+    """``msgId``: unique id of the message that was recalled."""
+
+    msgId: str
+
+
+def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
+    """The one-letter form (``createSendMessageRequestHeaderV2``): ``ns``, ``nsd``, ``oway`` and ``lo`` do not go along."""
+    return SendMessageRequestHeaderV2(
+        a=header.producerGroup,
+        b=header.topic,
+        c=header.defaultTopic,
+        d=header.defaultTopicQueueNums,
+        e=header.queueId,
+        f=header.sysFlag,
+        g=header.bornTimestamp,
+        h=header.flag,
+        i=header.properties,
+        j=header.reconsumeTimes or 0,
+        k=bool(header.unitMode),
+        l=header.maxReconsumeTimes,
+        m=bool(header.batch),
+        n=header.bname,
+    )
+
+
+def send_header_v1(header: SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
+    """The long form of a one-letter header (``createSendMessageRequestHeaderV1``)."""
+    return SendMessageRequestHeader(
+        producerGroup=header.a,
+        topic=header.b,
+        defaultTopic=header.c,
+        defaultTopicQueueNums=header.d,
+        queueId=header.e,
+        sysFlag=header.f,
+        bornTimestamp=header.g,
+        flag=header.h,
+        properties=header.i,
+        reconsumeTimes=header.j,
+        unitMode=header.k,
+        maxReconsumeTimes=header.l,
+        batch=header.m,
+        bname=header.n,
+    )

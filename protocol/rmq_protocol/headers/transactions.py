@@ -1,0 +1,78 @@
+"""Transactions: how a half message ends, and how a broker asks for its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from ..constants import RequestCode
+from ..java_types import Int, Long
+from .base import Header, RpcRequestHeader
+
+__all__ = [
+    "CheckTransactionStateRequestHeader",
+    "CheckTransactionStateResponseHeader",
+    "EndTransactionRequestHeader",
+    "EndTransactionResponseHeader",
+    "ResumeCheckHalfMessageRequestHeader",
+]
+
+_OUTCOMES: Final = {"commitOrRollback": frozenset({0, 8, 12})}
+
+
+class EndTransactionRequestHeader(RpcRequestHeader, kw_only=True):
+    """``commitOrRollback``: 8 commit, 12 rollback, 0 not known; of others the reader raises. ``tranStateTableOffset``: queue
+    offset of the half message. ``commitLogOffset``: the offset that its offset id names. ``msgId``: its unique id.
+    ``fromTransactionCheck``: answers a CHECK_TRANSACTION_STATE.
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.END_TRANSACTION
+    choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
+
+    topic: str | None = None
+    producerGroup: str
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    commitOrRollback: Int
+    fromTransactionCheck: bool | None = False
+    msgId: str
+    transactionId: str | None = None
+
+
+class EndTransactionResponseHeader(Header, kw_only=True):
+    pass
+
+
+class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
+    """From a broker, one-way; the body is the half message as stored, with its real topic. ``topic``: the topic of half
+    messages. ``msgId``: unique id. ``offsetMsgId``: where the half message is now.
+    """
+
+    request_code: ClassVar[int | None] = RequestCode.CHECK_TRANSACTION_STATE
+
+    topic: str | None = None
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    msgId: str | None = None
+    transactionId: str | None = None
+    offsetMsgId: str | None = None
+
+
+class CheckTransactionStateResponseHeader(Header, kw_only=True):
+    """Of old clients; today's answer with END_TRANSACTION."""
+
+    choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
+
+    producerGroup: str
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    commitOrRollback: Int
+
+
+class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
+    """Asks for the checks of a half message to begin anew after the broker gave it up."""
+
+    request_code: ClassVar[int | None] = RequestCode.RESUME_CHECK_HALF_MESSAGE
+
+    topic: str | None = None
+    msgId: str | None = None
