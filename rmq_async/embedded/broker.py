@@ -1,22 +1,20 @@
-"""One embedded broker: its state, the processors that serve it, and the heartbeats of its clients."""
+"""One embedded broker: its state, the processors that serve it, and what it waits for of its clients."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
-from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.frame import Frame
-from rmq_protocol.headers import UnregisterClientRequestHeader, from_ext
-from rmq_protocol.heartbeat import IS_SUB_CHANGE, IS_SUPPORT_HEART_BEAT_V2, decode_heartbeat
 
+from .calls import ClientCalls
+from .connections import ClientProcessor
 from .faults import FailureScript
 from .pulls import HeldPulls, PullMessageProcessor
 from .queries import QueryProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts
-from .service import BaseService, Refused
+from .service import BaseService
 from .state import BrokerState
 from .store import CommitLog
 
@@ -30,11 +28,12 @@ class Broker(BaseService):
         super().__init__(name, failures)
         self.state = BrokerState(name, log, auto_create_topics=auto_create_topics)
         self.held = HeldPulls(self._reply)
+        self.calls = ClientCalls()
+        self._clients = ClientProcessor(self.state, self.calls)
         self._sends = SendMessageProcessor(self.state, self.held)
         self._fast_send = self._sends.fast
         self.handlers = {
-            RequestCode.HEART_BEAT: self._heartbeat,
-            RequestCode.UNREGISTER_CLIENT: self._unregister,
+            **self._clients.handlers(),
             **self._sends.handlers(),
             **PullMessageProcessor(self.state, self.held).handlers(),
             **QueryProcessor(self.state).handlers(),
@@ -47,9 +46,14 @@ class Broker(BaseService):
         self._sends.listening()
 
     async def stop(self) -> None:
-        self.held.close()
+        self._forget_waiting()
         await self.listener.stop()
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
         self.held.close()
+        self.calls.close()
+        self._clients.close()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         if frame.body and frame.serialize_type == _JSON and not self.failures.pending:
@@ -62,41 +66,14 @@ class Broker(BaseService):
 
     def disconnected(self, connection: Connection) -> None:
         self.held.disconnected(connection)
+        self.calls.disconnected(connection)
         self.state.clients.disconnected(connection)
+
+    def answered(self, connection: Connection, response: RemotingCommand) -> None:
+        self.calls.answered(connection, response)
+
+    def tick(self) -> None:
+        self.state.clients.expire()
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
         connection.send(self.encode(command, response))
-
-    def _heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        try:
-            data = decode_heartbeat(command.body)
-        except RemoteProtocolError as error:
-            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        state, fingerprint = self.state, data.heartbeat_fingerprint
-        changed = False
-        for consumer in data.consumer_data_set:
-            group = consumer.group_name
-            try:
-                state.use_group(group)
-            except Refused:
-                continue
-            changed |= state.clients.fingerprint_changed(group, fingerprint)
-            state.topics.ensure(RETRY_TOPIC_PREFIX + group)
-            state.clients.add_consumer(
-                consumer, data.client_id, connection, without_subscriptions=data.without_sub and fingerprint != 0
-            )
-        for producer in data.producer_data_set:
-            state.clients.add_producer(producer.group_name, data.client_id, connection)
-        ext: dict[str, str | None] = {
-            IS_SUPPORT_HEART_BEAT_V2: "true",
-            IS_SUB_CHANGE: "true" if changed or not fingerprint else "false",
-        }
-        return make_response(command, ResponseCode.SUCCESS, None, ext)
-
-    def _unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = from_ext(UnregisterClientRequestHeader, command.ext_fields, lenient=True)
-        if header.producerGroup is not None:
-            self.state.clients.remove_producer(header.producerGroup, header.clientID)
-        if header.consumerGroup is not None:
-            self.state.clients.remove_consumer(header.consumerGroup, header.clientID)
-        return make_response(command, ResponseCode.SUCCESS, None, {})

@@ -1,52 +1,121 @@
 """Who is connected: producers and consumers by group, as their heartbeats say.
 
-A client counts from its first heartbeat until it unregisters, its connection ends, or the network side closes it as idle.
+A client counts from its first heartbeat until it unregisters, its connection ends, or ``EXPIRY`` passes without another one.
+Who watches the table (``changed``) learns which consumer groups have other members or other topics than before.
+
+Names and subscriptions come from the network, so their number and size are bounded, per connection and in all.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from rmq_protocol.heartbeat import ConsumerData, SubscriptionData
+from rmq_protocol.constants import LanguageCode, ResponseCode
+from rmq_protocol.heartbeat import ConsumerData, MessageModel, SubscriptionData
 
 from .server import Connection
+from .service import Refused
 
-__all__ = ["ClientTable", "ConsumerGroup"]
+__all__ = ["EXPIRY", "Client", "ClientTable", "ConsumerGroup"]
 
+EXPIRY: Final = 120.0
+"""Seconds without a heartbeat after which a client is forgotten and its connection closed (``channelExpiredTimeout``)."""
 MAX_GROUPS_PER_CONNECTION: Final = 4096
+MAX_MEMBERS: Final = 200_000
+"""Clients of all groups together; one that is in three groups counts three times."""
+MAX_SUBSCRIPTION_BYTES: Final = 32 * 1024 * 1024
+_SUBSCRIPTION_OVERHEAD: Final = 400
+_TAG_OVERHEAD: Final = 100
+
+
+class Client:
+    """One member of one group. ``seen``: ``time.monotonic`` of its last heartbeat."""
+
+    __slots__ = ("client_id", "connection", "language", "seen", "version")
+
+    def __init__(self, client_id: str, connection: Connection, language: LanguageCode | None, version: int) -> None:
+        self.client_id = client_id
+        self.connection = connection
+        self.language = LanguageCode.OTHER if language is None else language
+        self.version = version
+        self.seen = time.monotonic()
 
 
 class ConsumerGroup:
-    """``members``: connection by client id. ``subscriptions``: by topic, of the heartbeat that came last."""
+    """``members``: by client id. ``subscriptions``: by topic; settings are those of the heartbeat that came last."""
 
-    __slots__ = ("consume_type", "members", "message_model", "subscriptions")
+    __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "size", "subscriptions")
 
     def __init__(self) -> None:
-        self.members: dict[str, Connection] = {}
+        self.members: dict[str, Client] = {}
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.consume_type = ""
         self.message_model = ""
+        self.consume_from_where = ""
+        self.size = 0
+        """Bytes that the subscriptions take, about."""
+
+    @property
+    def is_broadcast(self) -> bool:
+        return self.message_model == MessageModel.BROADCASTING
+
+    def subscribe(self, data: ConsumerData) -> bool:
+        """Takes over subscriptions that are newer than its own; whether topics came or went."""
+        old, new = self.subscriptions, {each.topic: each for each in data.subscription_data_set}
+        for topic, subscription in new.items():
+            known = old.get(topic)
+            if known is not None and known.sub_version >= subscription.sub_version:
+                new[topic] = known
+        self.subscriptions = new
+        return old.keys() != new.keys()
 
 
 class ClientTable:
+    """``changed`` is called with a consumer group whose members or topics are others now."""
+
     def __init__(self) -> None:
-        self.producers: dict[str, dict[str, Connection]] = {}
+        self.producers: dict[str, dict[str, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
+        self.changed: Callable[[str], None] = lambda group: None
+        self._producer_groups: dict[str, set[str]] = {}
         self._fingerprints: dict[str, int] = {}
         self._groups_of: dict[Connection, set[tuple[str, str]]] = {}
+        self._members = 0
+        self._size = 0
+        self._turn = 0
 
-    def add_producer(self, group: str, client_id: str, connection: Connection) -> None:
-        if self._remember(connection, group, client_id):
-            self.producers.setdefault(group, {})[client_id] = connection
+    def add_producer(self, group: str, client: Client) -> None:
+        """Raises Refused (1) where this is one more than the table takes."""
+        members = self.producers.get(group, {})
+        self._enter(group, client, members.get(client.client_id))
+        self.producers.setdefault(group, members)[client.client_id] = client
+        self._producer_groups.setdefault(client.client_id, set()).add(group)
 
-    def add_consumer(self, data: ConsumerData, client_id: str, connection: Connection, *, without_subscriptions: bool) -> None:
-        if not self._remember(connection, data.group_name, client_id):
-            return
-        group = self.consumers.setdefault(data.group_name, ConsumerGroup())
-        group.members[client_id] = connection
+    def add_consumer(self, data: ConsumerData, client: Client, *, without_subscriptions: bool) -> None:
+        """Raises Refused (1) where this is one more than the table takes."""
+        name = data.group_name
+        group = self.consumers.get(name) or ConsumerGroup()
+        size = group.size if without_subscriptions else sum(map(_size, data.subscription_data_set))
+        if size > group.size and self._size + size - group.size > MAX_SUBSCRIPTION_BYTES:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"subscriptions take more than the {MAX_SUBSCRIPTION_BYTES} bytes this broker keeps",
+            )
+        old = group.members.get(client.client_id)
+        self._enter(name, client, old)
+        self.consumers[name] = group
+        group.members[client.client_id] = client
         group.consume_type, group.message_model = data.consume_type, data.message_model
+        group.consume_from_where = data.consume_from_where
+        changed = old is None or old.connection is not client.connection
         if not without_subscriptions:
-            group.subscriptions = {each.topic: each for each in data.subscription_data_set}
+            self._size += size - group.size
+            group.size = size
+            changed |= group.subscribe(data)
+        if changed:
+            self._announce(name, group)
 
     def fingerprint_changed(self, group: str, fingerprint: int) -> bool:
         """Whether the group's last heartbeat had another fingerprint; this one's is kept."""
@@ -54,31 +123,126 @@ class ClientTable:
         self._fingerprints[group] = fingerprint
         return old is not None and old != fingerprint
 
+    def find_producer(self, client_id: str) -> Client | None:
+        """The client, in whichever producer group it is."""
+        for group in self._producer_groups.get(client_id, ()):
+            return self.producers[group][client_id]
+        return None
+
+    def producer_connection(self, group: str) -> Connection | None:
+        """A connection of the producer group to send a request to, in turn; None where none is open and reads."""
+        members = list(self.producers.get(group, {}).values())
+        for _ in members:
+            self._turn += 1
+            connection = members[self._turn % len(members)].connection
+            if not connection.closed and not connection.congested:
+                return connection
+        return None
+
+    def groups_of_topic(self, topic: str) -> Iterator[str]:
+        return (name for name, group in self.consumers.items() if topic in group.subscriptions)
+
     def remove_producer(self, group: str, client_id: str) -> None:
         members = self.producers.get(group, {})
-        members.pop(client_id, None)
+        client = members.pop(client_id, None)
+        if client is None:
+            return
+        self._leave(group, client)
         if not members:
-            self.producers.pop(group, None)
+            del self.producers[group]
+        groups = self._producer_groups[client_id]
+        groups.discard(group)
+        if not groups:
+            del self._producer_groups[client_id]
 
     def remove_consumer(self, group: str, client_id: str) -> None:
         found = self.consumers.get(group)
-        if found is not None:
-            found.members.pop(client_id, None)
-            if not found.members:
-                del self.consumers[group]
-                self._fingerprints.pop(group, None)
+        client = found.members.pop(client_id, None) if found is not None else None
+        if found is None or client is None:
+            return
+        self._leave(group, client)
+        if found.members:
+            self._announce(group, found)
+        else:
+            self._size -= found.size
+            del self.consumers[group]
+            self._fingerprints.pop(group, None)
 
     def disconnected(self, connection: Connection) -> None:
-        for group, client_id in self._groups_of.pop(connection, ()):
-            if self.producers.get(group, {}).get(client_id) is connection:
-                self.remove_producer(group, client_id)
-            consumers = self.consumers.get(group)
-            if consumers is not None and consumers.members.get(client_id) is connection:
-                self.remove_consumer(group, client_id)
+        for group, client_id in list(self._groups_of.get(connection, ())):
+            self._remove_from(group, client_id, connection)
+        self._groups_of.pop(connection, None)
 
-    def _remember(self, connection: Connection, group: str, client_id: str) -> bool:
-        groups = self._groups_of.setdefault(connection, set())
-        if len(groups) >= MAX_GROUPS_PER_CONNECTION or connection.closed:
-            return False
-        groups.add((group, client_id))
-        return True
+    def expire(self) -> None:
+        """Forgets who has sent no heartbeat for ``EXPIRY``, and closes the connections that are nobody else's."""
+        oldest = time.monotonic() - EXPIRY
+        silent = [
+            (group, member)
+            for table in (self.producers, {name: group.members for name, group in self.consumers.items()})
+            for group, members in table.items()
+            for member in members.values()
+            if member.seen < oldest
+        ]
+        for group, member in silent:
+            self._remove_from(group, member.client_id, member.connection)
+        for connection in {member.connection for _, member in silent}:
+            if connection not in self._groups_of:
+                connection.close()
+
+    def _memberships(self, group: str, client_id: str) -> Iterator[Client]:
+        producer = self.producers.get(group, {}).get(client_id)
+        if producer is not None:
+            yield producer
+        consumers = self.consumers.get(group)
+        if consumers is not None and client_id in consumers.members:
+            yield consumers.members[client_id]
+
+    def _remove_from(self, group: str, client_id: str, connection: Connection) -> None:
+        producer = self.producers.get(group, {}).get(client_id)
+        if producer is not None and producer.connection is connection:
+            self.remove_producer(group, client_id)
+        consumers = self.consumers.get(group)
+        consumer = None if consumers is None else consumers.members.get(client_id)
+        if consumer is not None and consumer.connection is connection:
+            self.remove_consumer(group, client_id)
+
+    def _enter(self, group: str, client: Client, old: Client | None) -> None:
+        """Counts one more member, unless it takes the place of ``old``."""
+        connection = client.connection
+        if connection.closed:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
+        groups = self._groups_of.get(connection, set())
+        key = (group, client.client_id)
+        if key not in groups and len(groups) >= MAX_GROUPS_PER_CONNECTION:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"this connection has {MAX_GROUPS_PER_CONNECTION} groups, the broker takes no more of it",
+            )
+        if old is None:
+            if self._members >= MAX_MEMBERS:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_MEMBERS} group members, it takes no more")
+            self._members += 1
+        groups.add(key)
+        self._groups_of[connection] = groups
+
+    def _leave(self, group: str, client: Client) -> None:
+        self._members -= 1
+        if not any(member.connection is client.connection for member in self._memberships(group, client.client_id)):
+            groups = self._groups_of.get(client.connection)
+            if groups is not None:
+                groups.discard((group, client.client_id))
+                if not groups:
+                    del self._groups_of[client.connection]
+
+    def _announce(self, name: str, group: ConsumerGroup) -> None:
+        if not group.is_broadcast:
+            self.changed(name)
+
+
+def _size(subscription: SubscriptionData) -> int:
+    tags = subscription.tags_set
+    return (
+        _SUBSCRIPTION_OVERHEAD
+        + 4 * (len(subscription.topic) + len(subscription.sub_string) + sum(map(len, tags)))
+        + _TAG_OVERHEAD * (len(tags) + len(subscription.code_set))
+    )

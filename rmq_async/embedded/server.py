@@ -52,6 +52,9 @@ class Service(Protocol):
     def disconnected(self, connection: Connection) -> None:
         """Called once for each connection that was made."""
 
+    def tick(self) -> None:
+        """Called every few seconds while the listener runs, and is not stalled."""
+
 
 class Connection(asyncio.Protocol):
     """One client. ``remote``: its "ip:port". ``local_ip``: the address it came to. ``unfinished``: bytes of a frame so far."""
@@ -324,6 +327,7 @@ class Listener:
                 if now - connection.last_active > IDLE_TIMEOUT:
                     logger.info("%s: connection of %s closed: idle", self.name, connection.remote)
                     connection.abort()
+            self.service.tick()
         self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
 
 

@@ -71,6 +71,7 @@ class BaseService:
         """See ``server.Service``. Raises ProtocolError for a frame whose header is none."""
         command = decode_command(frame)
         if command.is_response:
+            self.answered(connection, command)
             return None
         self.requests[command.code] += 1
         response = self.respond(connection, command)
@@ -110,8 +111,14 @@ class BaseService:
             logger.warning("%s: response to %d: %s", self.name, command.code, error)
             return encode_command(make_response(command, ResponseCode.SYSTEM_ERROR, "the response cannot be encoded"))
 
+    def answered(self, connection: Connection, response: RemotingCommand) -> None:
+        """A response came in; here nobody waits for one."""
+
     def disconnected(self, connection: Connection) -> None:
         """Nothing to forget here."""
+
+    def tick(self) -> None:
+        """Nothing grows old here."""
 
 
 assert set(REQUEST_HEADERS) >= SENDS

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from rmq_protocol.command import RemotingCommand, decode_command, encode_command
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
 from rmq_protocol.constants import ONEWAY_FLAG, RequestCode, SerializeType
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.properties import properties_text
@@ -18,7 +18,7 @@ UNIQUE_ID = "7F0000010A1B2C3D4E5F001122330000"
 
 
 class RawClient:
-    """One connection. ``frames``: the last answers as they came, for tests that look at bytes."""
+    """One connection. ``last_frame``: the last one as it came. ``pushed``: requests of the server that ``ask`` met on its way."""
 
     def __init__(self, address: str, *, serialize_type: SerializeType = SerializeType.JSON) -> None:
         self.address = address
@@ -26,6 +26,7 @@ class RawClient:
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
         self.last_frame: Frame | None = None
+        self.pushed: list[RemotingCommand] = []
         self._decoder = FrameDecoder()
         self._ready: list[Frame] = []
         self._opaques = itertools.count(1)
@@ -69,12 +70,33 @@ class RawClient:
         return decode_command(self.last_frame)
 
     async def ask(self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"", **options: Any) -> RemotingCommand:
-        """Sends a request and reads its response, which must be the next frame."""
+        """Sends a request and reads its response, which must be the next frame but for requests of the server."""
         opaque = self.write(code, ext, body, **options)
         response = await self.read()
-        assert response.is_response
+        while not response.is_response:
+            self.pushed.append(response)
+            response = await self.read()
         assert response.opaque == opaque
         return response
+
+    async def request(self, timeout: float = 3.0) -> RemotingCommand:
+        """The next request of the server."""
+        if self.pushed:
+            return self.pushed.pop(0)
+        command = await self.read(timeout)
+        assert not command.is_response
+        return command
+
+    def answer(
+        self,
+        request: RemotingCommand,
+        code: int = 0,
+        remark: str | None = None,
+        ext: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> None:
+        response = make_response(request, code, remark, None if ext is None else dict(ext), body)
+        self.writer.writelines(encode_command(response, self.serialize_type))
 
     async def create_topic(self, topic: str, queues: int = 4, **over: str) -> RemotingCommand:
         ext = {

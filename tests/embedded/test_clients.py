@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -121,5 +122,97 @@ async def test_the_groups_of_one_connection_are_bounded(
     server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rmq_async.embedded.clients.MAX_GROUPS_PER_CONNECTION", 10)
-    await beat(broker, producer_data_set=tuple(ProducerData(f"G{index}") for index in range(50)))
+    data = HeartbeatData("c1", producer_data_set=tuple(ProducerData(f"G{index}") for index in range(50)))
+    response = await broker.ask(HEARTBEAT, None, encode_heartbeat(data))
+    assert (response.code, response.remark) == (1, "this connection has 10 groups, the broker takes no more of it")
     assert len(clients(server).producers) == 10
+
+
+async def test_the_members_and_subscriptions_of_all_groups_are_bounded(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.clients.MAX_MEMBERS", 2)
+    monkeypatch.setattr("rmq_async.embedded.clients.MAX_SUBSCRIPTION_BYTES", 5000)
+    large = consumer("CG", *(SubscriptionData(f"T{index}", "A" * 100) for index in range(20)))
+    refused = await broker.ask(HEARTBEAT, None, encode_heartbeat(HeartbeatData("c1", consumer_data_set=(large,))))
+    assert (refused.code, refused.remark) == (1, "subscriptions take more than the 5000 bytes this broker keeps")
+    await beat(broker, "c1", producer_data_set=(ProducerData("A"), ProducerData("B")))
+    refused = await broker.ask(HEARTBEAT, None, encode_heartbeat(HeartbeatData("c1", (ProducerData("C"),))))
+    assert (refused.code, refused.remark) == (1, "this broker has 2 group members, it takes no more")
+    await beat(broker, "c1", producer_data_set=(ProducerData("A"),))
+    await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "A"})
+    await beat(broker, "c1", producer_data_set=(ProducerData("C"),))
+
+
+async def test_members_hear_of_other_members_and_topics(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    async def heard(client: RawClient, group: str = "CG") -> None:
+        command = await client.request()
+        assert (command.code, command.is_oneway, command.ext_fields) == (40, True, {"consumerGroup": group})
+
+    async def nothing(*listening: RawClient) -> None:
+        for client in listening:
+            await client.ask(9999)
+            assert client.pushed == []
+
+    topic = SubscriptionData("T", sub_version=5)
+    await beat(broker, "c1", consumer_data_set=(consumer("CG", topic),))
+    await heard(broker)
+    async with RawClient(server.brokers["broker-a"]) as other:
+        await beat(other, "c2", consumer_data_set=(consumer("CG", topic),))
+        await heard(broker)
+        await heard(other)
+        await beat(other, "c2", consumer_data_set=(consumer("CG", topic),))
+        await beat(other, "c2", consumer_data_set=(consumer("CG", SubscriptionData("T", "A", sub_version=6)),))
+        await nothing(broker, other)
+        await beat(other, "c2", consumer_data_set=(consumer("CG", topic, SubscriptionData("U")),))
+        await heard(broker)
+        await heard(other)
+        assert clients(server).consumers["CG"].subscriptions["T"].sub_string == "A"  # the newest version stays
+        await broker.ask(UNREGISTER, {"clientID": "c1", "consumerGroup": "CG"})
+        await heard(other)
+        await nothing(broker)
+        await beat(broker, "c1", consumer_data_set=(consumer("CG", topic),))
+        await heard(broker)
+    await heard(broker)  # the other one's connection has ended
+
+
+async def test_broadcasting_groups_hear_nothing(broker: RawClient) -> None:
+    await beat(broker, consumer_data_set=(ConsumerData("CG", message_model="BROADCASTING"),))
+    await broker.ask(UNREGISTER, {"clientID": "c1", "consumerGroup": "CG"})
+    await broker.ask(9999)
+    assert broker.pushed == []
+
+
+async def test_clients_without_heartbeats_are_forgotten(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RawClient(server.brokers["broker-a"]) as silent:
+        await beat(silent, "c1", producer_data_set=(ProducerData("PG"),), consumer_data_set=(consumer("CG"),))
+        await beat(broker, "c2", producer_data_set=(ProducerData("PG"),), consumer_data_set=(consumer("CG"),))
+        monkeypatch.setattr("rmq_async.embedded.clients.EXPIRY", 0.1)
+        await asyncio.sleep(0.15)
+        await beat(broker, "c2", consumer_data_set=(consumer("CG"),))
+        broker.pushed.clear()
+        server._brokers[0].tick()
+        assert await silent.is_closed()
+        assert (await broker.request()).code == 40
+        assert clients(server).producers == {}
+        assert list(clients(server).consumers["CG"].members) == ["c2"]
+        assert (await broker.ask(9999)).code == 3
+
+
+async def test_a_client_that_moves_to_another_connection_keeps_its_groups(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    async with RawClient(server.brokers["broker-a"]) as old:
+        await beat(old, "c1", producer_data_set=(ProducerData("PG"),))
+        await beat(broker, "c1", producer_data_set=(ProducerData("PG"),))
+        table = clients(server)
+        found = table.find_producer("c1")
+        assert found is not None
+        assert found.connection.remote == broker.local
+    await broker.ask(9999)
+    assert table.find_producer("c1") is found
+    assert table.producer_connection("PG") is found.connection
+    assert table.producer_connection("nope") is None
+    await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "PG"})
+    assert table.find_producer("c1") is None
+    assert (table._members, table._groups_of) == (0, {})

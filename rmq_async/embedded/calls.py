@@ -1,0 +1,109 @@
+"""Requests of a broker to its clients: one-way, or with an answer that is awaited by callback.
+
+What is under way is bounded, per connection and in all, and none of it outlives its timeout or its connection. To a client
+that does not read what it has got already nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.constants import ONEWAY_FLAG
+
+from .server import Connection
+
+__all__ = ["ClientCalls", "Failure", "OnAnswer"]
+
+CALL_TIMEOUT: Final = 10.0
+"""Seconds a client has for its answer (``Broker2Client.callClient``)."""
+MAX_CALLS: Final = 8192
+MAX_CALLS_PER_CONNECTION: Final = 1024
+
+
+class Failure(Enum):
+    """Why a call has no answer."""
+
+    NOT_SENT = "the connection is closed, does not read, or has too many requests under way"
+    TIMEOUT = "no answer in time"
+    DISCONNECTED = "the connection was closed before the answer"
+
+
+OnAnswer = Callable[[RemotingCommand | Failure], None]
+
+
+class _Call:
+    __slots__ = ("connection", "on_answer", "timer")
+
+    def __init__(self, connection: Connection, on_answer: OnAnswer, timer: asyncio.TimerHandle) -> None:
+        self.connection = connection
+        self.on_answer = on_answer
+        self.timer = timer
+
+
+class ClientCalls:
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._by_connection: dict[Connection, set[int]] = {}
+        self._opaque = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def oneway(self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes = b"") -> bool:
+        """Whether it was sent. Raises ProtocolError for what cannot be encoded."""
+        if connection.closed or connection.congested:
+            return False
+        connection.send(encode_command(self._command(code, ext_fields, body, ONEWAY_FLAG)))
+        return True
+
+    def call(
+        self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes, on_answer: OnAnswer
+    ) -> None:
+        """``on_answer`` is called once: now where nothing is sent, else on the answer, the end of the connection, or the timeout.
+
+        Raises ProtocolError for what cannot be encoded, and calls nothing then.
+        """
+        own = self._by_connection.get(connection, set())
+        if connection.closed or connection.congested or len(self._calls) >= MAX_CALLS or len(own) >= MAX_CALLS_PER_CONNECTION:
+            on_answer(Failure.NOT_SENT)
+            return
+        command = self._command(code, ext_fields, body, 0)
+        parts = encode_command(command)
+        timer = asyncio.get_running_loop().call_later(CALL_TIMEOUT, self._end, command.opaque, Failure.TIMEOUT)
+        self._calls[command.opaque] = _Call(connection, on_answer, timer)
+        self._by_connection.setdefault(connection, own).add(command.opaque)
+        connection.send(parts)
+
+    def answered(self, connection: Connection, response: RemotingCommand) -> None:
+        """A response came in; one that nobody waits for is dropped."""
+        call = self._calls.get(response.opaque)
+        if call is not None and call.connection is connection:
+            self._end(response.opaque, response)
+
+    def disconnected(self, connection: Connection) -> None:
+        for opaque in list(self._by_connection.get(connection, ())):
+            self._end(opaque, Failure.DISCONNECTED)
+
+    def close(self) -> None:
+        """Forgets all that is under way; nobody is called."""
+        for call in self._calls.values():
+            call.timer.cancel()
+        self._calls.clear()
+        self._by_connection.clear()
+
+    def _command(self, code: int, ext_fields: Mapping[str, str | None], body: bytes, flag: int) -> RemotingCommand:
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        return RemotingCommand(code=code, opaque=self._opaque, flag=flag, ext_fields=dict(ext_fields), body=body)
+
+    def _end(self, opaque: int, answer: RemotingCommand | Failure) -> None:
+        call = self._calls.pop(opaque)
+        call.timer.cancel()
+        own = self._by_connection[call.connection]
+        own.discard(opaque)
+        if not own:
+            del self._by_connection[call.connection]
+        call.on_answer(answer)

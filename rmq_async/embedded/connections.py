@@ -1,0 +1,109 @@
+"""Heartbeats and unregistration (34, 35), who is connected (38, 203, 204), and telling a group that its members changed (40)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.headers import UnregisterClientRequestHeader, from_ext
+from rmq_protocol.heartbeat import (
+    IS_SUB_CHANGE,
+    IS_SUPPORT_HEART_BEAT_V2,
+    ConsumerData,
+    HeartbeatData,
+    decode_heartbeat,
+)
+
+from .calls import ClientCalls
+from .clients import Client
+from .server import Connection
+from .service import Handler, Refused
+from .state import BrokerState
+
+__all__ = ["ClientProcessor"]
+
+
+class ClientProcessor:
+    """A group's members are told once per loop iteration, however many changes that brought."""
+
+    def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
+        self._state = state
+        self._calls = calls
+        self._changed: set[str] = set()
+        self._notify_handle: asyncio.Handle | None = None
+        state.clients.changed = self._group_changed
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+        }
+
+    def close(self) -> None:
+        """Tells nobody any more."""
+        self._changed.clear()
+        if self._notify_handle is not None:
+            self._notify_handle.cancel()
+            self._notify_handle = None
+
+    def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        try:
+            data = decode_heartbeat(command.body)
+        except RemoteProtocolError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        changed = False
+        for consumer in data.consumer_data_set:
+            changed |= self._add_consumer(consumer, data, connection, command)
+        for producer in data.producer_data_set:
+            self._state.clients.add_producer(producer.group_name, self._client(data, connection, command))
+        ext: dict[str, str | None] = {
+            IS_SUPPORT_HEART_BEAT_V2: "true",
+            IS_SUB_CHANGE: "true" if changed or not data.heartbeat_fingerprint else "false",
+        }
+        return make_response(command, ResponseCode.SUCCESS, None, ext)
+
+    def _add_consumer(
+        self, consumer: ConsumerData, data: HeartbeatData, connection: Connection, command: RemotingCommand
+    ) -> bool:
+        """Whether the fingerprint is another than last time. A group that cannot be is passed over, as brokers do."""
+        state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
+        try:
+            state.use_group(name)
+        except Refused:
+            return False
+        changed = state.clients.fingerprint_changed(name, fingerprint)
+        state.topics.ensure(RETRY_TOPIC_PREFIX + name)
+        state.clients.add_consumer(
+            consumer,
+            self._client(data, connection, command),
+            without_subscriptions=data.without_sub and fingerprint != 0,
+        )
+        return changed
+
+    def _client(self, data: HeartbeatData, connection: Connection, command: RemotingCommand) -> Client:
+        return Client(data.client_id, connection, command.language, command.version)
+
+    def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = from_ext(UnregisterClientRequestHeader, command.ext_fields, lenient=True)
+        if header.producerGroup is not None:
+            self._state.clients.remove_producer(header.producerGroup, header.clientID)
+        if header.consumerGroup is not None:
+            self._state.clients.remove_consumer(header.consumerGroup, header.clientID)
+        return make_response(command, ResponseCode.SUCCESS, None, {})
+
+    def _group_changed(self, group: str) -> None:
+        self._changed.add(group)
+        if self._notify_handle is None:
+            self._notify_handle = asyncio.get_running_loop().call_soon(self._notify)
+
+    def _notify(self) -> None:
+        self._notify_handle = None
+        groups, self._changed = self._changed, set()
+        for name in groups:
+            group = self._state.clients.consumers.get(name)
+            if group is None:
+                continue
+            for connection in {member.connection for member in group.members.values()}:
+                self._calls.oneway(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
