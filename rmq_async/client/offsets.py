@@ -32,9 +32,13 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.validation import check_topic
 
-from ..errors import ConfigError, QueryNotFoundError, broker_error
+from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, broker_error
 from .instance import ClientInstance
+from .route_table import TopicRoute
+from .text import printable
+from .time_search import EXACT_FROM, first_at_or_after, store_time_ms
 
 __all__ = [
     "check_queue",
@@ -42,6 +46,7 @@ __all__ = [
     "committed",
     "earliest_store_time_ms",
     "epoch_ms",
+    "known_queue",
     "max_offset",
     "min_offset",
     "search_offset",
@@ -101,15 +106,33 @@ async def min_offset(instance: ClientInstance, queue: MessageQueue) -> int:
 
 
 async def search_offset(instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
-    """Offset of the first message stored at ``when`` or later; with ``upper`` of the last one at ``when`` or before."""
+    """Offset of the first message stored at ``when`` or later, else of the next one to come; with ``upper`` of the last one at
+    ``when`` or before, else of the first there is. The same on all brokers, see ``time_search``.
+    """
+    time_ms = epoch_ms(when)
     header = SearchOffsetRequestHeader(
         topic=queue.topic,
         queueId=queue.queue_id,
-        timestamp=epoch_ms(when),
+        timestamp=time_ms,
         boundaryType=BoundaryType.UPPER if upper else BoundaryType.LOWER,
         bname=queue.broker_name,
     )
-    return (await _ask(instance, queue, header, SearchOffsetResponseHeader)).offset
+    response, address = await _request(instance, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**to_ext(header)})
+    found = _read(SearchOffsetResponseHeader, response, queue, address).offset
+    low = await min_offset(instance, queue)
+    if response.version >= EXACT_FROM:
+        return max(found, low)
+    high = await max_offset(instance, queue)
+    wanted = time_ms + 1 if upper else time_ms
+    times: dict[int, int] = {}
+
+    async def late(offset: int) -> bool:
+        if offset not in times:
+            times[offset] = await store_time_ms(instance, queue, offset, instance.config.request_timeout)
+        return times[offset] >= wanted
+
+    first = await first_at_or_after(low, high, found, late)
+    return max(first - 1, low) if upper else first
 
 
 async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
@@ -161,9 +184,42 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
     raise ConfigError(f"{queue!r} is not a MessageQueue")
 
 
+async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
+    """``queue``, if its topic's route has it: brokers answer questions about any other queue as if it were empty.
+
+    Raises TopicNotFoundError, BrokerNotFoundError for a broker the topic is not on, ConfigError for a queue id beyond the last
+    one and for what is no queue, NameServerError.
+    """
+    queue = check_queue(queue)
+    check_topic(queue.topic)
+    route = instance.routes.cached(queue.topic)
+    if route is None or route.provisional or not _has(route, queue):
+        route = await instance.routes.look(queue.topic, instance.config.request_timeout)
+    if _has(route, queue):
+        return queue
+    counts = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.data.queue_datas}
+    topic, broker_name, queue_id = queue
+    if broker_name not in counts:
+        where = printable(", ".join(sorted(counts)))
+        raise BrokerNotFoundError(f"topic {topic} is not on broker {printable(broker_name)}, it is on {where}", broker=broker_name)
+    last = counts[broker_name] - 1
+    raise ConfigError(f"topic {topic} has no queue {queue_id} on broker {printable(broker_name)}, it has 0 to {last} there")
+
+
+def _has(route: TopicRoute, queue: MessageQueue) -> bool:
+    for data in route.data.queue_datas:
+        if data.broker_name == queue.broker_name:
+            return queue.queue_id < max(data.read_queue_nums, data.write_queue_nums)
+    return queue in route.subscribe_queues
+
+
 async def _ask(instance: ClientInstance, queue: MessageQueue, header: Header, answer: type[H]) -> H:
     assert header.request_code is not None
     response, address = await _request(instance, queue, RequestCode(header.request_code), {**to_ext(header)})
+    return _read(answer, response, queue, address)
+
+
+def _read(answer: type[H], response: RemotingCommand, queue: MessageQueue, address: str) -> H:
     try:
         return from_ext(answer, response.ext_fields)
     except RemoteProtocolError as error:

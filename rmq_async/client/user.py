@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import Enum
 from time import monotonic
 from types import TracebackType
@@ -38,6 +40,7 @@ class ClientUser:
         self._instance: ClientInstance | None = None
         self._done: asyncio.Future[None] | None = None
         self._calls: set[asyncio.Future[RemotingCommand]] = set()
+        self._scopes: set[asyncio.Timeout] = set()
         self._generation = generation()
 
     def __del__(self) -> None:
@@ -94,8 +97,7 @@ class ClientUser:
     async def stop(self, timeout: float | None = None) -> None:
         """Leaves, and closes the connections if nobody shares them. Harmless when not started or stopped already.
 
-        Reads and pulls under way fail with ClientStateError; other calls have their answer or, by ``request_timeout``, their
-        error. ``timeout``: seconds to spend on telling the brokers; default 3.
+        Calls under way fail with ClientStateError at once. ``timeout``: seconds to spend on telling the brokers; default 3.
         """
         if self._state in (_State.STARTING, _State.STOPPING):
             self._state = _State.STOPPED if self._state is _State.STARTING else self._state
@@ -135,6 +137,25 @@ class ClientUser:
         instance.check_usable()
         return instance
 
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[ClientInstance]:
+        """Gives the running instance for a call of several steps, all of which ``stop`` ends. Raises as ``_client`` does.
+
+        The means is a time-out without a time: it cancels the task, and knows its own cancellation from anybody else's.
+        """
+        instance = self._client()
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                yield instance
+        except TimeoutError:
+            if scope.expired():
+                raise self._stopped() from None
+            raise
+        finally:
+            self._scopes.discard(scope)
+
     def _join(self, instance: ClientInstance) -> None:
         """Called once, when the instance runs."""
 
@@ -144,4 +165,11 @@ class ClientUser:
     def _end_calls(self) -> None:
         for call in self._calls:
             if not call.done():
-                call.set_exception(ClientStateError(f"this {type(self).__name__} was stopped"))
+                call.set_exception(self._stopped())
+        now = asyncio.get_running_loop().time()
+        for scope in self._scopes:
+            scope.reschedule(now)
+        self._scopes.clear()
+
+    def _stopped(self) -> ClientStateError:
+        return ClientStateError(f"this {type(self).__name__} was stopped")

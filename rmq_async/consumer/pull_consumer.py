@@ -18,13 +18,14 @@ from rmq_protocol.validation import check_group, check_topic
 
 from ..client import ClientInstance
 from ..client import offsets as queue_offsets
-from ..client.offsets import check_queue, epoch_ms
+from ..client.at_once import for_each
+from ..client.offsets import check_queue, epoch_ms, known_queue
 from ..client.user import ClientUser
 from ..config import ClientConfig, split_options
 from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
 from ..results import PullResult
 from .pulling import pull_once
-from .reading import Cursor, Reader, for_each
+from .reading import Cursor, Reader
 
 __all__ = ["PullConsumer"]
 
@@ -65,7 +66,8 @@ class PullConsumer(ClientUser):
         Raises TopicNotFoundError when they do not know it, NameServerError when none answers and it was not known before.
         """
         check_topic(topic)
-        route = await self._client().routes.refresh(topic, provisional=False)
+        async with self._call() as instance:
+            route = await instance.routes.refresh(topic, provisional=False)
         return route.subscribe_queues
 
     async def pull(
@@ -127,6 +129,8 @@ class PullConsumer(ClientUser):
 
         async def opening() -> list[Cursor]:
             self._client()
+            if chosen is not None:
+                await for_each(chosen, lambda queue: known_queue(instance, queue))
             return await self._cursors(instance, await self.queues(topic) if chosen is None else chosen, start, end)
 
         reader = Reader(
@@ -142,26 +146,35 @@ class PullConsumer(ClientUser):
         return reader.messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset the broker keeps for this group; None when there is none."""
-        return await queue_offsets.committed(self._client(), self._group, check_queue(queue))
+        """The offset the broker keeps for this group; None when there is none.
+
+        This and the methods below raise TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that is not in its
+        topic's route.
+        """
+        async with self._call() as instance:
+            return await queue_offsets.committed(instance, self._group, await known_queue(instance, queue))
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Makes the broker keep ``offset`` for this group; returns when it has answered."""
-        queue = check_queue(queue)
-        _check_offset(queue, offset)
-        await queue_offsets.commit(self._client(), self._group, queue, offset)
+        async with self._call() as instance:
+            _check_offset(check_queue(queue), offset)
+            await queue_offsets.commit(instance, self._group, await known_queue(instance, queue), offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the first message there is."""
-        return await queue_offsets.min_offset(self._client(), check_queue(queue))
+        async with self._call() as instance:
+            return await queue_offsets.min_offset(instance, await known_queue(instance, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Offset after the last message that can be read."""
-        return await queue_offsets.max_offset(self._client(), check_queue(queue))
+        async with self._call() as instance:
+            return await queue_offsets.max_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
-        """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later."""
-        return await queue_offsets.search_offset(self._client(), check_queue(queue), when)
+        """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; without one, the offset
+        that the next message will have."""
+        async with self._call() as instance:
+            return await queue_offsets.search_offset(instance, await known_queue(instance, queue), when)
 
     # -- inside
 

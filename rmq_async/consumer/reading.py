@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from time import monotonic
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.errors import CorruptMessageError, RemoteProtocolError
@@ -37,7 +37,7 @@ from ..errors import (
 from ..results import PullResult, PullStatus
 from .pulling import pull_once
 
-__all__ = ["Cursor", "Reader", "for_each"]
+__all__ = ["Cursor", "Reader"]
 
 logger = logging.getLogger(__name__)
 
@@ -368,27 +368,3 @@ def _range_error(cursor: Cursor, result: PullResult) -> OffsetRangeError:
         request="PULL_MESSAGE",
         broker=cursor.queue.broker_name,
     )
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-async def for_each(
-    items: Collection[K] | Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16
-) -> dict[K, V]:
-    """``function`` of every item, a few at a time; the first failure cancels the rest and is raised."""
-    results: dict[K, V] = {}
-    left = iter(list(items))
-
-    async def work() -> None:
-        for item in left:
-            results[item] = await function(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(work())
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return results

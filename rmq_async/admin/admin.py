@@ -24,13 +24,13 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import TopicRouteData
 from rmq_protocol.validation import check_topic, is_system_topic
 
-from .client import ClientInstance
-from .client import offsets as queue_offsets
-from .client.offsets import check_queue
-from .client.text import printable
-from .client.user import ClientUser
-from .config import ClientConfig, split_options
-from .errors import BrokerNotFoundError, ConfigError, RequestTimeoutError, RocketMQError, TopicNotFoundError, broker_error
+from ..client import ClientInstance
+from ..client import offsets as queue_offsets
+from ..client.offsets import check_queue
+from ..client.text import printable
+from ..client.user import ClientUser
+from ..config import ClientConfig, split_options
+from ..errors import BrokerNotFoundError, ConfigError, RequestTimeoutError, RocketMQError, TopicNotFoundError, broker_error
 
 __all__ = ["Admin"]
 

@@ -1,0 +1,92 @@
+"""Finding an offset by time on brokers before 5.1.1, which do not say what they find.
+
+Such a broker answers with the message stored *nearest* to the time, before or after it, and with any one of several that were
+stored in the same millisecond. So its answer is a hint: from there the messages' own store times are looked at, at distances
+that double until one of the other side is met, then by halves. Two or three pulls of one message, mostly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.headers import PullMessageRequestHeader, to_ext
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.stored import decode_messages
+
+from ..errors import broker_error
+from .instance import ClientInstance
+
+__all__ = ["EXACT_FROM", "TOOLS_GROUP", "first_at_or_after", "store_time_ms"]
+
+EXACT_FROM: Final = 435
+"""``MQVersion.V5_1_1``: from here on brokers find the first message at or after a time, and know what a boundary is."""
+
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+"""The group that every broker has for tools (``MixAll.TOOLS_CONSUMER_GROUP``)."""
+
+
+async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int], Awaitable[bool]]) -> int:
+    """The first offset in ``low``..``high`` for which ``late(offset)`` holds; it is never asked of ``high``, which does.
+
+    ``late`` must not hold again below an offset for which it does not. ``hint``: where to begin.
+    """
+    step = 1
+    probe = min(max(hint, low), high - 1)
+    if low >= high:
+        return high
+    if await late(probe):
+        high = probe
+        while low < high:
+            probe = max(low, high - step)
+            if not await late(probe):
+                low = probe + 1
+                break
+            high, step = probe, step * 2
+    else:
+        low = probe + 1
+        while low < high:
+            probe = min(high - 1, low + step - 1)
+            if await late(probe):
+                high = probe
+                break
+            low, step = probe + 1, step * 2
+    while low < high:
+        probe = (low + high) // 2
+        if await late(probe):
+            high = probe
+        else:
+            low = probe + 1
+    return high
+
+
+async def store_time_ms(instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float) -> int:
+    """When the message at ``offset``, which must be there, was stored."""
+    header = PullMessageRequestHeader(
+        consumerGroup=TOOLS_GROUP,
+        topic=queue.topic,
+        queueId=queue.queue_id,
+        queueOffset=offset,
+        maxMsgNums=1,
+        sysFlag=PullSysFlag.SUBSCRIPTION,
+        commitOffset=0,
+        suspendTimeoutMillis=0,
+        subscription="*",
+        subVersion=0,
+        expressionType="TAG",
+        bname=queue.broker_name,
+    )
+    command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
+    response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(
+            response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address
+        )
+    messages = decode_messages(response.body, check_crc=False).messages
+    if not messages:
+        text = f"the record at offset {offset} of {queue} cannot be read, so its time is not known"
+        raise RemoteProtocolError(text, broker=queue.broker_name, address=address)
+    return messages[0].store_time_ms
