@@ -6,12 +6,16 @@ queues is bounded: names come from the network.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
+
+import msgspec
 
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, Perm, ResponseCode
 from rmq_protocol.headers import CreateTopicRequestHeader
+from rmq_protocol.message import is_blank
 from rmq_protocol.topics import TopicConfig
-from rmq_protocol.validation import broker_topic_remark, is_not_allowed_send_topic, is_system_topic
+from rmq_protocol.validation import SYSTEM_TOPICS, broker_topic_remark, is_not_allowed_send_topic, is_system_topic
 
 from .service import Refused
 from .store import Queue
@@ -19,12 +23,31 @@ from .store import Queue
 __all__ = ["MAX_QUEUES", "MAX_TOPICS", "Topic", "TopicTable", "describe"]
 
 MAX_TOPICS: Final = 10_000
+"""Besides the broker's own."""
 MAX_QUEUES: Final = 16_384
 """Queues of one topic on one broker."""
 DEFAULT_QUEUES: Final = 8
 """Queues of TBW102, and so the most an automatically created topic gets (``BrokerConfig.defaultTopicQueueNums``)."""
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
+_OWN: Final = (
+    ("SELF_TEST_TOPIC", 1, Perm.READ | Perm.WRITE),
+    (AUTO_CREATE_TOPIC_KEY, DEFAULT_QUEUES, Perm.INHERIT | Perm.READ | Perm.WRITE),
+    ("BenchmarkTest", 1024, Perm.READ | Perm.WRITE),
+    ("{cluster}", 16, Perm.INHERIT | Perm.READ | Perm.WRITE),
+    ("{broker}", 1, Perm.INHERIT | Perm.READ | Perm.WRITE),
+    ("OFFSET_MOVED_EVENT", 1, Perm.READ | Perm.WRITE),
+    ("SCHEDULE_TOPIC_XXXX", 18, Perm.READ | Perm.WRITE),
+    ("{cluster}_REPLY_TOPIC", 1, Perm.READ | Perm.WRITE),
+    ("rmq_sys_REVIVE_LOG_{cluster}", 8, Perm.READ | Perm.WRITE),
+    ("rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, Perm.INHERIT),
+    ("RMQ_SYS_TRANS_HALF_TOPIC", 1, Perm.READ | Perm.WRITE),
+    ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1, Perm.READ | Perm.WRITE),
+    ("RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", 1, Perm.READ | Perm.WRITE),
+    ("RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC", 1, Perm.READ | Perm.WRITE),
+    ("rmq_sys_wheel_timer", 1, Perm.READ | Perm.WRITE),
+)
+"""Topics a broker has from the start: name, queues, permissions."""
 _READ: Final = int(Perm.READ)
 _INHERIT: Final = int(Perm.INHERIT)
 _ATTRIBUTES: Final = {
@@ -65,48 +88,91 @@ class Topic:
     def find(self, queue_id: int) -> Queue | None:
         return self._queues.get(queue_id)
 
+    def queues(self) -> list[Queue]:
+        """Those in use."""
+        return list(self._queues.values())
+
 
 class TopicTable:
     def __init__(self, broker_name: str, cluster: str, *, auto_create: bool) -> None:
         self._broker_name = broker_name
-        self._own_names = {broker_name, cluster}
         self._topics: dict[str, Topic] = {}
         self._auto_create = auto_create
+        self.changes = 0
+        """How often a topic was made, changed or deleted."""
         self.get = self._topics.get
-        if auto_create:
-            perm = int(Perm.INHERIT | Perm.READ | Perm.WRITE)
-            self._put(TopicConfig(AUTO_CREATE_TOPIC_KEY, DEFAULT_QUEUES, DEFAULT_QUEUES, perm))
+        self._sendable: dict[str, Topic] = {}
+        self.sendable = self._sendable.get
+        """The topic, unless it is one that no client may send to."""
+        for name, queues, perm in _OWN:
+            if auto_create or name != AUTO_CREATE_TOPIC_KEY:
+                name = name.format(cluster=cluster, broker=broker_name)
+                self._add(TopicConfig(name, queues, queues, int(perm)))
+        self._own = frozenset(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def is_own(self, name: str) -> bool:
+        """Whether the topic belongs to the broker and cannot be created, changed or deleted by a user."""
+        return name in self._own or is_system_topic(name)
+
+    def system_topics(self) -> list[str]:
+        """Names that no user may give to a topic."""
+        return sorted(self._own | SYSTEM_TOPICS)
 
     def create(self, header: CreateTopicRequestHeader) -> None:
         """UPDATE_AND_CREATE_TOPIC: a new topic, or new settings for one that is there; its messages stay."""
-        name = header.topic
-        remark = broker_topic_remark(name)
-        if remark is None and (is_system_topic(name) or name in self._own_names):
-            remark = f"The topic[{name}] is conflict with system topic."
-        for what, count in (("readQueueNums", header.readQueueNums), ("writeQueueNums", header.writeQueueNums)):
-            if remark is None and not 0 <= count <= MAX_QUEUES:
-                remark = f"{what} must be from 0 to {MAX_QUEUES}, not {count}"
-        if remark is not None:
-            raise Refused(ResponseCode.INVALID_PARAMETER, remark)
-        if header.topicFilterType not in ("SINGLE_TAG", "MULTI_TAG"):
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{header.topicFilterType[:60]}] value invalid")
-        old = self._topics.get(name)
-        self._put(
+        self.put(
             TopicConfig(
-                name,
+                header.topic,
                 header.readQueueNums,
                 header.writeQueueNums,
                 header.perm,
                 header.topicFilterType,
                 header.topicSysFlag or 0,
                 header.order,
-                _attributes(old.config.attributes if old else {}, header.attributes or ""),
-            )
+            ),
+            header.attributes or "",
         )
+
+    def check(self, config: TopicConfig) -> None:
+        """Raises Refused (29, 1) for settings that no user's topic can have."""
+        name = config.topic_name
+        remark = broker_topic_remark(name)
+        if remark is None and self.is_own(name):
+            remark = f"The topic[{name}] is conflict with system topic."
+        for what, count in (("readQueueNums", config.read_queue_nums), ("writeQueueNums", config.write_queue_nums)):
+            if remark is None and not 0 <= count <= MAX_QUEUES:
+                remark = f"{what} must be from 0 to {MAX_QUEUES}, not {count}"
+        if remark is not None:
+            raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+        if config.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{config.topic_filter_type[:60]}] value invalid")
+
+    def put(self, config: TopicConfig, attributes: str) -> None:
+        """Makes or changes a user's topic; ``attributes`` (``+key=value,-key``) change those it has. Raises Refused (29, 1)."""
+        self.check(config)
+        old = self._topics.get(config.topic_name)
+        merged = _attributes(old.config.attributes if old else {}, attributes)
+        self._put(msgspec.structs.replace(config, attributes=merged))
+
+    def delete(self, name: str) -> Topic | None:
+        """Forgets a user's topic, and returns what it was. Raises Refused (29) for one that is not a user's."""
+        if is_blank(name):
+            raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
+        if self.is_own(name):
+            raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{name}] is conflict with system topic.")
+        self.changes += 1
+        self._sendable.pop(name, None)
+        return self._topics.pop(name, None)
 
     def for_send(self, name: str, default_topic: str, queues: int) -> Topic:
         """The topic to send to, created after ``default_topic`` where that is allowed. Raises Refused (29, 16, 17)."""
-        topic = self._topics.get(name)
+        topic = self._sendable.get(name)
         if topic is not None:
             return topic
         remark = broker_topic_remark(name)
@@ -136,23 +202,33 @@ class TopicTable:
             )
         return topic
 
-    def ensure(self, name: str) -> None:
-        """A topic of one queue that the broker itself needs (retry topics)."""
-        if name not in self._topics:
-            self._put(TopicConfig(name, 1, 1))
+    def ensure(self, name: str, queues: int = 1, sys_flag: int = 0) -> Topic:
+        """A topic that the broker itself needs (retry and dead-letter topics). Raises Refused (1) where there is no room."""
+        topic = self._topics.get(name)
+        if topic is None:
+            queues = max(1, min(queues, MAX_QUEUES))
+            topic = self._put(TopicConfig(name, queues, queues, topic_sys_flag=sys_flag))
+        return topic
 
     def find_queue(self, name: str, queue_id: int) -> Queue | None:
         topic = self._topics.get(name)
         return None if topic is None else topic.find(queue_id)
 
     def _put(self, config: TopicConfig) -> Topic:
+        self.changes += 1
         topic = self._topics.get(config.topic_name)
         if topic is not None:
             topic.config = config
             return topic
-        if len(self._topics) >= MAX_TOPICS:
+        if len(self._topics) - len(self._own) >= MAX_TOPICS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_TOPICS} topics, it takes no more")
-        topic = self._topics[config.topic_name] = Topic(config, self._broker_name)
+        return self._add(config)
+
+    def _add(self, config: TopicConfig) -> Topic:
+        name = config.topic_name
+        topic = self._topics[name] = Topic(config, self._broker_name)
+        if not is_not_allowed_send_topic(name):
+            self._sendable[name] = topic
         return topic
 
 
