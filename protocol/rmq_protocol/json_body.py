@@ -3,16 +3,25 @@
 The fast way first: msgspec straight into the Struct. What it refuses is read again the way fastjson reads: unquoted integer
 keys, numbers and booleans given as text (long numbers are written so in the browser-compatible form), nulls where a
 member could have been missing. Members the Struct does not know are ignored either way.
+
+Queues are objects on the wire, in lists and, without being JSON, as keys of maps. A Struct declares them as MessageQueue
+(``dict[MessageQueue, X]``, ``tuple[MessageQueue, ...]``), and is read the slow way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from .errors import LocalProtocolError, RemoteProtocolError
+from .java_types import Int
 from .lenient_json import dumps, loads
+from .message import MessageQueue
 
 __all__ = ["MAX_JSON_BODY_SIZE", "decode_body", "encode_body"]
 
@@ -20,32 +29,43 @@ MAX_JSON_BODY_SIZE: Final = 4 * 1024 * 1024
 """Bytes of the largest JSON body read; the route of 1,000 brokers has 0.3 MB. The slow way needs 0.1 s for each MB."""
 
 T = TypeVar("T")
+Change = Callable[[Any], Any]
 
-_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+_readers: dict[type[Any], tuple[msgspec.json.Decoder[Any], Change | None]] = {}
+
+
+class _Queue(msgspec.Struct, rename="camel"):
+    topic: str
+    broker_name: str
+    queue_id: Int
 
 
 def decode_body(cls: type[T], body: bytes) -> T:
     """Raises RemoteProtocolError, naming the class and the place, for a body that is not a ``cls``."""
     if len(body) > MAX_JSON_BODY_SIZE:
         raise RemoteProtocolError(f"{cls.__name__}: body of {len(body)} bytes is above the limit of {MAX_JSON_BODY_SIZE}")
+    decoder, find_queues = _readers.get(cls) or _reader(cls)
+    if find_queues is None:
+        try:
+            value: T = decoder.decode(body)
+            return value
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            pass
     try:
-        value: T = _decoder(cls).decode(body)
-        return value
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass
-    try:
-        return msgspec.convert(_without_nulls(loads(body)), cls, strict=False)
-    except (msgspec.MsgspecError, ValueError) as error:
+        plain = _without_nulls(loads(body))
+        return msgspec.convert(plain if find_queues is None else find_queues(plain), cls, strict=False)
+    except (msgspec.MsgspecError, ValueError, RemoteProtocolError) as error:
         raise RemoteProtocolError(f"{cls.__name__}: {str(error)[:200]}") from None
 
 
 def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
-    """JSON of ``value``; members that are None are left out. ``standard=False``: integer keys go without quotes.
+    """JSON of ``value``; members that are None are left out.
 
-    Raises LocalProtocolError for text that is not Unicode.
+    ``standard=False``: integer keys go without quotes, as servers write them. Maps keyed by queues have no standard form and
+    are always written as servers do. Raises LocalProtocolError for text that is not Unicode.
     """
-    plain = _without_nulls(msgspec.to_builtins(value))
-    if not standard:
+    plain = _plain(value)
+    if not standard or _has_queue_keys(value.__class__):
         return dumps(plain)
     try:
         return msgspec.json.encode(plain)
@@ -53,17 +73,108 @@ def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
         raise LocalProtocolError(f"{value.__class__.__name__} cannot be encoded: {error}") from None
 
 
-def _decoder(cls: type[Any]) -> msgspec.json.Decoder[Any]:
-    decoder = _decoders.get(cls)
-    if decoder is None:
-        decoder = _decoders[cls] = msgspec.json.Decoder(cls)
-    return decoder
+def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:
+    found = _readers[cls] = msgspec.json.Decoder(cls), _finder(inspect.type_info(cls))
+    return found
 
 
 def _without_nulls(value: Any) -> Any:
-    """As deep as ``lenient_json`` and our own Structs go."""
+    """As deep as ``lenient_json`` goes."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_without_nulls(item) for item in value if item is not None]
     return value
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as ``lenient_json.dumps`` takes it."""
+    if isinstance(value, msgspec.Struct):
+        pairs = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        items = ((name, getattr(value, field)) for name, field in pairs)
+        return {name: _plain(item) for name, item in items if item is not None}
+    if isinstance(value, MessageQueue):
+        return dict(_key(value))
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value if item is not None]
+    return msgspec.to_builtins(value) if isinstance(value, bytes | Enum) else value
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, MessageQueue):
+        return (("brokerName", key.broker_name), ("queueId", key.queue_id), ("topic", key.topic))
+    return key
+
+
+# Where the queues are, from the types: a function that puts MessageQueues in their places, or None where there are none.
+
+
+@cache
+def _has_queue_keys(cls: type[Any]) -> bool:
+    return _keyed_by_queues(inspect.type_info(cls))
+
+
+def _finder(kind: inspect.Type) -> Change | None:
+    match kind:
+        case inspect.NamedTupleType(cls=cls) if cls is MessageQueue:
+            return _queue
+        case inspect.StructType(fields=fields):
+            members = {field.encode_name: find for field in fields if (find := _finder(field.type)) is not None}
+            return _in_members(members) if members else None
+        case inspect.DictType(key_type=key_type, value_type=value_type):
+            return _in_table(_finder(key_type), _finder(value_type))
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+            return _in_list(_finder(kind.item_type))
+        case inspect.UnionType(types=types):
+            return next((find for find in map(_finder, types) if find is not None), None)
+    return None
+
+
+def _keyed_by_queues(kind: inspect.Type) -> bool:
+    match kind:
+        case inspect.StructType(fields=fields):
+            return any(_keyed_by_queues(field.type) for field in fields)
+        case inspect.DictType(key_type=key_type, value_type=value_type):
+            return isinstance(key_type, inspect.NamedTupleType) or _keyed_by_queues(value_type)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+            return _keyed_by_queues(kind.item_type)
+        case inspect.UnionType(types=types):
+            return any(_keyed_by_queues(each) for each in types)
+    return False
+
+
+def _queue(value: Any) -> MessageQueue:
+    queue = msgspec.convert(dict(value) if isinstance(value, tuple) else value, _Queue, strict=False)
+    return MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
+
+
+def _in_members(members: dict[str, Change]) -> Change:
+    def change(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: members[name](item) if name in members else item for name, item in value.items()}
+
+    return change
+
+
+def _in_table(find_in_key: Change | None, find_in_value: Change | None) -> Change | None:
+    if find_in_key is None and find_in_value is None:
+        return None
+
+    def change(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            find_in_key(key) if find_in_key else key: find_in_value(item) if find_in_value else item
+            for key, item in value.items()
+        }
+
+    return change
+
+
+def _in_list(find: Change | None) -> Change | None:
+    if find is None:
+        return None
+    return lambda value: [find(item) for item in value] if isinstance(value, list) else value

@@ -60,12 +60,6 @@ WAITING: dict[str, frozenset[str]] = {
         create_reply client_id instance_name allocate_machine_room"""
     ),
     "selectors": _words("machine_room_select round_robin fault_duration fault_item allocate"),
-    "bodies": _words(
-        """TopicStatsTable ConsumeStats ResetOffsetBody GetConsumerStatusBody ConsumerRunningInfo TopicList KVTable GroupList
-        ProducerConnection ConsumerConnection LockBatchRequestBody LockBatchResponseBody UnlockBatchRequestBody
-        CheckClientRequestBody QueryAssignmentRequestBody QueryAssignmentResponseBody BatchAckMessageRequestBody
-        ConsumeMessageDirectlyResult SubscriptionGroupConfig encode_special"""
-    ),
 }
 
 

@@ -1,0 +1,157 @@
+"""JSON bodies of requests and responses, named as the Java classes; ``ClusterInfo``, ``HeartbeatData``, ``TopicRouteData`` and
+``TopicConfig`` have modules of their own beside this package.
+
+Both directions for all of them: ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError for a body that is none,
+``encode_body(table, standard=False)`` writes what the official servers write, ``encode_body(request)`` standard JSON.
+"""
+
+from __future__ import annotations
+
+from ..json_body import decode_body, encode_body
+from .access import (
+    AclInfo,
+    PolicyEntryInfo,
+    PolicyInfo,
+    UserInfo,
+)
+from .acks import (
+    MAX_ACK_SPAN,
+    BatchAck,
+    BatchAckMessageRequestBody,
+    pack_bits,
+    unpack_bits,
+)
+from .assignment import (
+    MessageQueueAssignment,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    SetMessageRequestModeRequestBody,
+)
+from .brokers import (
+    BrokerMemberGroup,
+    BrokerStatsData,
+    BrokerStatsItem,
+    ConsumeQueueData,
+    GetBrokerMemberGroupResponseBody,
+    QueryConsumeQueueResponseBody,
+)
+from .connections import (
+    Connection,
+    ConsumerConnection,
+    GetConsumerListByGroupResponseBody,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+)
+from .groups import (
+    CheckClientRequestBody,
+    CustomizedRetryPolicy,
+    ExponentialRetryPolicy,
+    GroupForbidden,
+    GroupRetryPolicy,
+    QuerySubscriptionResponseBody,
+    SimpleSubscriptionData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    SubscriptionGroupWrapper,
+)
+from .locks import (
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    UnlockBatchRequestBody,
+)
+from .offsets import (
+    ConsumerOffsetSerializeWrapper,
+    ConsumeStats,
+    ConsumeStatsList,
+    GetConsumerStatusBody,
+    OffsetWrapper,
+    QueryConsumeTimeSpanBody,
+    QueryCorrectionOffsetBody,
+    QueueTimeSpan,
+    ResetOffsetBody,
+    TopicOffset,
+    TopicStatsTable,
+)
+from .running import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    ConsumeStatus,
+    PopProcessQueueInfo,
+    ProcessQueueInfo,
+)
+from .tables import (
+    DataVersion,
+    GroupList,
+    KVTable,
+    TopicList,
+)
+from .topics import (
+    CreateTopicListRequestBody,
+    TopicConfigSerializeWrapper,
+)
+
+__all__ = [
+    "MAX_ACK_SPAN",
+    "AclInfo",
+    "BatchAck",
+    "BatchAckMessageRequestBody",
+    "BrokerMemberGroup",
+    "BrokerStatsData",
+    "BrokerStatsItem",
+    "CheckClientRequestBody",
+    "Connection",
+    "ConsumeMessageDirectlyResult",
+    "ConsumeQueueData",
+    "ConsumeStats",
+    "ConsumeStatsList",
+    "ConsumeStatus",
+    "ConsumerConnection",
+    "ConsumerOffsetSerializeWrapper",
+    "ConsumerRunningInfo",
+    "CreateTopicListRequestBody",
+    "CustomizedRetryPolicy",
+    "DataVersion",
+    "ExponentialRetryPolicy",
+    "GetBrokerMemberGroupResponseBody",
+    "GetConsumerListByGroupResponseBody",
+    "GetConsumerStatusBody",
+    "GroupForbidden",
+    "GroupList",
+    "GroupRetryPolicy",
+    "KVTable",
+    "LockBatchRequestBody",
+    "LockBatchResponseBody",
+    "MessageQueueAssignment",
+    "OffsetWrapper",
+    "PolicyEntryInfo",
+    "PolicyInfo",
+    "PopProcessQueueInfo",
+    "ProcessQueueInfo",
+    "ProducerConnection",
+    "ProducerInfo",
+    "ProducerTableInfo",
+    "QueryAssignmentRequestBody",
+    "QueryAssignmentResponseBody",
+    "QueryConsumeQueueResponseBody",
+    "QueryConsumeTimeSpanBody",
+    "QueryCorrectionOffsetBody",
+    "QuerySubscriptionResponseBody",
+    "QueueTimeSpan",
+    "ResetOffsetBody",
+    "SetMessageRequestModeRequestBody",
+    "SimpleSubscriptionData",
+    "SubscriptionGroupConfig",
+    "SubscriptionGroupList",
+    "SubscriptionGroupWrapper",
+    "TopicConfigSerializeWrapper",
+    "TopicList",
+    "TopicOffset",
+    "TopicStatsTable",
+    "UnlockBatchRequestBody",
+    "UserInfo",
+    "decode_body",
+    "encode_body",
+    "pack_bits",
+    "unpack_bits",
+]

@@ -1,0 +1,39 @@
+"""Users and rights of brokers with authentication (5.3 and later)."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["AclInfo", "PolicyEntryInfo", "PolicyInfo", "UserInfo"]
+
+
+class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """``user_type``: Super or Normal. ``user_status``: enable or disable. Brokers answer with the password too."""
+
+    username: str | None = None
+    password: str | None = None
+    user_type: str | None = None
+    user_status: str | None = None
+
+
+class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """``resource``: e.g. ``Topic:T``. ``actions``: Pub, Sub, Create, Update, Delete, Get, List, All. ``decision``: Allow, Deny."""
+
+    resource: str | None = None
+    actions: tuple[str, ...] = ()
+    source_ips: tuple[str, ...] | None = None
+    decision: str | None = None
+
+
+class PolicyInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """``policy_type``: Custom or Default."""
+
+    policy_type: str | None = None
+    entries: tuple[PolicyEntryInfo, ...] = ()
+
+
+class AclInfo(msgspec.Struct, frozen=True):
+    """``subject``: ``User:name``."""
+
+    subject: str | None = None
+    policies: tuple[PolicyInfo, ...] = ()

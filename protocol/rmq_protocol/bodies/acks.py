@@ -1,0 +1,55 @@
+"""Acknowledging many popped messages at once (BATCH_ACK_MESSAGE): names of one letter, offsets as bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ..errors import LocalProtocolError
+from ..java_types import Int, Long
+
+__all__ = ["MAX_ACK_SPAN", "BatchAck", "BatchAckMessageRequestBody", "pack_bits", "unpack_bits"]
+
+MAX_ACK_SPAN = 65_536
+"""Offsets beyond its first that one ack may span; a pop hands out 32 messages."""
+
+
+class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of one queue from one pop. ``start_offset``: the first queue offset of the pop, ``retry``: 0, 1 or 2 as in the
+    extra info, ``bit_set``: see ``pack_bits``. Times in epoch ms and ms.
+    """
+
+    consumer_group: str = msgspec.field(name="c")
+    topic: str = msgspec.field(name="t")
+    retry: str = msgspec.field(name="r", default="0")
+    start_offset: Long = msgspec.field(name="so")
+    queue_id: Int = msgspec.field(name="q")
+    revive_queue_id: Int = msgspec.field(name="rq")
+    pop_time: Long = msgspec.field(name="pt")
+    invisible_time: Long = msgspec.field(name="it")
+    bit_set: bytes = msgspec.field(name="b", default=b"")
+
+
+class BatchAckMessageRequestBody(msgspec.Struct, frozen=True, rename="camel"):
+    broker_name: str = ""
+    acks: tuple[BatchAck, ...] = ()
+
+
+def pack_bits(bits: Iterable[int]) -> bytes:
+    """Bit i says that the message at ``start_offset + i`` is acknowledged; lowest bit of the first byte first.
+
+    Raises LocalProtocolError for a bit outside 0..MAX_ACK_SPAN.
+    """
+    value = 0
+    for bit in bits:
+        if not 0 <= bit <= MAX_ACK_SPAN:
+            raise LocalProtocolError(f"ack of offset {bit} from its start is outside 0..{MAX_ACK_SPAN}")
+        value |= 1 << bit
+    return value.to_bytes((value.bit_length() + 7) // 8, "little")
+
+
+def unpack_bits(data: bytes) -> tuple[int, ...]:
+    """The bits set, ascending, up to MAX_ACK_SPAN; those beyond are left out."""
+    value = int.from_bytes(data[: MAX_ACK_SPAN // 8 + 1], "little")
+    return tuple(bit for bit in range(min(value.bit_length(), MAX_ACK_SPAN + 1)) if value >> bit & 1)

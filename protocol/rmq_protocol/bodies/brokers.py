@@ -1,0 +1,67 @@
+"""What a broker says about itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..heartbeat import SubscriptionData
+from ..java_types import Int, Long
+
+__all__ = [
+    "BrokerMemberGroup",
+    "BrokerStatsData",
+    "BrokerStatsItem",
+    "ConsumeQueueData",
+    "GetBrokerMemberGroupResponseBody",
+    "QueryConsumeQueueResponseBody",
+]
+
+
+class BrokerMemberGroup(msgspec.Struct, frozen=True, rename="camel"):
+    """The replicas of one broker name: addresses by broker id."""
+
+    cluster: str | None = None
+    broker_name: str | None = None
+    broker_addrs: dict[Long, str] = {}
+
+
+class GetBrokerMemberGroupResponseBody(msgspec.Struct, frozen=True, rename="camel"):
+    broker_member_group: BrokerMemberGroup | None = None
+
+
+class BrokerStatsItem(msgspec.Struct, frozen=True):
+    """``avgpt``: average of a call, e.g. bytes of a put."""
+
+    sum: Long = 0
+    tps: float = 0.0
+    avgpt: float = 0.0
+
+
+class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of VIEW_BROKER_STATS_DATA: one counter over the last minute, hour and day."""
+
+    stats_minute: BrokerStatsItem | None = None
+    stats_hour: BrokerStatsItem | None = None
+    stats_day: BrokerStatsItem | None = None
+
+
+class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
+    """One entry: where its message is, how long it is, and whether the asked filter takes it (``eval``)."""
+
+    physic_offset: Long = 0
+    physic_size: Int = 0
+    tags_code: Long = 0
+    extend_data_json: str | None = None
+    bit_map: str | None = None
+    eval: bool = False
+    msg: str | None = None
+
+
+class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of QUERY_CONSUME_QUEUE."""
+
+    queue_data: tuple[ConsumeQueueData, ...] = ()
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
+    max_queue_index: Long = 0
+    min_queue_index: Long = 0

@@ -1,0 +1,66 @@
+"""The clients that a broker knows of a group."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..heartbeat import ConsumeFromWhere, ConsumeType, MessageModel, SubscriptionData
+from ..java_types import Int, Long
+
+__all__ = [
+    "Connection",
+    "ConsumerConnection",
+    "GetConsumerListByGroupResponseBody",
+    "ProducerConnection",
+    "ProducerInfo",
+    "ProducerTableInfo",
+]
+
+
+class Connection(msgspec.Struct, frozen=True, rename="camel"):
+    """``client_addr``: ``ip:port`` as the broker sees it. ``language``: name of a LanguageCode. ``version``: its ordinal."""
+
+    client_id: str = ""
+    client_addr: str = ""
+    language: str | None = None
+    version: Int = 0
+
+
+class ProducerConnection(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_PRODUCER_CONNECTION_LIST."""
+
+    connection_set: tuple[Connection, ...] = ()
+
+
+class ConsumerConnection(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_CONSUMER_CONNECTION_LIST. ``subscription_table``: by topic. The last three: names of the enums in
+    ``heartbeat``.
+    """
+
+    connection_set: tuple[Connection, ...] = ()
+    subscription_table: dict[str, SubscriptionData] = {}
+    consume_type: str | None = ConsumeType.CONSUME_PASSIVELY
+    message_model: str | None = MessageModel.CLUSTERING
+    consume_from_where: str | None = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+
+
+class GetConsumerListByGroupResponseBody(msgspec.Struct, frozen=True, rename="camel"):
+    """Client ids of the group's members."""
+
+    consumer_id_list: tuple[str, ...] = ()
+
+
+class ProducerInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """``last_update_timestamp``: of the last heartbeat, epoch ms."""
+
+    client_id: str = ""
+    remote_ip: str | None = msgspec.field(name="remoteIP", default=None)
+    language: str | None = None
+    version: Int = 0
+    last_update_timestamp: Long = 0
+
+
+class ProducerTableInfo(msgspec.Struct, frozen=True):
+    """Response of GET_ALL_PRODUCER_INFO: by group."""
+
+    data: dict[str, tuple[ProducerInfo, ...]] = {}

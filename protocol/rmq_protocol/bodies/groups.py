@@ -1,0 +1,114 @@
+"""Subscription groups: their settings on one broker, and checks of what they subscribe to."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..heartbeat import SubscriptionData
+from ..java_types import Int, Long
+from .tables import DataVersion
+
+__all__ = [
+    "CheckClientRequestBody",
+    "CustomizedRetryPolicy",
+    "ExponentialRetryPolicy",
+    "GroupForbidden",
+    "GroupRetryPolicy",
+    "QuerySubscriptionResponseBody",
+    "SimpleSubscriptionData",
+    "SubscriptionGroupConfig",
+    "SubscriptionGroupList",
+    "SubscriptionGroupWrapper",
+]
+
+
+class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
+    """Milliseconds before the first retry and at most, and how many times longer each wait gets."""
+
+    initial: Long = 5_000
+    max: Long = 7_200_000
+    multiplier: Long = 2
+
+
+class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
+    """``next``: milliseconds before each retry; the last counts for all further ones."""
+
+    next: tuple[Long, ...] = ()
+
+
+class GroupRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    """``type``: CUSTOMIZED or EXPONENTIAL; without the policy of that kind the broker has one of its own."""
+
+    type: str = "CUSTOMIZED"
+    exponential_retry_policy: ExponentialRetryPolicy | None = None
+    customized_retry_policy: CustomizedRetryPolicy | None = None
+
+
+class SimpleSubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
+    topic: str
+    expression_type: str | None = None
+    expression: str | None = None
+    version: Long = 0
+
+
+class SubscriptionGroupConfig(msgspec.Struct, frozen=True, rename="camel"):
+    """Request of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, response of GET_SUBSCRIPTIONGROUP_CONFIG.
+
+    ``retry_max_times``: tries before a message goes to the dead-letter topic. ``broker_id``: which replica serves the group,
+    and ``which_broker_when_consume_slowly`` when it reads from disk. ``consume_timeout_minute``: minutes.
+    """
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: Int = 1
+    retry_max_times: Int = 16
+    group_retry_policy: GroupRetryPolicy | None = GroupRetryPolicy()
+    broker_id: Long = 0
+    which_broker_when_consume_slowly: Long = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: Int = 0
+    consume_timeout_minute: Int = 15
+    subscription_data_set: tuple[SimpleSubscriptionData, ...] | None = None
+    attributes: dict[str, str] = {}
+
+
+class SubscriptionGroupList(msgspec.Struct, frozen=True, rename="camel"):
+    """Request of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
+
+    group_config_list: tuple[SubscriptionGroupConfig, ...] = ()
+
+
+class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. ``forbidden_table``: group -> topic -> bits of what it may not."""
+
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+    forbidden_table: dict[str, dict[str, Int]] = {}
+    data_version: DataVersion | None = None
+
+
+class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
+    """CHECK_CLIENT_CONFIG: would the broker take this subscription?"""
+
+    client_id: str
+    group: str
+    subscription_data: SubscriptionData | None = None
+    namespace: str | None = None
+
+
+class QuerySubscriptionResponseBody(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of QUERY_SUBSCRIPTION_BY_CONSUMER."""
+
+    group: str = ""
+    topic: str = ""
+    subscription_data: SubscriptionData | None = None
+
+
+class GroupForbidden(msgspec.Struct, frozen=True):
+    """Response of UPDATE_AND_GET_GROUP_FORBIDDEN."""
+
+    topic: str = ""
+    group: str = ""
+    readable: bool | None = None

@@ -1,0 +1,28 @@
+"""Locks of queues for orderly consumption."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..message import MessageQueue
+
+__all__ = ["LockBatchRequestBody", "LockBatchResponseBody", "UnlockBatchRequestBody"]
+
+
+class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
+    """LOCK_BATCH_MQ. ``only_this_broker``: a broker asks its replica, which must not ask on."""
+
+    consumer_group: str
+    client_id: str
+    mq_set: tuple[MessageQueue, ...] = ()
+    only_this_broker: bool = False
+
+
+class UnlockBatchRequestBody(LockBatchRequestBody, frozen=True, rename="camel"):
+    """UNLOCK_BATCH_MQ."""
+
+
+class LockBatchResponseBody(msgspec.Struct, frozen=True):
+    """The queues that the client has locked now, of those it asked for."""
+
+    lock_ok_mq_set: tuple[MessageQueue, ...] = msgspec.field(name="lockOKMQSet", default=())

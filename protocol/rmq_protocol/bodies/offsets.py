@@ -1,0 +1,110 @@
+"""Offsets by queue: what a topic holds, how far groups are, and where they are told to go.
+
+Most of these are maps keyed by queues, which servers and the Java client write in a form of their own; see ``json_body``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..java_types import Int, Long
+from ..message import MessageQueue
+from .tables import DataVersion
+
+__all__ = [
+    "ConsumeStats",
+    "ConsumeStatsList",
+    "ConsumerOffsetSerializeWrapper",
+    "GetConsumerStatusBody",
+    "OffsetWrapper",
+    "QueryConsumeTimeSpanBody",
+    "QueryCorrectionOffsetBody",
+    "QueueTimeSpan",
+    "ResetOffsetBody",
+    "TopicOffset",
+    "TopicStatsTable",
+]
+
+
+class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
+    """``max_offset``: of the next message. ``last_update_timestamp``: when the last one was stored, epoch ms; 0 for none."""
+
+    min_offset: Long = 0
+    max_offset: Long = 0
+    last_update_timestamp: Long = 0
+
+
+class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_TOPIC_STATS_INFO. ``topic_put_tps``: messages stored a second."""
+
+    offset_table: dict[MessageQueue, TopicOffset] = {}
+    topic_put_tps: float = 0.0
+
+
+class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
+    """``broker_offset``: of the next message. ``last_timestamp``: when the last consumed one was stored, epoch ms."""
+
+    broker_offset: Long = 0
+    consumer_offset: Long = 0
+    pull_offset: Long = 0
+    last_timestamp: Long = 0
+
+
+class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_CONSUME_STATS. ``consume_tps``: messages consumed a second."""
+
+    offset_table: dict[MessageQueue, OffsetWrapper] = {}
+    consume_tps: float = 0.0
+
+
+class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_BROKER_CONSUME_STATS: maps from group to its statistics, one for each of its topics."""
+
+    consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
+    broker_addr: str | None = None
+    total_diff: Long = 0
+    total_inflight_diff: Long = 0
+
+
+class ResetOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
+    """RESET_CONSUMER_CLIENT_OFFSET from a broker; response of INVOKE_BROKER_TO_RESET_OFFSET."""
+
+    offset_table: dict[MessageQueue, Long] = {}
+
+
+class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
+    """Offsets a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, those of all clients of
+    a group (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS).
+    """
+
+    message_queue_table: dict[MessageQueue, Long] = {}
+    consumer_table: dict[str, dict[MessageQueue, Long]] = {}
+
+
+class QueryCorrectionOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
+    """Queue id -> offset (response of QUERY_CORRECTION_OFFSET)."""
+
+    correction_offsets: dict[Int, Long] = {}
+
+
+class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_ALL_CONSUMER_OFFSET: ``topic@group`` -> queue id -> offset."""
+
+    offset_table: dict[str, dict[Int, Long]] = {}
+    data_version: DataVersion | None = None
+
+
+class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
+    """Times in epoch ms: of the oldest and the newest message, and of the one a group is at. ``delay_time``: ms it is behind."""
+
+    message_queue: MessageQueue
+    min_time_stamp: Long = 0
+    max_time_stamp: Long = 0
+    consume_time_stamp: Long = 0
+    delay_time: Long = 0
+
+
+class QueryConsumeTimeSpanBody(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of QUERY_CONSUME_TIME_SPAN."""
+
+    consume_time_span_set: tuple[QueueTimeSpan, ...] = ()

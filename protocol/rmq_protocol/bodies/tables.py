@@ -1,0 +1,36 @@
+"""Plain lists and tables: names of topics and groups, keys and values, and the version of a table."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..java_types import Long
+
+__all__ = ["DataVersion", "GroupList", "KVTable", "TopicList"]
+
+
+class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
+    """Of a broker's table of topics or groups. ``counter`` grows with each change; ``timestamp``: of the last, epoch ms."""
+
+    state_version: Long = 0
+    timestamp: Long = 0
+    counter: Long = 0
+
+
+class TopicList(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_TOPICS_BY_CLUSTER, QUERY_TOPICS_BY_CONSUMER and the system topics."""
+
+    topic_list: tuple[str, ...] = ()
+    broker_addr: str | None = None
+
+
+class GroupList(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of QUERY_TOPIC_CONSUME_BY_WHO."""
+
+    group_list: tuple[str, ...] = ()
+
+
+class KVTable(msgspec.Struct, frozen=True):
+    """Response of GET_KVLIST_BY_NAMESPACE and GET_BROKER_RUNTIME_INFO."""
+
+    table: dict[str, str] = {}
