@@ -37,6 +37,7 @@ __all__ = [
     "ForbiddenError",
     "ForkedError",
     "GoAwayError",
+    "GroupNotOnlineError",
     "InvalidMessageError",
     "LocalProtocolError",
     "MessageIllegalError",
@@ -217,6 +218,8 @@ class TopicNotExistError(BrokerError, TopicNotFoundError):
 
 
 class QueryNotFoundError(BrokerError):
+    """There is no such message, offset or value (22)."""
+
     response_code = ResponseCode.QUERY_NOT_FOUND
 
 
@@ -236,6 +239,12 @@ class NoBuyerIdError(BrokerError):
 class NotInCurrentUnitError(BrokerError):
     response_code = ResponseCode.NOT_IN_CURRENT_UNIT
     retriable = True
+
+
+class GroupNotOnlineError(BrokerError):
+    """No client of the group is connected (206)."""
+
+    response_code = ResponseCode.CONSUMER_NOT_ONLINE
 
 
 class FlowControlError(BrokerError):

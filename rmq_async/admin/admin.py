@@ -1,51 +1,51 @@
-"""Topics and offsets, from the outside: what an operator or a test sets up and looks at.
+"""The admin as its users see it: what may be asked, with the arguments checked; how it is done is in the modules beside.
 
-Requests about a topic go to the master of each broker that shall have it; requests about a queue to its broker. An admin joins no
-group, so it makes no heartbeats.
+Requests about a topic go to the master of each broker that has it or shall have it; requests about a queue to its broker; requests
+about a group to every master. An admin joins no group, so it makes no heartbeats.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
 from typing import Any, Final
 
-import msgspec
-
-from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
+from rmq_protocol.bodies import TopicList
+from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MASTER_ID, RequestCode, ResponseCode
-from rmq_protocol.errors import InvalidMessageError
-from rmq_protocol.headers import CreateTopicRequestHeader, to_ext
+from rmq_protocol.constants import RequestCode
 from rmq_protocol.json_body import decode_body
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.route import TopicRouteData
-from rmq_protocol.validation import check_topic, is_system_topic
+from rmq_protocol.topics import TopicConfig
+from rmq_protocol.validation import check_group, check_topic
 
 from ..client import ClientInstance
 from ..client import offsets as queue_offsets
-from ..client.offsets import check_queue
-from ..client.text import printable
+from ..client.offsets import epoch_ms, known_queue
 from ..client.user import ClientUser
 from ..config import ClientConfig, split_options
-from ..errors import BrokerNotFoundError, ConfigError, RequestTimeoutError, RocketMQError, TopicNotFoundError, broker_error
+from ..errors import ConfigError
+from . import clients, messages
+from . import topics as topic_settings
+from .asking import check, cluster_info
+from .results import ClientConnection, ConsumerConnections, SyncedTopic, TopicStats
 
 __all__ = ["Admin"]
 
-SHOWN_EVERY: Final = 0.05
-"""Seconds between two looks whether a name server shows a new topic; a broker registers it within milliseconds."""
-
 _MAX_QUEUES: Final = 65535
-
-
-class _TopicList(msgspec.Struct, frozen=True, rename="camel"):
-    topic_list: tuple[str, ...] = ()
+_MAX_FOUND: Final = 65535
+_MAX_ID_LENGTH: Final = 1024
 
 
 class Admin(ClientUser):
-    """``options``: any field of ClientConfig; an unknown one is a TypeError. Every call ends within ``request_timeout`` seconds."""
+    """``options``: any field of ClientConfig; an unknown one is a TypeError.
+
+    Every call but ``search_offset`` and ``sync_topics`` ends within ``request_timeout`` seconds, and each when the admin is
+    stopped, with ClientStateError. Besides what a method says it may raise NameServerError, and what asking a broker raises:
+    ConnectError, ConnectionLostError, RequestTimeoutError, BrokerError.
+    """
 
     def __init__(
         self, *, namesrv: str | Sequence[str] | None = None, client: ClientConfig | None = None, **options: Any
@@ -71,183 +71,176 @@ class Admin(ClientUser):
         """Creates ``topic``, or changes its settings, and waits until the name servers show it, so that it can be used at once.
 
         ``queues``: to write to, on each broker; ``read_queues``: to read from, default the same. ``perm``: 2 write, 4 read, 6 both.
-        ``attributes``: such as {"message.type": "FIFO"}. ``cluster`` or ``broker`` (a broker's name): where; by default on every
-        broker there is, provided they form one cluster.
+        ``order``: the queues shall stay the same while brokers come and go; they are written down on the name servers, which
+        heed it when they run with ``orderMessageEnable``. ``attributes``: such as {"message.type": "FIFO"}. ``cluster`` or
+        ``broker`` (a broker's name): where; by default on every broker there is, provided they form one cluster.
 
         Raises InvalidMessageError for a bad or a system's name, ConfigError for settings that cannot be, BrokerNotFoundError when
         there is no such broker or cluster, BrokerError when a broker refuses, RequestTimeoutError when the topic was created but
         is not shown in time.
         """
-        instance = self._client()
-        deadline = monotonic() + instance.config.request_timeout
-        check_topic(topic)
-        if is_system_topic(topic):
-            error = InvalidMessageError(f"topic {topic} is reserved for the system")
-            error.code = -1
-            raise error
-        reading = queues if read_queues is None else read_queues
-        for name, number in (("queues", queues), ("read_queues", reading)):
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= _MAX_QUEUES:
-                raise ConfigError(f"{name} must be from 1 to {_MAX_QUEUES}, not {number!r}")
-        header = CreateTopicRequestHeader(
-            topic=topic,
-            defaultTopic=AUTO_CREATE_TOPIC_KEY,
-            readQueueNums=reading,
-            writeQueueNums=queues,
-            perm=perm,
-            topicFilterType="SINGLE_TAG",
-            topicSysFlag=topic_sys_flag,
-            order=order,
-            attributes=_attributes(attributes),
-        )
-        masters = await self._masters(instance, cluster, broker)
-        command = RemotingCommand(code=RequestCode.UPDATE_AND_CREATE_TOPIC, ext_fields={**to_ext(header)})
-        await _everywhere(instance, masters, command, deadline)
-        await _until_shown(instance, header, masters, deadline)
+        async with self._call() as instance:
+            topic_settings.check_new_topic(topic)
+            reading = queues if read_queues is None else read_queues
+            _check_number("queues", queues, _MAX_QUEUES)
+            _check_number("read_queues", reading, _MAX_QUEUES)
+            config = TopicConfig(topic, reading, queues, perm, topic_sys_flag=topic_sys_flag, order=order)
+            header = topic_settings.creation_header(config, _attributes(attributes))
+            await topic_settings.create(instance, header, cluster, broker, self._deadline())
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Deletes ``topic``, its messages and its route: on the brokers of ``cluster`` (default: all) and the name servers.
 
-        A topic that does not exist is no error, as far as the servers are concerned.
+        Raises TopicNotFoundError for a topic that no name server knows.
         """
-        instance = self._client()
-        deadline = monotonic() + instance.config.request_timeout
-        check_topic(topic)
-        masters = await self._masters(instance, cluster, None, any_cluster=True)
-        command = RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": topic})
-        await _everywhere(instance, masters, command, deadline)
-        command = RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_NAMESRV, ext_fields={"topic": topic})
-        answers = await instance.name_servers.each(command, max(deadline - monotonic(), 0.0))
-        for address, response in answers.items():
-            _check(response, RequestCode.DELETE_TOPIC_IN_NAMESRV, None, address)
+        async with self._call() as instance:
+            check_topic(topic)
+            await topic_settings.delete(instance, topic, cluster, self._deadline())
+
+    async def sync_topics(
+        self, from_broker: str, to_broker: str, *, topics: str | Sequence[str] = "*", dry_run: bool = False
+    ) -> tuple[SyncedTopic, ...]:
+        """Gives ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
+
+        For a broker that was added to a cluster: running producers and consumers spread to it as soon as they refresh their
+        routes, within ``route_poll_interval`` of theirs (30 s). ``topics``: one pattern or several, such as "orders*". Topics of
+        the system, retry and dead-letter topics are left out, as brokers make them themselves, and static topics, whose queues
+        are mapped to brokers. A topic that is there with other settings is changed to those of ``from_broker``. ``dry_run``:
+        only tell.
+
+        Returns what was done, by topic; ``request_timeout`` counts for each. Raises BrokerNotFoundError, TopicNotFoundError when
+        there is no topic of that name, and as ``create_topic`` does.
+        """
+        patterns = (topics,) if isinstance(topics, str) else tuple(topics)
+        if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+            raise ConfigError(f"topics must be a pattern or several, not {topics!r}")
+        async with self._call() as instance:
+            timeout = instance.config.request_timeout
+            return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
 
     async def topics(self) -> tuple[str, ...]:
         """Names of all topics a name server knows, those of the system included, sorted."""
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-        instance = self._client()
 
         def read(response: RemotingCommand, address: str) -> tuple[str, ...]:
-            _check(response, code, None, address)
-            return tuple(sorted(decode_body(_TopicList, response.body).topic_list))
+            check(response, code, None, address)
+            return tuple(sorted(decode_body(TopicList, response.body).topic_list))
 
-        found, _ = await instance.name_servers.ask(RemotingCommand(code=code), instance.config.request_timeout, read)
+        async with self._call() as instance:
+            found, _ = await instance.name_servers.ask(RemotingCommand(code=code), instance.config.request_timeout, read)
         return found
 
     async def topic_route(self, topic: str) -> TopicRouteData:
         """The route of ``topic`` as a name server gives it now. Raises TopicNotFoundError, NameServerError."""
-        check_topic(topic)
-        instance = self._client()
-        return (await instance.routes.look(topic, instance.config.request_timeout)).data
+        async with self._call() as instance:
+            return await _route(instance, topic)
+
+    async def topic_stats(self, topic: str) -> TopicStats:
+        """Offsets of every queue of ``topic``, and how much is written to it. Raises TopicNotFoundError."""
+        async with self._call() as instance:
+            check_topic(topic)
+            return await clients.stats(instance, topic, self._deadline())
 
     async def cluster_info(self) -> ClusterInfo:
         """The clusters and brokers a name server knows."""
-        return await _cluster_info(self._client())
+        async with self._call() as instance:
+            return await cluster_info(instance, self._deadline())
 
-    # -- queues
+    # -- queues: each raises TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that its topic does not have
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Offset after the last message that can be read."""
-        return await queue_offsets.max_offset(self._client(), check_queue(queue))
+        async with self._call() as instance:
+            return await queue_offsets.max_offset(instance, await known_queue(instance, queue))
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the first message there is."""
-        return await queue_offsets.min_offset(self._client(), check_queue(queue))
+        async with self._call() as instance:
+            return await queue_offsets.min_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
-        """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; with ``upper`` of the
-        last one stored then or before."""
-        return await queue_offsets.search_offset(self._client(), check_queue(queue), when, upper=upper)
+        """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, without one that of the
+        next to come; with ``upper`` of the last one stored then or before, without one that of the first there is."""
+        async with self._call() as instance:
+            return await queue_offsets.search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
     async def earliest_store_time_ms(self, queue: MessageQueue) -> int:
         """When the first message there is was stored; -1 for an empty queue."""
-        return await queue_offsets.earliest_store_time_ms(self._client(), check_queue(queue))
+        async with self._call() as instance:
+            return await queue_offsets.earliest_store_time_ms(instance, await known_queue(instance, queue))
+
+    # -- messages
+
+    async def view_message(self, topic: str, msg_id: str) -> MessageExt:
+        """One message of ``topic``, by the offset id that a broker gave or the unique id that its sender gave (of several with the
+        same unique id the one stored first).
+
+        Raises QueryNotFoundError when there is none, TopicNotFoundError, CorruptMessageError.
+        """
+        async with self._call() as instance:
+            check_topic(topic)
+            if not isinstance(msg_id, str) or not msg_id.strip() or len(msg_id) > _MAX_ID_LENGTH:
+                raise ConfigError(f"a message id is a text of 1 to {_MAX_ID_LENGTH} characters, not {msg_id!r:.80}")
+            return await messages.view(instance, topic, msg_id, self._deadline())
+
+    async def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_num: int = 32,
+        begin: float | datetime | None = None,
+        end: float | datetime | None = None,
+    ) -> tuple[MessageExt, ...]:
+        """The messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (epoch seconds or aware
+        datetimes), by store time; of more than ``max_num`` the last ones. A stock broker gives at most 64.
+
+        What was acknowledged before the call is found; empty when there is none. Raises TopicNotFoundError.
+        """
+        async with self._call() as instance:
+            check_topic(topic)
+            if not isinstance(key, str) or not key or " " in key or len(key) > _MAX_ID_LENGTH:
+                raise ConfigError(f"a key is a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {key!r:.80}")
+            _check_number("max_num", max_num, _MAX_FOUND)
+            begin_ms = None if begin is None else epoch_ms(begin)
+            end_ms = None if end is None else epoch_ms(end)
+            return await messages.by_key(instance, topic, key, max_num, begin_ms, end_ms, self._deadline())
+
+    # -- groups
+
+    async def producer_connections(self, group: str) -> tuple[ClientConnection, ...]:
+        """The clients that produce as ``group``, once for each broker they are connected to.
+
+        Raises GroupNotOnlineError when no broker knows one; a producer is known from its first heartbeat on, which a broker gets
+        when it is first sent to.
+        """
+        async with self._call() as instance:
+            check_group(group)
+            return await clients.producers(instance, group, self._deadline())
+
+    async def consumer_connections(self, group: str) -> ConsumerConnections:
+        """The clients that consume as ``group``, once for each broker they are connected to, and what they subscribe to.
+
+        Raises GroupNotOnlineError when no broker knows one.
+        """
+        async with self._call() as instance:
+            check_group(group)
+            return await clients.consumers(instance, group, self._deadline())
 
     # -- inside
 
-    async def _masters(
-        self, instance: ClientInstance, cluster: str | None, broker: str | None, *, any_cluster: bool = False
-    ) -> dict[str, str]:
-        """Broker name -> master address of the brokers meant."""
-        info = await _cluster_info(instance)
-        names: set[str]
-        if broker is not None:
-            if cluster is not None and broker not in info.cluster_addr_table.get(cluster, ()):
-                raise BrokerNotFoundError(f"cluster {cluster} has no broker {broker}", broker=broker)
-            names = {broker}
-        elif cluster is not None:
-            names = set(info.cluster_addr_table.get(cluster, ()))
-            if not names:
-                known = printable(", ".join(sorted(info.cluster_addr_table)) or "none")
-                raise BrokerNotFoundError(f"no cluster is called {cluster}; there are: {known}")
-        else:
-            if len(info.cluster_addr_table) > 1 and not any_cluster:
-                known = printable(", ".join(sorted(info.cluster_addr_table)))
-                raise ConfigError(f"give cluster= or broker=, there are several clusters: {known}")
-            names = set(info.broker_addr_table)
-        masters = {
-            name: data.broker_addrs[MASTER_ID]
-            for name, data in info.broker_addr_table.items()
-            if name in names and MASTER_ID in data.broker_addrs
-        }
-        if not masters:
-            raise BrokerNotFoundError(f"no name server knows a master of {broker or cluster or 'any broker'}", broker=broker)
-        return masters
+    def _deadline(self) -> float:
+        return monotonic() + self.config.request_timeout
 
 
-async def _cluster_info(instance: ClientInstance) -> ClusterInfo:
-    code = RequestCode.GET_BROKER_CLUSTER_INFO
-
-    def read(response: RemotingCommand, address: str) -> ClusterInfo:
-        _check(response, code, None, address)
-        return decode_cluster_info(response.body)
-
-    info, _ = await instance.name_servers.ask(RemotingCommand(code=code), instance.config.request_timeout, read)
-    return info
+async def _route(instance: ClientInstance, topic: str) -> TopicRouteData:
+    check_topic(topic)
+    return (await instance.routes.look(topic, instance.config.request_timeout)).data
 
 
-async def _everywhere(instance: ClientInstance, masters: Mapping[str, str], command: RemotingCommand, deadline: float) -> None:
-    """One request to each master at the same time; all are waited for, then the first failure is raised."""
-
-    async def one(name: str, address: str) -> None:
-        connection = await instance.pool.connect(address, max(deadline - monotonic(), 0.0))
-        response = await connection.request(command, max(deadline - monotonic(), 0.0))
-        _check(response, RequestCode(command.code), name, address)
-
-    outcomes = await asyncio.gather(*[one(name, address) for name, address in masters.items()], return_exceptions=True)
-    for name, outcome in zip(masters, outcomes, strict=True):
-        if isinstance(outcome, RocketMQError) and outcome.broker is None:
-            outcome.broker = name
-        if outcome is not None:
-            raise outcome
-
-
-async def _until_shown(
-    instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
-) -> None:
-    """Waits until the route has the settings on every broker; the route table then has that route."""
-    topic = header.topic
-    while (left := deadline - monotonic()) > 0:
-        try:
-            route = await instance.routes.look(topic, left)
-        except TopicNotFoundError:
-            pass
-        else:
-            shown = {
-                data.broker_name
-                for data in route.data.queue_datas
-                if (data.write_queue_nums, data.read_queue_nums, data.perm)
-                == (header.writeQueueNums, header.readQueueNums, header.perm)
-            }
-            if shown >= masters.keys():
-                return
-        await asyncio.sleep(SHOWN_EVERY)
-    where = printable(", ".join(sorted(masters)))
-    raise RequestTimeoutError(f"topic {topic} was created on {where}, but the name servers do not show it there yet")
-
-
-def _check(response: RemotingCommand, code: RequestCode, broker: str | None, address: str) -> None:
-    if response.code != ResponseCode.SUCCESS:
-        raise broker_error(response.code, response.remark, request=code.name, broker=broker, address=address)
+def _check_number(name: str, number: int, limit: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= limit:
+        raise ConfigError(f"{name} must be from 1 to {limit}, not {number!r}")
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:

@@ -201,7 +201,9 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
     topic, broker_name, queue_id = queue
     if broker_name not in counts:
         where = printable(", ".join(sorted(counts)))
-        raise BrokerNotFoundError(f"topic {topic} is not on broker {printable(broker_name)}, it is on {where}", broker=broker_name)
+        raise BrokerNotFoundError(
+            f"topic {topic} is not on broker {printable(broker_name)}, it is on {where}", broker=broker_name
+        )
     last = counts[broker_name] - 1
     raise ConfigError(f"topic {topic} has no queue {queue_id} on broker {printable(broker_name)}, it has 0 to {last} there")
 

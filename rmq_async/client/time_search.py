@@ -82,9 +82,7 @@ async def store_time_ms(instance: ClientInstance, queue: MessageQueue, offset: i
     command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
     response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
     if response.code != ResponseCode.SUCCESS:
-        raise broker_error(
-            response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address
-        )
+        raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
     messages = decode_messages(response.body, check_crc=False).messages
     if not messages:
         text = f"the record at offset {offset} of {queue} cannot be read, so its time is not known"

@@ -216,8 +216,8 @@ async def test_topics_are_listed_and_deleted() -> None:
     """By scripted peers: what is asked of whom."""
     async with (
         FakeBroker() as broker,
-        Cluster({"c": {"a": broker.address}}) as one,
-        Cluster({"c": {"a": broker.address}}) as two,
+        Cluster({"c": {"a": broker.address}}, t=route(broker.address)) as one,
+        Cluster({"c": {"a": broker.address}}, t=route(broker.address)) as two,
     ):
         for server in (one, two):
             plain = server.answer
@@ -225,8 +225,6 @@ async def test_topics_are_listed_and_deleted() -> None:
             def answer(link: Link, request: RemotingCommand, plain: Callable[..., None] = plain) -> None:
                 if request.code == 206:
                     link.reply(request, body=b'{"topicList":["b","a"]}')
-                elif request.code == 216:
-                    link.reply(request, body=b"")
                 else:
                     plain(link, request)
 
@@ -234,9 +232,12 @@ async def test_topics_are_listed_and_deleted() -> None:
         async with Admin(namesrv=[one.address, two.address]) as admin:
             assert await admin.topics() == ("a", "b")
             await admin.delete_topic("t")
+            with pytest.raises(TopicNotFoundError):
+                await admin.delete_topic("nobody")
         assert [(r.code, r.ext_fields) for r in broker.requests] == [(215, {"topic": "t"})]
         for server in (one, two):
-            assert [r.ext_fields for r in server.requests if r.code == 216] == [{"topic": "t"}]
+            asked = [(r.code, r.ext_fields) for r in server.requests if r.code not in (105, 106, 206)]
+            assert asked == [(216, {"topic": "t"}), (102, {"namespace": "ORDER_TOPIC_CONFIG", "key": "t"})]
 
 
 async def test_an_admin_makes_no_heartbeats() -> None:

@@ -1,0 +1,109 @@
+"""Figures and lists that are the sum of what each broker says: a topic's queues, a group's clients."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Final
+
+from rmq_protocol.bodies import Connection, ConsumerConnection, ProducerConnection, TopicStatsTable
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.heartbeat import SubscriptionData
+from rmq_protocol.json_body import decode_body
+from rmq_protocol.message import MessageQueue
+
+from ..client import ClientInstance
+from ..client.offsets import max_offset, min_offset
+from ..client.text import printable
+from ..client.time_search import store_time_ms
+from ..errors import GroupNotOnlineError
+from .asking import brokers_of, check, cluster_info, everywhere, masters_of
+from .results import ClientConnection, ConsumerConnections, QueueStats, TopicStats
+
+__all__ = ["consumers", "producers", "stats"]
+
+_NO_SUCH_PRODUCERS: Final = "not exist"
+"""In the remark of SYSTEM_ERROR with which a broker says that no producer of the group is connected."""
+
+
+async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicStats:
+    """See ``Admin.topic_stats``."""
+    route = (await instance.routes.look(topic, max(deadline - monotonic(), 0.0))).data
+    brokers = brokers_of(route)
+    code = RequestCode.GET_TOPIC_STATS_INFO
+    queues: dict[MessageQueue, QueueStats] = {}
+    tps = 0.0
+    for name, response in (
+        await everywhere(instance, brokers, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
+    ).items():
+        check(response, code, name, brokers[name])
+        table = decode_body(TopicStatsTable, response.body)
+        tps += table.topic_put_tps
+        for queue, offsets in table.offset_table.items():
+            queues[queue] = QueueStats(offsets.min_offset, offsets.max_offset, offsets.last_update_timestamp)
+    for data in route.queue_datas:
+        for queue_id in range(data.write_queue_nums, data.read_queue_nums):
+            queue = MessageQueue(topic, data.broker_name, queue_id)
+            if queue not in queues and data.broker_name in brokers:
+                queues[queue] = await _stats_of(instance, queue, deadline)
+    return TopicStats({queue: queues[queue] for queue in sorted(queues)}, tps)
+
+
+async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: float) -> QueueStats:
+    """For queues that are only read from: 4.x brokers leave them out."""
+    low, high = await min_offset(instance, queue), await max_offset(instance, queue)
+    last_ms = await store_time_ms(instance, queue, high - 1, max(deadline - monotonic(), 0.0)) if high > low else 0
+    return QueueStats(low, high, last_ms)
+
+
+async def producers(instance: ClientInstance, group: str, deadline: float) -> tuple[ClientConnection, ...]:
+    """See ``Admin.producer_connections``."""
+    brokers = masters_of(await cluster_info(instance, deadline))
+    code = RequestCode.GET_PRODUCER_CONNECTION_LIST
+    command = RemotingCommand(code=code, ext_fields={"producerGroup": group})
+    found: list[ClientConnection] = []
+    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
+        if response.code == ResponseCode.SYSTEM_ERROR and _NO_SUCH_PRODUCERS in (response.remark or ""):
+            continue
+        check(response, code, name, brokers[name])
+        found += [_shown(name, each) for each in decode_body(ProducerConnection, response.body).connection_set]
+    return _some(found, "producer", group, code, brokers)
+
+
+async def consumers(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections:
+    """See ``Admin.consumer_connections``."""
+    brokers = masters_of(await cluster_info(instance, deadline))
+    code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+    command = RemotingCommand(code=code, ext_fields={"consumerGroup": group})
+    found: list[ClientConnection] = []
+    subscriptions: dict[str, SubscriptionData] = {}
+    told = ConsumerConnection()
+    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
+        if response.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            continue
+        check(response, code, name, brokers[name])
+        told = decode_body(ConsumerConnection, response.body)
+        found += [_shown(name, each) for each in told.connection_set]
+        for topic, subscription in told.subscription_table.items():
+            if topic not in subscriptions or subscriptions[topic].sub_version < subscription.sub_version:
+                subscriptions[topic] = subscription
+    return ConsumerConnections(
+        connections=_some(found, "consumer", group, code, brokers),
+        subscriptions=dict(sorted(subscriptions.items())),
+        consume_type=told.consume_type or "",
+        message_model=told.message_model or "",
+        consume_from_where=told.consume_from_where or "",
+    )
+
+
+def _shown(broker: str, connection: Connection) -> ClientConnection:
+    return ClientConnection(broker, connection.client_id, connection.client_addr, connection.language or "", connection.version)
+
+
+def _some(
+    found: list[ClientConnection], kind: str, group: str, code: RequestCode, brokers: dict[str, str]
+) -> tuple[ClientConnection, ...]:
+    if not found:
+        where = printable(", ".join(brokers))
+        raise GroupNotOnlineError(f"no {kind} of group {group} is connected to {where}", request=code.name)
+    return tuple(sorted(found, key=lambda each: (each.client_id, each.broker, each.address)))

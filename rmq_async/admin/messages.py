@@ -1,0 +1,181 @@
+"""Finding single messages: by the id a broker gave, by the id a client gave, by key.
+
+An *offset id* names a broker's address and a place in its commit log. Only addresses that a name server lists are asked: an id is
+just text, it must not decide whom this client connects to. Everything else is a *unique id* and is looked for in the index of every
+broker that has the topic. Brokers build that index a moment after they acknowledge a message; what was acknowledged before the
+call is found all the same (see ``until_readable``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Final
+
+from rmq_protocol.cluster import ClusterInfo
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import BLANK_MAGIC_CODE, MAGIC_CODE_V1, MAGIC_CODE_V2, RequestCode, ResponseCode
+from rmq_protocol.errors import LocalProtocolError
+from rmq_protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader, to_ext
+from rmq_protocol.ids import OffsetId, unpack_offset_id
+from rmq_protocol.message import MessageExt
+from rmq_protocol.stored import DecodedMessages, decode_messages
+
+from ..client import ClientInstance
+from ..client.at_once import for_each
+from ..client.offsets import until_readable
+from ..client.text import printable
+from ..errors import BrokerSystemError, QueryNotFoundError, broker_error
+from .asking import ask_at, brokers_of, cluster_info, everywhere
+
+__all__ = ["by_key", "view"]
+
+logger = logging.getLogger(__name__)
+
+DECODE_IN_THREAD: Final = 64 * 1024
+FOR_EVER: Final = 2**63 - 1
+INDEX_STEP_MS: Final = 1000
+"""Brokers index times in whole seconds, rounded down."""
+UNIQUE: Final = "U"
+"""``indexType`` of unique ids, for brokers with an index in RocksDB; the others keep ids and keys in one index."""
+SAME_ID: Final = 32
+"""Messages with one unique id that are looked at."""
+
+_MAGIC: Final = frozenset(code.to_bytes(4, "big", signed=True) for code in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE))
+
+
+async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: float) -> MessageExt:
+    """See ``Admin.view_message``."""
+    route = (await instance.routes.look(topic, max(deadline - monotonic(), 0.0))).data
+    place: OffsetId | None = None
+    with suppress(LocalProtocolError):
+        place = unpack_offset_id(msg_id)
+    if place is not None:
+        broker = await _broker_at(place.host, await cluster_info(instance, deadline))
+        if broker is not None:
+            return await _at(instance, topic, msg_id, place.offset, *broker, deadline)
+    brokers = brokers_of(route)
+    for settled in (False, True):
+        if settled:
+            await for_each(brokers, lambda name: until_readable(instance, name, topic))
+        found = await _query(
+            instance, topic, msg_id, SAME_ID, 0, FOR_EVER, brokers, lambda m: m.unique_id == msg_id, deadline, UNIQUE
+        )
+        if found:
+            return found[0]
+    where = printable(", ".join(brokers))
+    stranger = f" (and {place.host}, which it may name, is no broker of the cluster)" if place is not None else ""
+    raise QueryNotFoundError(f"no message of topic {topic} has the id {printable(msg_id)} on {where}{stranger}", request="view")
+
+
+async def by_key(
+    instance: ClientInstance, topic: str, key: str, max_num: int, begin_ms: int | None, end_ms: int | None, deadline: float
+) -> tuple[MessageExt, ...]:
+    """See ``Admin.query_message``."""
+    brokers = brokers_of((await instance.routes.look(topic, max(deadline - monotonic(), 0.0))).data)
+    await for_each(brokers, lambda name: until_readable(instance, name, topic))
+    begin, end = begin_ms or 0, FOR_EVER if end_ms is None else end_ms
+
+    def wanted(message: MessageExt) -> bool:
+        return key in message.keys and begin <= message.store_time_ms <= end
+
+    found = await _query(instance, topic, key, max_num, max(begin - INDEX_STEP_MS, 0), end, brokers, wanted, deadline, None)
+    return tuple(found[-max_num:])
+
+
+# -- by place
+
+
+async def _broker_at(host: str, info: ClusterInfo) -> tuple[str, str] | None:
+    """Name and address of the broker that stores as ``host`` ("ip:port"); None for an address nobody vouches for."""
+    ip, _, port = host.rpartition(":")
+    loop = asyncio.get_running_loop()
+    for name, data in sorted(info.broker_addr_table.items()):
+        for address in data.broker_addrs.values():
+            listed, _, listed_port = address.rpartition(":")
+            if address == host:
+                return name, address
+            if listed_port == port and not _is_ip(listed):
+                with suppress(OSError):
+                    resolved = await loop.getaddrinfo(listed, int(port))
+                    if ip.strip("[]") in {entry[4][0] for entry in resolved}:
+                        return name, address
+    return None
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+async def _at(
+    instance: ClientInstance, topic: str, msg_id: str, offset: int, broker: str, address: str, deadline: float
+) -> MessageExt:
+    command = RemotingCommand(
+        code=RequestCode.VIEW_MESSAGE_BY_ID, ext_fields={**to_ext(ViewMessageRequestHeader(topic=topic, offset=offset))}
+    )
+    response = await ask_at(instance, broker, address, command, deadline)
+    not_found = partial(QueryNotFoundError, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
+    if response.code != ResponseCode.SUCCESS:
+        error = broker_error(response.code, response.remark, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
+        if type(error) is BrokerSystemError:  # "can not find message by the offset", or a failure to read what is no record
+            raise not_found(f"no message {printable(msg_id)}: {response.remark or ''}") from None
+        raise error
+    decoded = await _decode(instance, response.body, broker)
+    if decoded.corrupt and response.body[4:8] in _MAGIC:
+        raise decoded.corrupt[0]
+    if not decoded.messages or decoded.messages[0].commit_log_offset != offset:
+        raise not_found(f"no message begins at offset {offset} of the commit log, which {printable(msg_id)} names")
+    message = decoded.messages[0]
+    if message.topic != topic:
+        raise not_found(f"message {printable(msg_id)} is of topic {printable(message.topic)}, not of {topic}")
+    return message
+
+
+# -- by index
+
+
+async def _query(
+    instance: ClientInstance,
+    topic: str,
+    key: str,
+    max_num: int,
+    begin_ms: int,
+    end_ms: int,
+    brokers: Mapping[str, str],
+    wanted: Callable[[MessageExt], bool],
+    deadline: float,
+    index_type: str | None,
+) -> list[MessageExt]:
+    """What the brokers' indexes say, by store time, without those that only share a hash."""
+    header = QueryMessageRequestHeader(
+        topic=topic, key=key, maxNum=max_num, beginTimestamp=begin_ms, endTimestamp=end_ms, indexType=index_type
+    )
+    command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(header)})
+    found: list[MessageExt] = []
+    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
+            continue
+        if response.code != ResponseCode.SUCCESS:
+            raise broker_error(response.code, response.remark, request="QUERY_MESSAGE", broker=name, address=brokers[name])
+        decoded = await _decode(instance, response.body, name)
+        for corrupt in decoded.corrupt:
+            logger.warning("a message that may have key %s is left out: %s", printable(key), printable(corrupt))
+        found += [message for message in decoded.messages if message.topic == topic and wanted(message)]
+    return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
+
+
+async def _decode(instance: ClientInstance, body: bytes, broker: str) -> DecodedMessages:
+    limit = instance.config.max_decompressed_size
+    decode = partial(decode_messages, body, topic_queue_broker=broker, max_decompressed_size=limit)
+    if len(body) < DECODE_IN_THREAD:
+        return decode()
+    return await asyncio.to_thread(decode)

@@ -1,0 +1,258 @@
+"""Making, copying and deleting topics: settings live on each broker, the order of ordered topics on the name servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from time import monotonic
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rmq_protocol.bodies import TopicConfigSerializeWrapper
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RequestCode, ResponseCode
+from rmq_protocol.errors import InvalidMessageError
+from rmq_protocol.headers import (
+    CreateTopicRequestHeader,
+    DeleteKVConfigRequestHeader,
+    GetKVConfigRequestHeader,
+    GetKVConfigResponseHeader,
+    PutKVConfigRequestHeader,
+    from_ext,
+    to_ext,
+)
+from rmq_protocol.json_body import decode_body
+from rmq_protocol.topics import TopicConfig
+from rmq_protocol.validation import check_topic, is_system_topic
+
+from ..client import ClientInstance
+from ..client.at_once import for_each
+from ..client.text import printable
+from ..errors import ConfigError, RequestTimeoutError, TopicNotFoundError
+from .asking import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of
+from .results import SyncedTopic
+
+__all__ = ["check_new_topic", "create", "creation_header", "delete", "sync"]
+
+SHOWN_EVERY: Final = 0.05
+"""Seconds between two looks whether a name server shows a new topic; a broker registers it within milliseconds."""
+
+ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
+"""Of the name servers' table: topic -> "broker-a:8;broker-b:8" (``NamesrvUtil.NAMESPACE_ORDER_TOPIC_CONFIG``)."""
+
+AT_ONCE: Final = 8
+_OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
+"""Topics that brokers make when they need them."""
+_REPLY_SUFFIX: Final = "_REPLY_TOPIC"
+
+
+def creation_header(config: TopicConfig, attributes: str) -> CreateTopicRequestHeader:
+    return CreateTopicRequestHeader(
+        topic=config.topic_name,
+        defaultTopic=AUTO_CREATE_TOPIC_KEY,
+        readQueueNums=config.read_queue_nums,
+        writeQueueNums=config.write_queue_nums,
+        perm=config.perm,
+        topicFilterType=config.topic_filter_type,
+        topicSysFlag=config.topic_sys_flag,
+        order=config.order,
+        attributes=attributes,
+    )
+
+
+def check_new_topic(topic: str) -> None:
+    check_topic(topic)
+    if is_system_topic(topic):
+        error = InvalidMessageError(f"topic {topic} is reserved for the system")
+        error.code = -1
+        raise error
+
+
+# -- one topic
+
+
+async def create(
+    instance: ClientInstance, header: CreateTopicRequestHeader, cluster: str | None, broker: str | None, deadline: float
+) -> None:
+    """See ``Admin.create_topic``."""
+    masters = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
+    await _create_at(instance, header, masters, deadline)
+    if header.order:
+        await _set_order(instance, header, masters, deadline, merge=broker is not None)
+    await _until_shown(instance, header, masters, deadline)
+
+
+async def delete(instance: ClientInstance, topic: str, cluster: str | None, deadline: float) -> None:
+    """See ``Admin.delete_topic``."""
+    await instance.routes.look(topic, max(deadline - monotonic(), 0.0))
+    masters = masters_of(await cluster_info(instance, deadline), cluster)
+    code = RequestCode.DELETE_TOPIC_IN_BROKER
+    answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
+    for name, response in answers.items():
+        check(response, code, name, masters[name])
+    fields: dict[str, str | None] = {"topic": topic}
+    if cluster is not None:
+        fields["clusterName"] = cluster
+    await ask_every_name_server(
+        instance, RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_NAMESRV, ext_fields=fields), deadline
+    )
+    if cluster is None:
+        header = DeleteKVConfigRequestHeader(namespace=ORDER_NAMESPACE, key=topic)
+        command = RemotingCommand(code=RequestCode.DELETE_KV_CONFIG, ext_fields={**to_ext(header)})
+        await ask_every_name_server(instance, command, deadline)
+
+
+async def _create_at(
+    instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
+) -> None:
+    code = RequestCode.UPDATE_AND_CREATE_TOPIC
+    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    for name, response in (await everywhere(instance, masters, command, deadline)).items():
+        check(response, code, name, masters[name])
+
+
+async def _set_order(
+    instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Collection[str], deadline: float, *, merge: bool
+) -> None:
+    """Tells the name servers how many queues each broker has, as ``updateTopic -o true`` of the official tool does.
+
+    ``merge``: what is there for other brokers stays.
+    """
+    counts: dict[str, str] = {}
+    if merge:
+        counts = dict(
+            item.partition(":")[::2] for item in (await _order_of(instance, header.topic, deadline)).split(";") if item
+        )
+    counts |= {name: str(header.writeQueueNums) for name in brokers}
+    put = PutKVConfigRequestHeader(
+        namespace=ORDER_NAMESPACE,
+        key=header.topic,
+        value=";".join(f"{name}:{count}" for name, count in sorted(counts.items())),
+    )
+    await ask_every_name_server(instance, RemotingCommand(code=RequestCode.PUT_KV_CONFIG, ext_fields={**to_ext(put)}), deadline)
+
+
+async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> str:
+    code = RequestCode.GET_KV_CONFIG
+    get = GetKVConfigRequestHeader(namespace=ORDER_NAMESPACE, key=topic)
+
+    def read(response: RemotingCommand, address: str) -> str:
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
+            return ""
+        check(response, code, None, address)
+        return from_ext(GetKVConfigResponseHeader, response.ext_fields).value or ""
+
+    command = RemotingCommand(code=code, ext_fields={**to_ext(get)})
+    value, _ = await instance.name_servers.ask(command, max(deadline - monotonic(), 0.0), read)
+    return value
+
+
+async def _until_shown(
+    instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Iterable[str], deadline: float
+) -> None:
+    """Waits until the route has the settings on every broker; the route table then has that route."""
+    topic, wanted = header.topic, set(brokers)
+    while (left := deadline - monotonic()) > 0:
+        try:
+            route = await instance.routes.look(topic, left)
+        except TopicNotFoundError:
+            pass
+        else:
+            shown = {
+                data.broker_name
+                for data in route.data.queue_datas
+                if (data.write_queue_nums, data.read_queue_nums, data.perm)
+                == (header.writeQueueNums, header.readQueueNums, header.perm)
+            }
+            if shown >= wanted:
+                return
+        await asyncio.sleep(SHOWN_EVERY)
+    where = printable(", ".join(sorted(wanted)))
+    raise RequestTimeoutError(f"topic {topic} was created on {where}, but the name servers do not show it there yet")
+
+
+# -- from one broker to another
+
+
+class _Settings(TopicConfigSerializeWrapper, frozen=True, rename="camel"):
+    """With the topics whose queues are spread over brokers by a mapping, which no copy of settings can carry."""
+
+    topic_queue_mapping_detail_map: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+async def sync(
+    instance: ClientInstance, from_broker: str, to_broker: str, patterns: Collection[str], *, dry_run: bool, timeout: float
+) -> tuple[SyncedTopic, ...]:
+    """See ``Admin.sync_topics``."""
+    info = await cluster_info(instance, monotonic() + timeout)
+    brokers = {name: masters_of(info, broker=name)[name] for name in (from_broker, to_broker)}
+    if from_broker == to_broker:
+        raise ConfigError(f"topics cannot be copied from broker {from_broker} to itself")
+    settings = await for_each(brokers, lambda name: _settings_of(instance, name, brokers[name], monotonic() + timeout))
+    source, target = settings[from_broker], settings[to_broker].topic_config_table
+    own = {*info.broker_addr_table, *info.cluster_addr_table}
+    synced = []
+    for topic, config in sorted(source.topic_config_table.items()):
+        if _is_wanted(topic, patterns, own) and topic not in source.topic_queue_mapping_detail_map:
+            old = target.get(topic)
+            plain = _plain(config)
+            action: Literal["create", "update", "same"] = "update"
+            if old is None:
+                action = "create"
+            elif plain == _plain(old):
+                action = "same"
+            synced.append(SyncedTopic(topic, action, plain))
+    if not synced:
+        raise TopicNotFoundError(
+            f"broker {from_broker} has no topic of its users called {' or '.join(patterns)}", broker=from_broker
+        )
+    if not dry_run:
+        changed = {each.topic: each.config for each in synced if each.action != "same"}
+        await for_each(
+            changed,
+            lambda topic: _copy(instance, changed[topic], target.get(topic), to_broker, brokers[to_broker], timeout),
+            at_once=AT_ONCE,
+        )
+    return tuple(synced)
+
+
+async def _settings_of(instance: ClientInstance, broker: str, address: str, deadline: float) -> _Settings:
+    code = RequestCode.GET_ALL_TOPIC_CONFIG
+    response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
+    check(response, code, broker, address)
+    return decode_body(_Settings, response.body)
+
+
+async def _copy(
+    instance: ClientInstance, config: TopicConfig, old: TopicConfig | None, broker: str, address: str, timeout: float
+) -> None:
+    gone = _plain(old).attributes.keys() - config.attributes.keys() if old is not None else set()
+    changes = [f"+{name}={value}" for name, value in sorted(config.attributes.items())] + [f"-{name}" for name in sorted(gone)]
+    header = creation_header(config, ",".join(changes))
+    deadline = monotonic() + timeout
+    await _create_at(instance, header, {broker: address}, deadline)
+    if header.order:
+        await _set_order(instance, header, [broker], deadline, merge=True)
+    await _until_shown(instance, header, [broker], deadline)
+
+
+def _is_wanted(topic: str, patterns: Collection[str], own: Collection[str]) -> bool:
+    if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
+        return False
+    return not topic.startswith(_OWN_PREFIXES) and any(fnmatchcase(topic, pattern) for pattern in patterns)
+
+
+def _plain(config: TopicConfig) -> TopicConfig:
+    """Attributes without the sign that they may be kept with."""
+    return TopicConfig(
+        config.topic_name,
+        config.read_queue_nums,
+        config.write_queue_nums,
+        config.perm,
+        config.topic_filter_type,
+        config.topic_sys_flag,
+        config.order,
+        {name.removeprefix("+"): value for name, value in config.attributes.items()},
+    )
