@@ -1,0 +1,172 @@
+"""The official Java client at work: compiles the program beside this file, runs it, and reads its transcript.
+
+    record = await observe(namesrv)          # all cases against one cluster of one broker "broker-a": a quarter of a minute
+    record.lines["batch"]                    # what Java saw, ids and times aside
+
+The jars are those of the launcher (name server and broker need client and tools themselves), so nothing more is resolved. The
+program is compiled once per session, and ``against_embedded`` runs it once per session however many modules compare with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from rmq_async import Message, MessageExt, Producer, PullConsumer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing._jars import find_java, resolve
+from rmq_async.testing.cluster import DEFAULT_VERSION, require
+
+__all__ = [
+    "CHECK_INTERVAL",
+    "CHECK_MAX",
+    "CHECK_TIMEOUT",
+    "FROM_PYTHON",
+    "Record",
+    "against_embedded",
+    "observe",
+    "require_javac",
+]
+
+CHECK_TIMEOUT: Final = 2.0
+CHECK_INTERVAL: Final = 1.0
+CHECK_MAX: Final = 3
+"""What the transaction cases expect of the broker."""
+
+TO_JAVA: Final = "interop-to-java"
+FROM_JAVA: Final = "interop-from-java"
+FROM_PYTHON: Final = (
+    *(
+        Message(
+            TO_JAVA,
+            f"from Python ☕ {i}".encode(),
+            tags=f"Tag{i % 3}",
+            keys=(f"key{i}", "second"),
+            flag=i,
+            properties={"number": f"nº {i}"},
+        )
+        for i in range(8)
+    ),
+    Message(TO_JAVA, b"large " * 2_000, tags="Large"),
+)
+BATCHED: Final = tuple(Message(TO_JAVA, f"batched {i}".encode(), tags="Batch", keys=f"batch{i}") for i in range(3))
+
+_SECONDS = 80
+_LOGGING = """\
+<configuration>
+  <appender name="stderr" class="ch.qos.logback.core.ConsoleAppender">
+    <target>System.err</target>
+    <encoder><pattern>%d{HH:mm:ss.SSS} %t %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="stderr"/></root>
+</configuration>
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """``lines``: by case, what Java printed. ``received``: what our consumer read of Java's messages. ``errors``: Java's log."""
+
+    lines: Mapping[str, Sequence[str]]
+    received: Sequence[MessageExt]
+    errors: str
+
+
+def require_javac() -> None:
+    """Skips where the program cannot be compiled and run; fails there instead where RMQ_REQUIRE_CLUSTER=1."""
+    require()
+    if _javac() is None:
+        reason = f"no javac beside {find_java()} or in PATH: a JRE is not enough here"
+        if os.environ.get("RMQ_REQUIRE_CLUSTER") == "1":
+            pytest.fail(f"RMQ_REQUIRE_CLUSTER=1, but {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+@functools.cache
+def against_embedded() -> Record:
+    async def run() -> Record:
+        server = EmbeddedRocketMQ(
+            transaction_timeout=CHECK_TIMEOUT, transaction_check_interval=CHECK_INTERVAL, transaction_check_max=CHECK_MAX
+        )
+        async with server:
+            return await observe(server.namesrv)
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(run())
+
+
+async def observe(namesrv: str) -> Record:
+    """Runs every case. Java finds messages of ours, and we read those of Java."""
+    async with Producer("python-interop", namesrv=namesrv) as producer:
+        for message in FROM_PYTHON:
+            await producer.send(message, timeout=15)
+        await producer.send_batch(BATCHED, timeout=15)
+    with tempfile.TemporaryDirectory(prefix="rmq-java-home-") as home:
+        output, errors = await _run(namesrv, Path(home))
+    lines: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        case, _, text = line.partition(": ")
+        lines.setdefault(case, []).append(text)
+    async with PullConsumer("python-interop-group", namesrv=namesrv) as consumer:
+        received = [message async for message in consumer.read(FROM_JAVA)]
+    return Record(lines, received, errors)
+
+
+async def _run(namesrv: str, home: Path) -> tuple[str, str]:
+    classes, class_path = await asyncio.to_thread(_compiled)
+    (home / "logback.xml").write_text(_LOGGING)
+    process = await asyncio.create_subprocess_exec(
+        find_java() or "java",
+        *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-XX:-UsePerfData", "-Dfile.encoding=UTF-8"),
+        *(f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={home / 'logback.xml'}"),
+        *("-cp", os.pathsep.join((str(classes), class_path)), "Main", namesrv, "broker-a", str(_SECONDS)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(home)},
+    )
+    try:
+        output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, errors.decode(errors="replace")[-4000:]
+    return output.decode(), errors.decode(errors="replace")
+
+
+@functools.cache
+def _compiled() -> tuple[Path, str]:
+    """Where the classes are, and the class path they need."""
+    class_path = resolve(DEFAULT_VERSION)
+    classes = Path(tempfile.mkdtemp(prefix="rmq-java-classes-"))
+    atexit.register(shutil.rmtree, classes, ignore_errors=True)
+    sources = [str(source) for source in sorted(Path(__file__).parent.glob("*.java"))]
+    options = ["-proc:none", "-encoding", "UTF-8", "-nowarn", "-d", str(classes), "-cp", class_path]
+    run = subprocess.run(
+        [_javac() or "javac", *options, *sources],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return classes, class_path
+
+
+def _javac() -> str | None:
+    java = find_java()
+    beside = shutil.which("javac", path=str(Path(java).resolve().parent)) if java else None
+    return beside or shutil.which("javac")
