@@ -10,8 +10,7 @@ from datetime import datetime
 from time import monotonic
 from typing import Final, TypeVar
 
-import msgspec
-
+from rmq_protocol.bodies import GroupList, KVTable
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
@@ -56,12 +55,10 @@ logger = logging.getLogger(__name__)
 
 H = TypeVar("H", bound=Header)
 
+_TELLS_NONE_FROM: Final = 413
+"""``MQVersion.V5_0_0``: from here on a broker can be told not to say 0 for none."""
 _FIRST_REST: Final = 0.001
 _LAST_REST: Final = 0.1
-
-
-class _KVTable(msgspec.Struct, frozen=True):
-    table: dict[str, str] = {}
 
 
 async def max_offset(instance: ClientInstance, queue: MessageQueue) -> int:
@@ -85,7 +82,7 @@ async def until_readable(instance: ClientInstance, broker_name: str, topic: str)
         command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
         response, address = await instance.ask_broker(broker_name, topic, command, left, any_replica=True)
         try:
-            table = decode_body(_KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
+            table = decode_body(KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
             end, behind = int(table["commitLogMaxOffset"]), int(table["dispatchBehindBytes"])
         except (KeyError, ValueError, RemoteProtocolError):
             logger.debug("broker %s does not tell how far behind its queues are: code %d", address, response.code)
@@ -146,14 +143,25 @@ async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) 
 
 
 async def committed(instance: ClientInstance, group: str, queue: MessageQueue) -> int | None:
-    """The offset the broker keeps for ``group``; None when it keeps none."""
+    """The offset the broker keeps for ``group``; None when it keeps none.
+
+    Brokers before 5.0 say 0 when they keep none, as long as the first message is there; they are asked for the groups they keep
+    anything of on the topic. So one that keeps an offset of another of its queues is still said to keep 0 of this one.
+    """
     header = QueryConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, setZeroIfNotFound=False, bname=queue.broker_name
     )
     try:
-        return (await _ask(instance, queue, header, QueryConsumerOffsetResponseHeader)).offset
+        response, address = await _request(instance, queue, RequestCode.QUERY_CONSUMER_OFFSET, {**to_ext(header)})
     except QueryNotFoundError:
         return None
+    offset = _read(QueryConsumerOffsetResponseHeader, response, queue, address).offset
+    if offset == 0 and response.version < _TELLS_NONE_FROM:
+        fields: dict[str, str | None] = {"topic": queue.topic}
+        response, _ = await _request(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields)
+        if group not in decode_body(GroupList, response.body).group_list:
+            return None
+    return offset
 
 
 async def commit(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
