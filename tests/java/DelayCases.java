@@ -65,9 +65,9 @@ final class DelayCases {
         String topic = "java-recall";
         world.createTopic(out, topic, 1);
         Message kept = World.message(topic, "kept");
-        kept.setDelayTimeSec(4);
+        kept.setDelayTimeSec(6);
         Message recalled = World.message(topic, "recalled");
-        recalled.setDelayTimeSec(3);
+        recalled.setDelayTimeSec(5);
         String handle = world.producer.send(recalled, world.queue(topic, 0)).getRecallHandle();
         RecallMessageHandle.HandleV1 parts = (RecallMessageHandle.HandleV1) RecallMessageHandle.decodeHandle(handle);
         out.line("handle topic=%s broker=%s id=%d", parts.getTopic(), parts.getBrokerName(), parts.getMessageId().length());

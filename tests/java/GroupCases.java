@@ -66,7 +66,7 @@ final class GroupCases {
         String client = consumers.getConnectionSet().iterator().next().getClientId();
         ConsumerRunningInfo info = admin.getConsumerRunningInfo(group, client, false);
         List<String> queues = new ArrayList<>();
-        info.getMqTable().keySet().forEach(queue -> queues.add(queue.getTopic() + "/" + queue.getQueueId()));
+        info.getMqTable().keySet().stream().filter(queue -> queue.getTopic().equals(topic)).forEach(queue -> queues.add(queue.getTopic() + "/" + queue.getQueueId()));
         out.line("running %s queues=%s", info.getProperties().get("PROP_CONSUME_TYPE"), queues);
         ConsumeMessageDirectlyResult direct = admin.consumeMessageDirectly(group, client, topic, sent.getOffsetMsgId());
         out.line("consumed directly %s order=%s, deliveries %d", direct.getConsumeResult(), direct.isOrder(), got.size());

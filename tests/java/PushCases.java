@@ -29,9 +29,10 @@ final class PushCases {
         cases.put("broadcast", PushCases::broadcast);
     }
 
-    /** Started; what it gets goes to ``got``. */
+    /** Started; what it gets goes to ``got``. With tags it sends its heartbeats in the second form, by fingerprint. */
     static DefaultMQPushConsumer collect(World world, String group, String topic, String tags, java.util.Collection<MessageExt> got) throws Exception {
         DefaultMQPushConsumer consumer = world.consumer(group);
+        consumer.setUseHeartbeatV2(!tags.equals("*"));
         consumer.subscribe(topic, tags);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             got.addAll(messages);

@@ -112,8 +112,8 @@ final class RetryCases {
         });
         consumer.start();
         out.await("the message behind the one that fails", () -> deliveries.stream().anyMatch(each -> each.contains("body=never")));
-        world.awaitProgress(out, group, topic, Map.of(0, 2L));
         consumer.shutdown();
+        world.awaitProgress(out, group, topic, Map.of(0, 2L));
         deliveries.forEach(each -> out.line("delivered %s", each));
         out.line("progress %s", world.progress(group, topic));
     }

@@ -44,7 +44,7 @@ final class TransactionCases {
             checks.computeIfAbsent(body, key -> new AtomicInteger()).incrementAndGet();
             seen.putIfAbsent(body, String.format("sysFlag=%d transactionId=%s %s", message.getSysFlag(),
                 message.getTransactionId() != null && message.getTransactionId().equals(message.getProperty("UNIQ_KEY")) ? "UNIQ_KEY" : message.getTransactionId(),
-                out.content(message)));
+                often(out.content(message))));
             return state(body.split(" then ")[1]);
         }
 
@@ -88,10 +88,14 @@ final class TransactionCases {
             send(world, out, producer, topic, body);
         }
         out.await("three checks", () -> listener.checks.size() == 3);
-        world.read(out, topic, 0, 2).stream().map(out::content).sorted().forEach(each -> out.line("came %s", each));
+        world.read(out, topic, 0, 2).stream().map(out::content).sorted().forEach(each -> out.line("came %s", often(each)));
         listener.seen.entrySet().stream().sorted(Map.Entry.comparingByKey()).forEach(each -> out.line("checked %s: %s", each.getKey(), each.getValue()));
-        listener.checks.entrySet().stream().sorted(Map.Entry.comparingByKey()).forEach(each -> out.line("checks of %s: %s", each.getKey(), each.getValue()));
         producer.shutdown();
+    }
+
+    /** An answer that takes longer than the interval between two checks is asked for again. */
+    private static String often(String text) {
+        return text.replaceAll("TRANSACTION_CHECK_TIMES=[123]", "TRANSACTION_CHECK_TIMES=COUNT");
     }
 
     private static void undecided(World world, Transcript out) throws Exception {

@@ -35,7 +35,7 @@ KEY_LINES: Final[Mapping[str, Sequence[str]]] = {
     ),
     "recall": ("handle topic=java-recall broker=broker-a", "recalled id=the same", "came kept"),
     "transaction": ("commit: SEND_OK COMMIT_MESSAGE", "rollback: SEND_OK ROLLBACK_MESSAGE", "queue=0 offset=1"),
-    "transaction-check": ("body=unknown then commit", "body=throw then commit", "checks of unknown then rollback: 1"),
+    "transaction-check": ("body=unknown then commit", "body=throw then commit", "checked unknown then rollback: sysFlag=0"),
     "transaction-undecided": ("given up topic=TRANS_CHECK_MAX_TIME_TOPIC", "checks {unknown then unknown=3}, visible 0"),
     "request-reply": (
         "body=answer to question",
