@@ -53,6 +53,7 @@ from rmq_protocol.topics import TopicConfig
 from vectors import (
     CLIENT_KINDS,
     CONTENT_KINDS,
+    EXTRA_KINDS,
     LEFT_OUT,
     WAITING,
     WIRE_KINDS,
@@ -67,7 +68,7 @@ from vectors import (
 )
 
 SUITE = Suite(*WIRE_KINDS)
-KINDS = WIRE_KINDS + CONTENT_KINDS + CLIENT_KINDS
+KINDS = WIRE_KINDS + EXTRA_KINDS + CONTENT_KINDS + CLIENT_KINDS
 
 HEADERS: dict[str, type[Header]] = {
     name: value for name, value in vars(headers_module).items() if isinstance(value, type) and issubclass(value, Header)

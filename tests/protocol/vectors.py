@@ -37,8 +37,11 @@ from rmq_protocol.errors import RocketMQError
 
 DIRECTORY = Path(os.environ.get("RMQ_VECTORS") or Path(__file__).parents[2] / "protocol" / "vectors")
 
-WIRE_KINDS = ("frames", "headers", "routes", "bodies", "acl", "namespace", "extras")
+WIRE_KINDS = ("frames", "headers", "routes", "bodies")
 """Kinds run by test_vectors_wire.py."""
+
+EXTRA_KINDS = ("acl", "namespace", "extras")
+"""Kinds run by test_vectors_extras.py."""
 
 CONTENT_KINDS = ("messages", "properties", "ids", "crc", "compression", "validators")
 """Kinds run by the vector test of messages and their parts."""
@@ -53,15 +56,8 @@ def _words(text: str) -> frozenset[str]:
 
 # What later issues bring: kind -> case types, or classes (``in.class`` of bodies).
 WAITING: dict[str, frozenset[str]] = {
-    "acl": _words("sign hmac"),
-    "namespace": _words("with_namespace without_namespace"),
-    "extras": _words(
-        """subscription trace recall_build recall_decode pop_extra_info pop_parse pop_retry_topic topic_message_type
-        create_reply client_id instance_name allocate_machine_room"""
-    ),
     "selectors": _words("machine_room_select round_robin fault_duration fault_item allocate"),
 }
-
 
 # Headers of requests that brokers, controllers and name servers exchange among themselves: a client never sends, gets or
 # passes on one of them, and the embedded broker has neither replicas nor controllers, and is its own name server.

@@ -1,0 +1,20 @@
+"""Names of clients (``ClientConfig``): brokers know a connection's producers and consumers by them."""
+
+from __future__ import annotations
+
+__all__ = ["build_client_id", "build_instance_name"]
+
+
+def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *, stream: bool = False) -> str:
+    """``ip@instance``, then ``@unit`` unless blank, then ``@STREAM`` for a client that asks for stream proxies."""
+    parts = [ip, instance_name]
+    if unit_name and not unit_name.isspace():
+        parts.append(unit_name)
+    if stream:
+        parts.append("STREAM")
+    return "@".join(parts)
+
+
+def build_instance_name(pid: int, nanos: int) -> str:
+    """What stands for the instance name DEFAULT: the process, and a number that tells its clients apart."""
+    return f"{pid}#{nanos}"

@@ -1,0 +1,83 @@
+"""Namespaces of the first kind (``NamespaceUtil``): a prefix ``namespace%`` of topics and groups.
+
+It goes behind ``%RETRY%`` and ``%DLQ%``; the brokers' own topics and groups have none. (Namespaces of the second kind change
+no name: requests carry them in the extFields ``ns`` and ``nsd``.)
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from .validation import is_system_topic
+
+__all__ = [
+    "has_namespace",
+    "is_dlq_topic",
+    "is_retry_topic",
+    "namespace_of",
+    "with_namespace",
+    "with_namespace_and_retry",
+    "without_namespace",
+    "without_retry_and_dlq",
+]
+
+_SEPARATOR: Final = "%"
+_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+
+def with_namespace(namespace: str, resource: str) -> str:
+    """``resource`` in ``namespace``: unchanged when either is empty, or it is there already, or belongs to the brokers."""
+    if not namespace or not resource or _is_system(resource) or has_namespace(resource, namespace):
+        return resource
+    prefix, name = _split(resource)
+    return f"{prefix}{namespace}{_SEPARATOR}{name}"
+
+
+def with_namespace_and_retry(namespace: str, group: str) -> str:
+    """The retry topic of ``group`` in ``namespace``; nothing for an empty group."""
+    return RETRY_TOPIC_PREFIX + with_namespace(namespace, group) if group else ""
+
+
+def without_namespace(resource: str, namespace: str | None = None) -> str:
+    """``resource`` without its namespace: whichever it has, or only ``namespace`` where given."""
+    if _is_system(resource) or (namespace is not None and not has_namespace(resource, namespace)):
+        return resource
+    prefix, name = _split(resource)
+    at = name.find(_SEPARATOR)
+    return prefix + name[at + 1 :] if at > 0 else resource
+
+
+def has_namespace(resource: str, namespace: str) -> bool:
+    if not namespace or _is_system(resource):
+        return False
+    return without_retry_and_dlq(resource).startswith(namespace + _SEPARATOR)
+
+
+def namespace_of(resource: str) -> str:
+    """Empty for none."""
+    name = "" if _is_system(resource) else without_retry_and_dlq(resource)
+    return name[: max(name.find(_SEPARATOR), 0)]
+
+
+def without_retry_and_dlq(resource: str) -> str:
+    return _split(resource)[1]
+
+
+def is_retry_topic(resource: str) -> bool:
+    return resource.startswith(RETRY_TOPIC_PREFIX)
+
+
+def is_dlq_topic(resource: str) -> bool:
+    return resource.startswith(DLQ_TOPIC_PREFIX)
+
+
+def _split(resource: str) -> tuple[str, str]:
+    for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
+        if resource.startswith(prefix):
+            return prefix, resource[len(prefix) :]
+    return "", resource
+
+
+def _is_system(resource: str) -> bool:
+    return is_system_topic(resource) or resource.startswith(_SYSTEM_GROUP_PREFIX)

@@ -1,0 +1,48 @@
+"""Recall handles: what the send of a delayed message answers, and takes to call the message back (``RecallMessageHandle``)."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Final, NamedTuple
+
+from .errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["RecallHandle", "decode_recall_handle", "encode_recall_handle"]
+
+_VERSION: Final = "v1"
+_base64 = re.compile(r"[A-Za-z0-9_-]+={0,2}").fullmatch
+
+
+class RecallHandle(NamedTuple):
+    """``timestamp``: when the message is due, epoch ms in text. ``message_id``: its unique id."""
+
+    topic: str
+    broker_name: str
+    timestamp: str
+    message_id: str
+
+
+def encode_recall_handle(handle: RecallHandle) -> str:
+    """Raises LocalProtocolError for a part that is empty or has a space in it."""
+    for name, value in zip(handle._fields, handle, strict=True):
+        if not value or " " in value:
+            raise LocalProtocolError(f"recall handle: {name} {value[:80]!r} is empty or has a space")
+    try:
+        return base64.urlsafe_b64encode(" ".join((_VERSION, *handle)).encode()).decode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"recall handle: {error.reason} at {error.start}") from None
+
+
+def decode_recall_handle(text: str | None) -> RecallHandle:
+    """Padding may be missing, and more parts may follow. Raises RemoteProtocolError for what is no handle."""
+    if text and _base64(text):
+        digits = text.rstrip("=")
+        try:
+            version, *parts = base64.urlsafe_b64decode(digits + "=" * (-len(digits) % 4)).decode().split(" ")
+        except ValueError:
+            pass
+        else:
+            if version == _VERSION and len(parts) >= len(RecallHandle._fields):
+                return RecallHandle(*parts[: len(RecallHandle._fields)])
+    raise RemoteProtocolError(f"recall handle {(text or '')[:80]!r} is invalid")

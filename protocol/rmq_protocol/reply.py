@@ -1,0 +1,36 @@
+"""Replies of request-reply: how a message that asks is answered (``MessageUtil``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from .constants import PropertyName
+from .errors import LocalProtocolError
+
+__all__ = ["CREATE_REPLY_MESSAGE", "REPLY_MESSAGE_TYPE", "REPLY_TOPIC_SUFFIX", "Reply", "create_reply"]
+
+REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
+REPLY_MESSAGE_TYPE: Final = "reply"
+"""Property MSG_TYPE of replies: the broker passes them on, in SEND_REPLY_MESSAGE."""
+
+CREATE_REPLY_MESSAGE: Final = 10007
+
+_COPIED: Final = (PropertyName.CORRELATION_ID, PropertyName.REPLY_TO_CLIENT, PropertyName.TTL)
+
+
+class Reply(NamedTuple):
+    topic: str
+    properties: dict[str, str]
+
+
+def create_reply(request: Mapping[str, str]) -> Reply:
+    """Where the reply to a message with these properties goes, and which properties it must have.
+
+    Raises LocalProtocolError (10007) where the broker did not put its cluster into the request.
+    """
+    cluster = request.get(PropertyName.CLUSTER)
+    if cluster is None:
+        raise LocalProtocolError("the message has no property CLUSTER and cannot be replied to", code=CREATE_REPLY_MESSAGE)
+    copied = {str(name): request[name] for name in _COPIED if name in request}
+    return Reply(f"{cluster}_{REPLY_TOPIC_SUFFIX}", {str(PropertyName.MSG_TYPE): REPLY_MESSAGE_TYPE, **copied})

@@ -1,0 +1,38 @@
+"""Subscriptions: what a consumer wants of a topic, as heartbeats and pulls carry it (``FilterAPI``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .errors import LocalProtocolError
+from .heartbeat import SubscriptionData, java_hash
+
+__all__ = ["SQL92", "SUB_ALL", "TAG", "build_subscription"]
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+SUB_ALL: Final = "*"
+
+_SPACE: Final = "".join(map(chr, range(0x21)))  # what Java's trim takes off
+
+
+def build_subscription(
+    topic: str, expression: str | None = SUB_ALL, expression_type: str = TAG, *, sub_version: int = 0
+) -> SubscriptionData:
+    """``expression``: for TAG ``A || B``, or ``*``, nothing or None for all; for SQL92 a condition over properties, sent as it is.
+
+    ``sub_version``: epoch ms; brokers refuse pulls of an older version than the heartbeat's. Raises LocalProtocolError for
+    a TAG expression of separators only, and for an empty one of another type.
+    """
+    if expression_type != TAG:
+        if not expression:
+            raise LocalProtocolError(f"subscription of {topic}: the {expression_type} expression is empty")
+        return SubscriptionData(topic, expression, sub_version=sub_version, expression_type=expression_type)
+    if not expression or expression == SUB_ALL:
+        return SubscriptionData(topic, SUB_ALL, sub_version=sub_version)
+    parts = expression.split("||")
+    if not any(parts):
+        raise LocalProtocolError(f"subscription of {topic}: {expression[:80]!r} has no tag")
+    tags = tuple(dict.fromkeys(tag for part in parts if (tag := part.strip(_SPACE))))
+    codes = tuple(dict.fromkeys(java_hash(tag) for tag in tags))
+    return SubscriptionData(topic, expression, tags_set=tags, code_set=codes, sub_version=sub_version)

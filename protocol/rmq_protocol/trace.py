@@ -1,0 +1,239 @@
+"""Message traces (``TraceDataEncoder``): what clients report of their sends and consumption, as bodies of trace messages.
+
+A trace is records one after the other: fields joined by \\x01, each record ended by \\x02, the first field its kind. Fields that
+are null are the text ``null``. Nothing is escaped, so texts with one of the two characters are refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum, StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from .errors import LocalProtocolError, RemoteProtocolError
+from .java_types import Int, Long
+
+__all__ = [
+    "TRACE_TOPIC",
+    "MessageType",
+    "TraceBean",
+    "TraceContext",
+    "TraceType",
+    "decode_trace",
+    "encode_trace",
+    "trace_keys",
+]
+
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+
+_FIELD: Final = "\x01"
+_RECORD: Final = "\x02"
+_NULL: Final = "null"
+
+
+class TraceType(StrEnum):
+    PUB = "Pub"
+    RECALL = "Recall"
+    SUB_BEFORE = "SubBefore"
+    SUB_AFTER = "SubAfter"
+    END_TRANSACTION = "EndTransaction"
+
+
+class MessageType(IntEnum):
+    NORMAL = 0
+    TRANSACTION_HALF = 1
+    TRANSACTION_COMMIT = 2
+    DELAY = 3
+    ORDER = 4
+
+
+class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
+    """One message. ``store_host``: address of the broker. ``transaction_state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+
+    topic: str | None = None
+    msg_id: str | None = None
+    offset_msg_id: str | None = None
+    tags: str | None = None
+    keys: str | None = None
+    store_host: str | None = None
+    client_host: str | None = None
+    body_length: Int = 0
+    msg_type: MessageType = MessageType.NORMAL
+    retry_times: Int = 0
+    transaction_id: str | None = None
+    transaction_state: str | None = None
+    from_transaction_check: bool = False
+
+
+class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
+    """One event and its messages: several for consumption, else one.
+
+    ``time_stamp``: epoch ms. ``cost_time``: ms. ``request_id``: the same before and after consumption. ``context_code``: how
+    consumption ended: 0 success, 1 time-out, 2 exception, 3 null, 4 failed.
+    """
+
+    trace_type: TraceType
+    beans: tuple[TraceBean, ...]
+    time_stamp: Long = 0
+    region_id: str | None = None
+    group_name: str | None = None
+    cost_time: Int = 0
+    success: bool = True
+    request_id: str | None = None
+    context_code: Int = 0
+
+
+# Fields by kind, in the order of the wire, each by its name in the context or the bean.
+_CONTEXT: Final = frozenset(TraceContext.__struct_fields__)
+_LAYOUTS: Final[dict[TraceType, tuple[str, ...]]] = {
+    TraceType.PUB: (
+        "time_stamp",
+        "region_id",
+        "group_name",
+        "topic",
+        "msg_id",
+        "tags",
+        "keys",
+        "store_host",
+        "body_length",
+        "cost_time",
+        "msg_type",
+        "offset_msg_id",
+        "success",
+    ),
+    TraceType.RECALL: (
+        "time_stamp",
+        "region_id",
+        "group_name",
+        "topic",
+        "msg_id",
+        "success",
+    ),
+    TraceType.SUB_BEFORE: (
+        "time_stamp",
+        "region_id",
+        "group_name",
+        "request_id",
+        "msg_id",
+        "retry_times",
+        "keys",
+    ),
+    TraceType.SUB_AFTER: (
+        "request_id",
+        "msg_id",
+        "cost_time",
+        "success",
+        "keys",
+        "context_code",
+        "time_stamp",
+        "group_name",
+    ),
+    TraceType.END_TRANSACTION: (
+        "time_stamp",
+        "region_id",
+        "group_name",
+        "topic",
+        "msg_id",
+        "tags",
+        "keys",
+        "store_host",
+        "msg_type",
+        "transaction_id",
+        "transaction_state",
+        "from_transaction_check",
+    ),
+}
+_OPTIONAL: Final = {TraceType.SUB_AFTER: 2}
+"""Fields at the end that may be missing: old clients and those of the cloud leave them out."""
+
+
+def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
+    """The records of ``context``; ``cloud``: without time and group after consumption, as for Alibaba's cloud.
+
+    Raises LocalProtocolError for a text with one of the separators in it.
+    """
+    layout = _LAYOUTS[context.trace_type]
+    records = []
+    for bean in context.beans[:1] if context.trace_type not in (TraceType.SUB_BEFORE, TraceType.SUB_AFTER) else context.beans:
+        fields = [_text(name, getattr(context if name in _CONTEXT else bean, name)) for name in layout]
+        if cloud and context.trace_type is TraceType.SUB_AFTER:
+            fields[-2:] = [""]
+        records.append(_FIELD.join([context.trace_type, *fields]) + _RECORD)
+    return "".join(records)
+
+
+def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
+    """Ids and keys of the messages: the keys of the trace message, so that it is found by them."""
+    beans = [bean for context in contexts for bean in context.beans]
+    keys = {key for bean in beans for key in (bean.keys or "").split(" ")}
+    return frozenset(keys | {bean.msg_id or "" for bean in beans}) - {""}
+
+
+def decode_trace(data: str) -> list[TraceContext]:
+    """The records of a trace message's body, one context of one message for each; kinds not known are left out.
+
+    Raises RemoteProtocolError, naming kind and field, for a record that is too short or has no number where one belongs.
+    """
+    return [_context(record.split(_FIELD)) for record in data.split(_RECORD) if record.partition(_FIELD)[0] in _KINDS]
+
+
+def _context(record: list[str]) -> TraceContext:
+    kind = _KINDS[record[0]]
+    layout, texts = _LAYOUTS[kind], record[1:]
+    if kind is TraceType.PUB:
+        if len(texts) == len(layout) - 1:
+            layout = (*layout[:-2], layout[-1])  # 4.x before the offset id
+        elif len(texts) > len(layout):
+            layout = (*layout, "client_host")
+    if len(texts) < len(layout) - _OPTIONAL.get(kind, 0):
+        raise RemoteProtocolError(f"trace: {kind} of {len(texts)} fields, not {len(layout)}")
+    context: dict[str, Any] = {}
+    bean: dict[str, Any] = {}
+    for name, text in zip(layout, texts, strict=False):
+        if text or name not in _READERS:  # an empty number is one that was left out
+            (context if name in _CONTEXT else bean)[name] = _value(kind, name, text)
+    return TraceContext(trace_type=kind, beans=(TraceBean(**bean),), **context)
+
+
+def _text(name: str, value: object) -> str:
+    if value is None:
+        return _NULL
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(int(value)) if isinstance(value, int) else str(value)
+    if _FIELD in text or _RECORD in text:
+        raise LocalProtocolError(f"trace: {name} {text[:80]!r} has a separator in it")
+    return text
+
+
+def _value(kind: TraceType, name: str, text: str) -> Any:
+    read = _READERS.get(name)
+    if read is None:
+        return None if text == _NULL else text
+    try:
+        return read(text)
+    except (ValueError, msgspec.ValidationError):
+        raise RemoteProtocolError(f"trace: {kind} {name} {text[:40]!r} cannot be read") from None
+
+
+def _reader(kind: Any) -> Callable[[str], Any]:
+    return lambda text: msgspec.convert(text, kind, strict=False)
+
+
+def _bool(text: str) -> bool:
+    return text.lower() == "true"
+
+
+_KINDS: Final = {str(kind): kind for kind in TraceType}
+_READERS: Final[dict[str, Callable[[str], Any]]] = {
+    "time_stamp": _reader(Long),
+    "cost_time": _reader(Int),
+    "context_code": _reader(Int),
+    "body_length": _reader(Int),
+    "retry_times": _reader(Int),
+    "msg_type": _reader(MessageType),
+    "success": _bool,
+    "from_transaction_check": _bool,
+}
