@@ -39,9 +39,9 @@ class ConsumerConnection(msgspec.Struct, frozen=True, rename="camel"):
 
     connection_set: tuple[Connection, ...] = ()
     subscription_table: dict[str, SubscriptionData] = {}
-    consume_type: str | None = ConsumeType.CONSUME_PASSIVELY
-    message_model: str | None = MessageModel.CLUSTERING
-    consume_from_where: str | None = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    consume_type: str = ConsumeType.CONSUME_PASSIVELY
+    message_model: str = MessageModel.CLUSTERING
+    consume_from_where: str = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
 
 
 class GetConsumerListByGroupResponseBody(msgspec.Struct, frozen=True, rename="camel"):

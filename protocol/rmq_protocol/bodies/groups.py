@@ -65,7 +65,7 @@ class SubscriptionGroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     consume_message_orderly: bool = False
     retry_queue_nums: Int = 1
     retry_max_times: Int = 16
-    group_retry_policy: GroupRetryPolicy | None = GroupRetryPolicy()
+    group_retry_policy: GroupRetryPolicy = GroupRetryPolicy()
     broker_id: Long = 0
     which_broker_when_consume_slowly: Long = 1
     notify_consumer_ids_changed_enable: bool = True
