@@ -1,1 +1,65 @@
-"""Help for tests of code that uses rmq_async; never loaded by ``import rmq_async``."""
+"""Help for tests of code that uses rmq_async; never loaded by ``import rmq_async``.
+
+    FaultProxy, ClusterProxy      networks that are slow, small, cut or silent, in front of one server or a whole cluster
+    ScriptedPeer                  a server that plays an exact transcript
+    ThreadedRocketMQ              the embedded broker in a thread of its own, for code without an event loop
+    RealCluster                   the official name server and brokers as child processes
+
+Each is loaded when it is first asked for. The pytest fixtures ``rocketmq`` and ``rocketmq_cluster`` need no import at all.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ._errors import ClusterError as ClusterError
+    from .cluster import ExternalCluster as ExternalCluster
+    from .cluster import RealCluster as RealCluster
+    from .cluster_proxy import ClusterProxy as ClusterProxy
+    from .proxy import Direction as Direction
+    from .proxy import FaultProxy as FaultProxy
+    from .scripted import Answer as Answer
+    from .scripted import Close as Close
+    from .scripted import Expect as Expect
+    from .scripted import ExpectClose as ExpectClose
+    from .scripted import Reset as Reset
+    from .scripted import ScriptedPeer as ScriptedPeer
+    from .scripted import TranscriptError as TranscriptError
+    from .scripted import Wait as Wait
+    from .scripted import Write as Write
+    from .scripted import routes_to as routes_to
+    from .threaded import ThreadedRocketMQ as ThreadedRocketMQ
+
+_HOMES: Final = {
+    "ClusterError": "_errors",
+    "ExternalCluster": "cluster",
+    "RealCluster": "cluster",
+    "ClusterProxy": "cluster_proxy",
+    "Direction": "proxy",
+    "FaultProxy": "proxy",
+    "Answer": "scripted",
+    "Close": "scripted",
+    "Expect": "scripted",
+    "ExpectClose": "scripted",
+    "Reset": "scripted",
+    "ScriptedPeer": "scripted",
+    "TranscriptError": "scripted",
+    "Wait": "scripted",
+    "Write": "scripted",
+    "routes_to": "scripted",
+    "ThreadedRocketMQ": "threaded",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

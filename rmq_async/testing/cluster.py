@@ -106,8 +106,8 @@ class ExternalCluster:
 
 
 class RealCluster:
-    """``profile``: "correctness" (patient limits), "stock" (none changed) or a Profile of your own; keys that a ``version`` does
-    not know do nothing there. ``version``: "5.5.0" or "4.9.7", others were not tried.
+    """``profile``: "correctness" (patient limits), "stock" (none changed) or a Profile of your own; keys that a ``version``
+    does not know do nothing there. ``version``: "5.5.0" or "4.9.7", others were not tried.
 
     ``small``: small heaps (450 MB resident for one broker); False for benchmarks (700 MB). ``broker_conf`` and
     ``namesrv_conf`` go on top of the profile's keys. ``directory``: where everything is kept; what is there stays there after

@@ -1,0 +1,154 @@
+"""Fault proxies in front of a whole cluster: its name servers, and every broker that they name.
+
+    async with ClusterProxy(server.namesrv) as cluster:
+        producer = Producer("shop", namesrv=cluster.namesrv)
+        cluster.brokers["broker-a"].to_client.stall()
+
+A client takes the brokers' addresses out of routes, so the name servers' answers pass through here with each broker's address
+replaced by its proxy's; everything else in them stays byte for byte. Proxies are made when an address is first seen. What leads
+around them: an offset message id, which holds the broker's own address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Self
+
+from rmq_protocol.cluster import decode_cluster_info
+from rmq_protocol.constants import MASTER_ID, RequestCode, SerializeType
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.frame import FrameDecoder, encode_frame
+from rmq_protocol.route import BrokerData, decode_route
+
+from ._errors import ClusterError
+from ._probe import ask
+from ._pump import Rewrite
+from .proxy import FaultProxy
+
+__all__ = ["ClusterProxy"]
+
+MAX_BROKERS: Final = 1000
+
+
+class ClusterProxy:
+    """``namesrv``: the cluster's name servers, as clients take them. ``seed``: of the jitter.
+
+    ``name_servers``: their proxies, in that order. ``brokers``: the proxies of the masters by broker name, filled from the
+    start and whenever a route names another one.
+    """
+
+    def __init__(self, namesrv: str, *, seed: int | None = None) -> None:
+        addresses = [each.strip() for each in namesrv.replace(",", ";").split(";") if each.strip()]
+        if not addresses:
+            raise ValueError(f"namesrv {namesrv!r} names no server")
+        self.name_servers: list[FaultProxy] = [_NameServerProxy(self, address, seed) for address in addresses]
+        self.brokers: dict[str, FaultProxy] = {}
+        self._seed = seed
+        self._by_address: dict[str, FaultProxy] = {}
+        self._making = asyncio.Lock()
+        self._open: AsyncExitStack | None = None
+
+    @property
+    def namesrv(self) -> str:
+        """For clients: the proxies' addresses, joined by ";". Raises RuntimeError before the first start."""
+        return ";".join(proxy.address for proxy in self.name_servers)
+
+    @property
+    def proxies(self) -> list[FaultProxy]:
+        """All of them, slaves' too."""
+        return [*self.name_servers, *self._by_address.values()]
+
+    def proxy_of(self, address: str) -> FaultProxy:
+        """The proxy in front of a broker's own address. Raises KeyError for one that no name server has named yet."""
+        return self._by_address[address]
+
+    async def start(self) -> None:
+        """Raises ClusterError when no name server answers, and leaves nothing behind then."""
+        if self._open is not None:
+            raise RuntimeError("this proxy runs already")
+        async with AsyncExitStack() as stack:
+            self._open = stack
+            stack.push_async_callback(self._forget)
+            for proxy in self.proxies:
+                await stack.enter_async_context(proxy)
+            answers = [await ask(proxy.target, RequestCode.GET_BROKER_CLUSTER_INFO) for proxy in self.name_servers]
+            bodies = [answer.body for answer in answers if answer is not None]
+            if not bodies:
+                raise ClusterError(f"no name server answers of {', '.join(proxy.target for proxy in self.name_servers)}")
+            for body in bodies:
+                await self.lead_through(body)
+            self._open = stack.pop_all()
+
+    async def stop(self) -> None:
+        """Stops every proxy. Does nothing where it does not run."""
+        if self._open is not None:
+            await self._open.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def clear(self) -> None:
+        """Ends every fault of every proxy."""
+        for proxy in self.proxies:
+            proxy.clear()
+
+    async def lead_through(self, body: bytes) -> bytes:
+        """A name server's answer with the brokers' addresses replaced; any other body comes back as it is."""
+        for broker in _brokers_in(body):
+            for broker_id, address in broker.broker_addrs.items():
+                proxy = await self._proxy(address)
+                if broker_id == MASTER_ID:
+                    self.brokers[broker.broker_name] = proxy
+                body = body.replace(f'"{address}"'.encode(), f'"{proxy.address}"'.encode())
+        return body
+
+    async def _proxy(self, address: str) -> FaultProxy:
+        async with self._making:
+            proxy = self._by_address.get(address)
+            if proxy is None:
+                if self._open is None or len(self._by_address) >= MAX_BROKERS:
+                    raise RemoteProtocolError(f"no proxy for {address}: stopped, or {MAX_BROKERS} brokers have one")
+                proxy = await self._open.enter_async_context(FaultProxy(address, seed=self._seed))
+                self._by_address[address] = proxy
+            return proxy
+
+    async def _forget(self) -> None:
+        self._open = None
+
+
+class _NameServerProxy(FaultProxy):
+    def __init__(self, cluster: ClusterProxy, target: str, seed: int | None) -> None:
+        super().__init__(target, seed=seed)
+        self._cluster = cluster
+
+    def _rewriter(self) -> Rewrite:
+        decoder = FrameDecoder()
+
+        async def rewrite(data: bytes) -> bytes:
+            parts: list[bytes] = []
+            for frame in decoder.feed(data):
+                body = await self._cluster.lead_through(frame.body)
+                parts += encode_frame(SerializeType(frame.serialize_type), frame.header, body)
+            return b"".join(parts)
+
+        return rewrite
+
+
+def _brokers_in(body: bytes) -> Iterable[BrokerData]:
+    try:
+        if b'"brokerDatas"' in body:
+            return decode_route(body).broker_datas
+        if b'"brokerAddrTable"' in body:
+            return decode_cluster_info(body).broker_addr_table.values()
+    except RemoteProtocolError:  # the client is to judge it
+        pass
+    return ()

@@ -1,0 +1,243 @@
+"""A TCP proxy on loopback that does to a connection what networks do.
+
+    async with FaultProxy(address) as proxy:
+        ...  # a client at proxy.address
+        proxy.to_client.latency(0.2, jitter=0.1)
+        proxy.to_server.cut_after(100)
+        proxy.reset()
+
+It knows bytes, not frames. A TCP proxy cannot lose packets or leave a connection half open; ``stall`` looks like both to the
+peer. For a client that finds its brokers by a name server see ``ClusterProxy``, which leads the routes through proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import struct
+from collections import Counter
+from types import TracebackType
+from typing import Final, Self
+
+from rmq_protocol.route import split_address
+
+from ._direction import Direction
+from ._pump import End, Pump, Rewrite
+
+__all__ = ["Direction", "FaultProxy"]
+
+logger = logging.getLogger("rmq_async.testing")
+
+CONNECT_TIMEOUT: Final = 10.0
+CLOSE_TIMEOUT: Final = 0.5
+_LINGER_NONE: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER on, 0 seconds: closing sends RST."""
+
+
+class FaultProxy:
+    """Stands in front of ``target`` ("host:port") on a port of 127.0.0.1, ``port`` 0 for a free one.
+
+    ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; connections that are open stay
+    where they are. ``buffer``: bytes that wait in each direction of each connection before the sender is held up; under latency a
+    connection carries at most buffer / latency. ``max_connections``: more than so many at a time are reset. ``seed``: of the
+    jitter. ``accepted``: connections ever taken.
+
+    All methods but ``start`` and ``stop`` are plain calls, to be made on the loop the proxy runs on.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        port: int = 0,
+        buffer: int = 1024 * 1024,
+        max_connections: int = 256,
+        seed: int | None = None,
+    ) -> None:
+        if buffer < 1 or max_connections < 1:
+            raise ValueError(f"buffer and max_connections must be at least 1, they are {buffer} and {max_connections}")
+        split_address(target)
+        self.target = target
+        self.to_server = Direction()
+        self.to_client = Direction()
+        self.accepted = 0
+        self._port = port
+        self._buffer = buffer
+        self._max_connections = max_connections
+        self._draw = random.Random(seed)
+        self._resets: Counter[str] = Counter()
+        self._server: asyncio.Server | None = None
+        self._links: dict[asyncio.Task[None], _Link] = {}
+
+    @property
+    def address(self) -> str:
+        """ "127.0.0.1:port". Raises RuntimeError before the first start."""
+        if not self._port:
+            raise RuntimeError("this proxy was not started")
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def connections(self) -> int:
+        """Open now."""
+        return len(self._links)
+
+    @property
+    def injected(self) -> Counter[str]:
+        """How often which fault met something, both directions and "reset" and "close" together."""
+        return self.to_server.injected + self.to_client.injected + self._resets
+
+    async def start(self) -> None:
+        """Raises OSError where the port cannot be had, and RuntimeError where the proxy runs already. A second start takes the
+        same port."""
+        if self._server is not None:
+            raise RuntimeError("this proxy runs already")
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=64 * 1024)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Closes the port and resets every connection; returns when all are gone. Does nothing where the proxy does not run."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        while self._links:
+            for task in self._links:
+                task.cancel()
+            await asyncio.wait(self._links)
+        await server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def stall(self) -> None:
+        """Both directions."""
+        self.to_server.stall()
+        self.to_client.stall()
+
+    def resume(self) -> None:
+        """Both directions."""
+        self.to_server.resume()
+        self.to_client.resume()
+
+    def clear(self) -> None:
+        """Ends every fault of both directions."""
+        self.to_server.clear()
+        self.to_client.clear()
+
+    def reset(self) -> None:
+        """Breaks every open connection at both ends by RST; what waits here is lost. New ones are taken."""
+        self._end(End.RESET)
+
+    def close(self) -> None:
+        """Closes every open connection at both ends by FIN; what waits here is lost. New ones are taken."""
+        self._end(End.CLOSE)
+
+    def _end(self, how: End) -> None:
+        for task, link in self._links.items():
+            self._resets[how.value] += 1
+            link.end = how
+            task.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None or len(self._links) >= self._max_connections:
+            _reset(writer)
+            return
+        self.accepted += 1
+        link = _Link(self, reader, writer)
+        task = asyncio.create_task(link.run())
+        self._links[task] = link
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._links[task]
+        if not task.cancelled():
+            task.result()
+
+    def _rewriter(self) -> Rewrite | None:
+        """For each connection: what makes other bytes of what the server answers."""
+        return None
+
+    def _pump(
+        self, direction: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter, rewrite: Rewrite | None = None
+    ) -> Pump:
+        return Pump(direction, source, sink, limit=self._buffer, draw=self._draw, rewrite=rewrite)
+
+
+class _Link:
+    """One connection of a client and the one to the server behind it."""
+
+    def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.end = End.RESET
+        """How both connections are ended when this task is over or cancelled."""
+        self._proxy = proxy
+        self._reader = reader
+        self._writers = [writer]
+
+    async def run(self) -> None:
+        try:
+            await self._connect()
+        except (OSError, TimeoutError):  # the server cannot be reached: nor can the proxy
+            self.end = End.RESET
+        finally:
+            await self._close()
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            reader, writer = await asyncio.open_connection(*split_address(self._proxy.target))
+        client = self._writers[0]
+        self._writers.append(writer)
+        make = self._proxy._pump
+        ways = {
+            asyncio.create_task(make(self._proxy.to_server, self._reader, writer).run()): writer,
+            asyncio.create_task(make(self._proxy.to_client, reader, client, self._proxy._rewriter()).run()): client,
+        }
+        try:
+            self.end = await self._until_ended(ways)
+        finally:
+            for task in ways:
+                task.cancel()
+            await asyncio.wait(ways)
+
+    async def _until_ended(self, ways: dict[asyncio.Task[End], asyncio.StreamWriter]) -> End:
+        running = set(ways)
+        while running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (end := task.result()) is not End.EOF:
+                    return end
+                with contextlib.suppress(OSError):
+                    ways[task].write_eof()
+        return End.CLOSE
+
+    async def _close(self) -> None:
+        for writer in self._writers:
+            if self.end is End.RESET:
+                _reset(writer)
+            else:
+                writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                for writer in self._writers:
+                    with contextlib.suppress(OSError):
+                        await writer.wait_closed()
+        except TimeoutError:
+            logger.info("a peer did not read the last bytes within %g s", CLOSE_TIMEOUT)
+        finally:
+            for writer in self._writers:
+                writer.transport.abort()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    if not writer.transport.is_closing():
+        with contextlib.suppress(OSError):
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+    writer.transport.abort()

@@ -1,0 +1,325 @@
+"""A server that plays an exact transcript, for tests that must know what was sent, byte by byte, and what comes back.
+
+    script = [Expect(RequestCode.SEND_MESSAGE_V2, body=b"paid"), Answer(ext_fields=STORED, pieces=2)]
+    async with ScriptedPeer(*script) as broker, ScriptedPeer(aside=routes_to(broker.address)) as names:
+        ...  # a producer at names.address
+
+There is one line of steps for all connections: a request is the next one from whichever connection, an answer goes where its
+request came from. What a client sends in its own time (heartbeats) has no place in a transcript; it is answered aside. The
+first request that differs ends the play: every connection is reset, so that the client need not wait, and the end of the
+``async with`` block raises the difference, even where the block failed for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, NamedTuple, Self, cast
+
+from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
+from rmq_protocol.command import RemotingCommand, decode_command
+from rmq_protocol.constants import MASTER_ID, RequestCode
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
+
+from ._steps import Answer, Close, Expect, ExpectClose, Reset, Step, Wait, Write, differences, name_of
+
+__all__ = [
+    "Answer",
+    "Close",
+    "Expect",
+    "ExpectClose",
+    "Reset",
+    "ScriptedPeer",
+    "TranscriptError",
+    "Wait",
+    "Write",
+    "routes_to",
+]
+
+HEARTBEATS: Final[Mapping[int, Answer]] = {RequestCode.HEART_BEAT: Answer(), RequestCode.UNREGISTER_CLIENT: Answer()}
+MAX_CONNECTIONS: Final = 64
+MAX_WAITING: Final = 10_000
+"""Requests that may have come and wait for their step."""
+
+
+class TranscriptError(AssertionError):
+    """What came is not what the transcript expects, or not all of it came; the text shows the steps and the difference."""
+
+
+class _Event(NamedTuple):
+    """A connection was made ("made"), sent a request, or is gone ("lost")."""
+
+    link: _Link
+    what: RemotingCommand | str
+
+
+def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluster: str = "DefaultCluster") -> dict[int, Answer]:
+    """``aside`` for a peer that is a name server: every topic has ``queues`` queues on the one broker at ``address``."""
+    data = BrokerData(broker, {MASTER_ID: address}, cluster)
+    route = TopicRouteData((QueueData(broker, queues, queues, 6),), (data,))
+    info = ClusterInfo({broker: data}, {cluster: (broker,)})
+    return {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: Answer(body=encode_route(route)),
+        RequestCode.GET_BROKER_CLUSTER_INFO: Answer(body=encode_cluster_info(info)),
+    }
+
+
+class ScriptedPeer:
+    """``aside``: answers by request code, given as often as they are asked for, outside the transcript; by default heartbeats
+    and unregistrations succeed so. ``patience``: seconds that the end of the ``async with`` block waits for steps that are left.
+
+    ``requests``: those of the transcript that came. ``answered_aside`` counts the others, by code.
+    """
+
+    def __init__(self, *steps: Step, aside: Mapping[int, Answer] = HEARTBEATS, patience: float = 1.0) -> None:
+        self.requests: list[RemotingCommand] = []
+        self.answered_aside: Counter[int] = Counter()
+        self._steps = steps
+        self._aside = aside
+        self._patience = patience
+        self._played = 0
+        self._failure: TranscriptError | None = None
+        self._end = asyncio.Event()
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._origins: list[_Link] = []
+        self._link: _Link | None = None
+        self._links: set[_Link] = set()
+        self._made = 0
+        self._port = 0
+        self._server: asyncio.Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """ "127.0.0.1:port". Raises RuntimeError before the start."""
+        if not self._port:
+            raise RuntimeError("this peer was not started")
+        return f"127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        """A transcript is played once: raises RuntimeError at the second start."""
+        if self._port:
+            raise RuntimeError("this peer was started already")
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Link(self), "127.0.0.1", 0)
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._task = asyncio.create_task(self._play())
+
+    async def done(self, timeout: float | None = None) -> None:
+        """Returns when every step has been played. Raises TranscriptError for a difference, or after ``timeout`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._end.wait()
+        if not self._end.is_set():
+            self._fail([f"only {self._played} of {len(self._steps)} steps were played within {timeout:g} s"])
+        if self._failure is not None:
+            raise self._failure
+
+    async def stop(self) -> None:
+        """Ends the play and every connection; what was not played is no error here."""
+        if self._server is None or self._task is None:
+            return
+        server, self._server = self._server, None
+        server.close()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        gone = [link.lost for link in self._links]
+        for link in list(self._links):
+            link.reset()
+        if gone:
+            await asyncio.wait(gone)
+        await server.wait_closed()
+        if not self._task.cancelled():
+            self._task.result()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.done(self._patience)
+        finally:
+            await self.stop()
+        if self._failure is not None and isinstance(error, Exception):
+            raise self._failure from error
+
+    # -- the play
+
+    async def _play(self) -> None:
+        for step in self._steps:
+            if not await self._perform(step):
+                return
+            self._played += 1
+        self._end.set()
+        while True:
+            event = await self._events.get()
+            if isinstance(event.what, RemotingCommand):
+                self._fail([f"+ {name_of(event.what.code)} came, and nothing more was expected"])
+                return
+
+    async def _perform(self, step: Step) -> bool:
+        match step:
+            case Expect():
+                return await self._expect(step)
+            case ExpectClose():
+                return await self._expect_close()
+            case Wait():
+                await asyncio.sleep(step.seconds)
+            case Answer():
+                return await self._answer(step)
+            case Write():
+                (await self._connection()).write(step.data)
+            case Close() | Reset():
+                link = await self._connection()
+                link.close() if isinstance(step, Close) else link.reset()
+                self._link = None
+        return True
+
+    async def _expect(self, step: Expect) -> bool:
+        while not isinstance((event := await self._events.get()).what, RemotingCommand):
+            pass
+        self._link = event.link
+        self._origins.append(event.link)
+        self.requests.append(event.what)
+        found = differences(step, event.what)
+        if found:
+            self._fail(found)
+        return not found
+
+    async def _expect_close(self) -> bool:
+        link = await self._connection()
+        while not link.lost.done():
+            event = await self._events.get()
+            if isinstance(event.what, RemotingCommand):
+                self._fail(["- the client closes the connection", f"+ {name_of(event.what.code)}"])
+                return False
+        self._link = None
+        return True
+
+    async def _answer(self, step: Answer) -> bool:
+        try:
+            request, link = self.requests[step.to], self._origins[step.to]
+        except IndexError:
+            self._fail([f"request {step.to} is to be answered, {len(self.requests)} have come"])
+            return False
+        for number, part in enumerate(step.parts(step.frame(request))):
+            if number:
+                await asyncio.sleep(step.pause)
+            if link.closing:
+                self._fail([f"the connection of {name_of(request.code)} was closed before all of its answer could be written"])
+                return False
+            link.write(part)
+        return True
+
+    async def _connection(self) -> _Link:
+        """The one of the last request; after its end, the next that is made."""
+        while self._link is None:
+            event = await self._events.get()
+            if event.what == "made":
+                self._link = event.link
+        return self._link
+
+    def _fail(self, found: list[str]) -> None:
+        if self._failure is not None:
+            return
+        lines = [
+            f"{'ok' if number < self._played else '->' if number == self._played else '  '} {number + 1:3} {step}"
+            for number, step in enumerate(self._steps)
+        ]
+        at = max(0, self._played - 5)
+        self._failure = TranscriptError(
+            "\n".join(
+                [
+                    f"transcript of {len(self._steps)} steps, {self._played} played, {self._made} connections made",
+                    *lines[at : at + 12],
+                    *found,
+                ]
+            )
+        )
+        self._end.set()
+        for link in list(self._links):
+            link.reset()
+
+    # -- what the connections tell
+
+    def made(self, link: _Link) -> None:
+        self._made += 1
+        self._links.add(link)
+        if self._failure is not None or self._server is None or len(self._links) > MAX_CONNECTIONS:
+            link.reset()
+        else:
+            self._events.put_nowait(_Event(link, "made"))
+
+    def received(self, link: _Link, command: RemotingCommand) -> None:
+        if not command.is_response and (aside := self._aside.get(command.code)) is not None:
+            self.answered_aside[command.code] += 1
+            if not command.is_oneway:
+                link.write(aside.frame(command))
+        elif self._events.qsize() >= MAX_WAITING:
+            self._fail([f"{MAX_WAITING} requests have come that no step has asked for yet"])
+        else:
+            self._events.put_nowait(_Event(link, command))
+
+    def broken(self, link: _Link, error: ProtocolError) -> None:
+        self._fail([f"+ what came is no frame: {error}"])
+
+    def lost(self, link: _Link) -> None:
+        self._links.discard(link)
+        self._events.put_nowait(_Event(link, "lost"))
+
+
+class _Link(asyncio.Protocol):
+    """One connection of the client."""
+
+    def __init__(self, peer: ScriptedPeer) -> None:
+        self._peer = peer
+        self._transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._peer.made(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._peer.received(self, decode_command(frame))
+            if self._decoder.error is not None:
+                self._peer.broken(self, self._decoder.error)
+        except ProtocolError as error:
+            self._peer.broken(self, error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.lost.set_result(None)
+        self._peer.lost(self)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def reset(self) -> None:
+        if self._transport is not None:
+            with contextlib.suppress(OSError):
+                linger = struct.pack("ii", 1, 0)
+                self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self._transport.abort()

@@ -1,0 +1,124 @@
+"""The embedded broker in a thread with an event loop of its own: for synchronous code, and for tests with any loop or several.
+
+    with ThreadedRocketMQ() as server:
+        ...  # any client at server.namesrv
+        server.fail_next(2)
+
+Every public method and property of ``EmbeddedRocketMQ`` is replaced here by one that does the same in the server's thread and
+returns what it returned; coroutine methods stay coroutine methods, to be awaited on any loop. They are made from the class
+itself, so whatever it learns is here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rmq_async.embedded import EmbeddedRocketMQ
+
+__all__ = ["ThreadedRocketMQ"]
+
+T = TypeVar("T")
+
+
+class ThreadedRocketMQ(EmbeddedRocketMQ):
+    """Takes what ``EmbeddedRocketMQ`` takes. ``with`` starts it and its thread, and ends both; outside of it every call raises
+    RuntimeError. ``await stop()`` and ``await start()`` inside are a restart of the servers.
+    """
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise RuntimeError("this server runs already")
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="rmq_async embedded", daemon=True)
+        self._thread.start()
+        try:
+            ready.result()
+        except BaseException:
+            self._join()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self._join()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs it on the server's loop; returns its result or raises what it raised. Blocks the caller."""
+        return self._submit(coroutine).result()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        loop = self._loop
+        if loop is None or threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("this server does not run (it does within `with`), or this is its own thread")
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def _run(self, ready: Future[None]) -> None:
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            runner.run(self._serve(ready))
+
+    async def _serve(self, ready: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        try:
+            await super().start()
+        except Exception as error:  # noqa: BLE001 - raised by __enter__
+            self._loop = None
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        await self._ended.wait()
+        self._loop = None
+        await super().stop()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def method(self: ThreadedRocketMQ, *args: Any, **options: Any) -> Any:
+        async def call() -> Any:
+            return function(self, *args, **options)
+
+        return function(self, *args, **options) if threading.current_thread() is self._thread else self.run(call())
+
+    return method
+
+
+def _awaited(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(function)
+    async def method(self: ThreadedRocketMQ, *args: Any, **options: Any) -> Any:
+        if threading.current_thread() is self._thread:
+            return await function(self, *args, **options)
+        return await asyncio.wrap_future(self._submit(function(self, *args, **options)))
+
+    return method
+
+
+def _replace(name: str) -> None:
+    member = inspect.getattr_static(EmbeddedRocketMQ, name)
+    if isinstance(member, property) and member.fget is not None:
+        setattr(ThreadedRocketMQ, name, property(_plain(member.fget), doc=member.__doc__))
+    elif inspect.iscoroutinefunction(member):
+        setattr(ThreadedRocketMQ, name, _awaited(member))
+    elif inspect.isfunction(member):
+        setattr(ThreadedRocketMQ, name, _plain(member))
+
+
+for _name in dir(EmbeddedRocketMQ):
+    if not _name.startswith("_"):
+        _replace(_name)
