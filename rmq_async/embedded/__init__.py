@@ -71,6 +71,8 @@ class EmbeddedRocketMQ:
             Broker(f"broker-{chr(ord('a') + index)}", self._log, self._failures, auto_create_topics=auto_create_topics)
             for index in range(brokers)
         ]
+        for broker in self._brokers:
+            broker.state.peers = [each.state for each in self._brokers]
         self._name_server = NameServer(self._brokers, self._failures)
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 

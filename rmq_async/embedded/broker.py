@@ -7,16 +7,24 @@ from typing import Final
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.frame import Frame
 
+from .assignments import AssignmentProcessor
 from .calls import ClientCalls
 from .connections import ClientProcessor
 from .faults import FailureScript
+from .groups import GroupProcessor
+from .locks import LockProcessor
+from .progress import ProgressProcessor
 from .pulls import HeldPulls, PullMessageProcessor
 from .queries import QueryProcessor
+from .relay import RelayProcessor
+from .replies import ReplyProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts
 from .service import BaseService
 from .state import BrokerState
+from .stats import StatisticsProcessor
 from .store import CommitLog
+from .topic_admin import TopicProcessor
 
 __all__ = ["Broker"]
 
@@ -35,8 +43,16 @@ class Broker(BaseService):
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
+            **ReplyProcessor(self.state, self.calls, self._sends, self._reply).handlers(),
             **PullMessageProcessor(self.state, self.held).handlers(),
             **QueryProcessor(self.state).handlers(),
+            **ProgressProcessor(self.state).handlers(),
+            **GroupProcessor(self.state.groups, self.state.offsets).handlers(),
+            **LockProcessor(self.state.locks).handlers(),
+            **AssignmentProcessor(self.state).handlers(),
+            **TopicProcessor(self.state, self.held).handlers(),
+            **StatisticsProcessor(self.state).handlers(),
+            **RelayProcessor(self.state, self.calls, self._reply).handlers(),
         }
 
     async def start(self, host: str, port: int) -> None:
@@ -74,6 +90,9 @@ class Broker(BaseService):
 
     def tick(self) -> None:
         self.state.clients.expire()
+        self.state.locks.expire()
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
-        connection.send(self.encode(command, response))
+        """The response to a request that was not answered at once."""
+        if not command.is_oneway:
+            connection.send(self.encode(command, response))

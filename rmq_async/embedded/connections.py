@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from typing import Final
 
+from rmq_protocol import bodies
+from rmq_protocol.bodies import CheckClientRequestBody, decode_body, encode_body
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
-from rmq_protocol.headers import UnregisterClientRequestHeader, from_ext
+from rmq_protocol.headers import (
+    GetConsumerConnectionListRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetProducerConnectionListRequestHeader,
+    UnregisterClientRequestHeader,
+    from_ext,
+)
 from rmq_protocol.heartbeat import (
     IS_SUB_CHANGE,
     IS_SUPPORT_HEART_BEAT_V2,
@@ -19,10 +29,13 @@ from rmq_protocol.heartbeat import (
 from .calls import ClientCalls
 from .clients import Client
 from .server import Connection
-from .service import Handler, Refused
+from .service import Handler, Refused, header_of
 from .state import BrokerState
 
 __all__ = ["ClientProcessor"]
+
+_UNIT_SUBSCRIPTION: Final = 2
+"""topicSysFlag of a retry topic whose group is in unit mode."""
 
 
 class ClientProcessor:
@@ -39,6 +52,10 @@ class ClientProcessor:
         return {
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check_client,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
         }
 
     def close(self) -> None:
@@ -69,12 +86,12 @@ class ClientProcessor:
     ) -> bool:
         """Whether the fingerprint is another than last time. A group that cannot be is passed over, as brokers do."""
         state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
-        try:
-            state.use_group(name)
-        except Refused:
+        config = state.groups.find(name)
+        if config is None:
             return False
         changed = state.clients.fingerprint_changed(name, fingerprint)
-        state.topics.ensure(RETRY_TOPIC_PREFIX + name)
+        sys_flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
+        state.topics.ensure(RETRY_TOPIC_PREFIX + name, config.retry_queue_nums, sys_flag)
         state.clients.add_consumer(
             consumer,
             self._client(data, connection, command),
@@ -93,6 +110,45 @@ class ClientProcessor:
             self._state.clients.remove_consumer(header.consumerGroup, header.clientID)
         return make_response(command, ResponseCode.SUCCESS, None, {})
 
+    def check_client(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        if command.body:
+            subscription = decode_body(CheckClientRequestBody, command.body).subscription_data
+            kind = "TAG" if subscription is None else subscription.expression_type or "TAG"
+            if kind != "TAG":
+                remark = f"The broker does not support consumer to filter message by {kind[:60]}"
+                raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def consumer_ids(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = header_of(GetConsumerListByGroupRequestHeader, command).consumerGroup
+        group = self._state.clients.consumers.get(name)
+        if group is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name[:160]}", {})
+        body = bodies.GetConsumerListByGroupResponseBody(tuple(group.members))
+        return make_response(command, ResponseCode.SUCCESS, None, {}, encode_body(body))
+
+    def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = header_of(GetConsumerConnectionListRequestHeader, command).consumerGroup
+        group = self._state.clients.consumers.get(name)
+        if group is None:
+            raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:160]}] not online")
+        body = bodies.ConsumerConnection(
+            connection_set=_connections(group.members.values()),
+            subscription_table=group.subscriptions,
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            consume_from_where=group.consume_from_where,
+        )
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+
+    def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = header_of(GetProducerConnectionListRequestHeader, command).producerGroup
+        members = self._state.clients.producers.get(name)
+        if members is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:160]}] not exist")
+        body = bodies.ProducerConnection(_connections(members.values()))
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+
     def _group_changed(self, group: str) -> None:
         self._changed.add(group)
         if self._notify_handle is None:
@@ -103,7 +159,15 @@ class ClientProcessor:
         groups, self._changed = self._changed, set()
         for name in groups:
             group = self._state.clients.consumers.get(name)
-            if group is None:
+            config = self._state.groups.get(name)
+            if group is None or (config is not None and not config.notify_consumer_ids_changed_enable):
                 continue
             for connection in {member.connection for member in group.members.values()}:
                 self._calls.oneway(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
+
+
+def _connections(members: Iterable[Client]) -> tuple[bodies.Connection, ...]:
+    return tuple(
+        bodies.Connection(member.client_id, member.connection.remote, member.language.name, member.version)
+        for member in members
+    )

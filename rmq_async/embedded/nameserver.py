@@ -1,29 +1,44 @@
-"""The embedded name server: routes (105) and the cluster (106), read from the brokers' own tables when asked.
+"""The embedded name server: routes (105), the cluster (106) and topics (206, 216, 224, 304), read from the brokers' own tables
+when asked, and key-value settings (100-102, 219).
 
-Brokers of one process have no need to register; so a topic's route is there as soon as the topic is.
+Brokers of one process have no need to register; so a topic's route is there as long as a broker has the topic, and deleting
+it here alone has no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from rmq_protocol.bodies import KVTable, TopicList, encode_body
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
-from rmq_protocol.headers import GetRouteInfoRequestHeader, from_ext
+from rmq_protocol.headers import (
+    DeleteKVConfigRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
+    GetKVConfigRequestHeader,
+    GetKVListByNamespaceRequestHeader,
+    GetRouteInfoRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    PutKVConfigRequestHeader,
+    from_ext,
+)
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
 from .broker import Broker
 from .faults import FailureScript
 from .server import Connection
-from .service import BaseService, Refused
+from .service import BaseService, Refused, header_of
 from .state import CLUSTER
 from .topics import FAQ
 
 __all__ = ["NAME", "NameServer"]
 
 NAME: Final = "namesrv"
+MAX_SETTINGS: Final = 10_000
+MAX_SETTINGS_SIZE: Final = 8 * 1024 * 1024
+"""Characters of all namespaces, keys and values."""
 _STANDARD_JSON_FROM: Final = 401
 """``MQVersion.V4_9_4``: younger clients get standard JSON without asking for it."""
 
@@ -37,7 +52,19 @@ class NameServer(BaseService):
         self.handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.PUT_KV_CONFIG: self._put_setting,
+            RequestCode.GET_KV_CONFIG: self._get_setting,
+            RequestCode.DELETE_KV_CONFIG: self._delete_setting,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._settings_of,
         }
+        self._settings: dict[str, dict[str, str]] = {}
+        self._count = 0
+        """Of namespaces and keys."""
+        self._size = 0
 
     def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = from_ext(GetRouteInfoRequestHeader, command.ext_fields, lenient=True)
@@ -60,13 +87,92 @@ class NameServer(BaseService):
         route = TopicRouteData(tuple(queues), tuple(brokers))
         return make_response(command, ResponseCode.SUCCESS, body=encode_route(route, standard=standard))
 
+    def _topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return _topic_list(command, self._topic_names())
+
+    def _topics_by_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """A cluster that is not there has no topics."""
+        header = from_ext(GetTopicsByClusterRequestHeader, command.ext_fields, lenient=True)
+        return _topic_list(command, self._topic_names() if header.cluster == CLUSTER else {})
+
+    def _system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        running = self._running()
+        address = running[0].listener.address(connection) if running else None
+        return _topic_list(command, [CLUSTER, *(broker.name for broker in running)], address)
+
+    def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header_of(DeleteTopicFromNamesrvRequestHeader, command)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def _topic_names(self) -> dict[str, None]:
+        """In the order in which they were made."""
+        return dict.fromkeys(topic.config.topic_name for broker in self._running() for topic in broker.state.topics)
+
+    def _running(self) -> list[Broker]:
+        return [broker for broker in self._brokers if broker.listener.running]
+
+    def _put_setting(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = from_ext(PutKVConfigRequestHeader, command.ext_fields, lenient=True)
+        namespace: str | None = header.namespace
+        key: str | None = header.key
+        value: str | None = header.value
+        if namespace is None or key is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "namespace or key is null")
+        self._change_setting(namespace, key, value or "")
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def _change_setting(self, namespace: str, key: str, value: str | None) -> None:
+        """``value`` None deletes. Empty namespaces stay, as in a real name server."""
+        table = self._settings.get(namespace, {})
+        old = table.get(key)
+        count = self._count + (value is not None) - (old is not None) + (namespace not in self._settings)
+        size = self._size + _length(namespace, key, value) - _length(namespace, key, old)
+        if value is not None and (count > MAX_SETTINGS or size > MAX_SETTINGS_SIZE):
+            remark = f"this name server keeps {MAX_SETTINGS} settings of {MAX_SETTINGS_SIZE} characters, it takes no more"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        if value is not None:
+            self._settings.setdefault(namespace, table)[key] = value
+        elif old is not None:
+            del table[key]
+        else:
+            return
+        self._count, self._size = count, size
+
+    def _get_setting(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(GetKVConfigRequestHeader, command)
+        value = self._settings.get(header.namespace, {}).get(header.key)
+        if value is None:
+            remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
+            raise Refused(ResponseCode.QUERY_NOT_FOUND, remark, {})
+        return make_response(command, ResponseCode.SUCCESS, None, {"value": value})
+
+    def _delete_setting(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(DeleteKVConfigRequestHeader, command)
+        self._change_setting(header.namespace, header.key, None)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def _settings_of(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        namespace = header_of(GetKVListByNamespaceRequestHeader, command).namespace
+        table = self._settings.get(namespace)
+        if table is None:
+            raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(KVTable(table)))
+
     def _cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        running = [broker for broker in self._brokers if broker.listener.running]
+        running = self._running()
         info = ClusterInfo(
             {broker.name: _broker_data(broker, connection) for broker in running},
             {CLUSTER: tuple(broker.name for broker in running)},
         )
         return make_response(command, ResponseCode.SUCCESS, body=encode_cluster_info(info, standard=False))
+
+
+def _length(namespace: str, key: str, value: str | None) -> int:
+    return 0 if value is None else len(namespace) + len(key) + len(value)
+
+
+def _topic_list(command: RemotingCommand, names: Iterable[str], address: str | None = None) -> RemotingCommand:
+    return make_response(command, ResponseCode.SUCCESS, body=encode_body(TopicList(tuple(names), address)))
 
 
 def _broker_data(broker: Broker, connection: Connection) -> BrokerData:

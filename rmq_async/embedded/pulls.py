@@ -8,15 +8,16 @@ its deadline is answered as things stand then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from rmq_protocol.bodies import SubscriptionGroupConfig
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
 from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, to_ext
 
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Handler, Refused, header_of, without_content
 from .state import BrokerState
 from .store import Queue, tag_code
 from .topics import FAQ
@@ -28,7 +29,10 @@ MAX_BYTES: Final = 256 * 1024
 """Most that one pull gets (``maxTransferCountOnMessageInMemory``, ``maxTransferBytesOnMessageInMemory``)."""
 MIN_SCAN: Final = 800
 """Records a filtered pull looks at, at least (``maxFilterMessageSize`` / 20)."""
+MAX_HELD: Final = 65_536
 MAX_HELD_PER_CONNECTION: Final = 1024
+MAX_HELD_TAGS: Final = 1024
+"""Tags of one held pull."""
 MAX_SUSPEND_MS: Final = 3_600_000
 _SUSPEND: Final = int(PullSysFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullSysFlag.SUBSCRIPTION)
@@ -40,18 +44,18 @@ Codes = frozenset[int] | None
 class _Pull:
     """One pull under way. ``at``: offset looked at so far, which is the one asked for until records did not match."""
 
-    __slots__ = ("at", "codes", "command", "connection", "count", "queue", "start", "timer", "topic_sys_flag")
+    __slots__ = ("at", "codes", "command", "connection", "count", "queue", "start", "sys_flags", "timer")
 
     def __init__(
         self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, queue: Queue, codes: Codes
     ) -> None:
         self.connection = connection
-        self.command = command
+        self.command = without_content(command)
         self.queue = queue
         self.start = self.at = header.queueOffset
         self.count = max(1, min(header.maxMsgNums, MAX_RECORDS))
         self.codes = codes
-        self.topic_sys_flag = 0
+        self.sys_flags = (0, 0)
         self.timer: asyncio.TimerHandle | None = None
 
     def answer(self) -> RemotingCommand:
@@ -72,14 +76,18 @@ class _Pull:
             return self._response(ResponseCode.SUCCESS, "FOUND", self.at, b"".join(found))
         return self._response(ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", self.at)
 
+    def reset(self, offset: int) -> RemotingCommand:
+        """The response that sends the group to ``offset``."""
+        return self._response(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", offset)
+
     def _response(self, code: ResponseCode, remark: str, next_offset: int, body: bytes = b"") -> RemotingCommand:
         header = PullMessageResponseHeader(
             suggestWhichBrokerId=0,
             nextBeginOffset=next_offset,
             minOffset=self.queue.min_offset,
             maxOffset=self.queue.max_offset,
-            topicSysFlag=self.topic_sys_flag,
-            groupSysFlag=0,
+            topicSysFlag=self.sys_flags[0],
+            groupSysFlag=self.sys_flags[1],
         )
         return make_response(self.command, code, remark, {**to_ext(header)}, body)
 
@@ -89,25 +97,35 @@ class HeldPulls:
 
     def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._reply = reply
+        self._count = 0
         self._by_queue: dict[Queue, list[_Pull]] = {}
         self._by_connection: dict[Connection, set[_Pull]] = {}
         self._arrived: set[Queue] = set()
         self._wake_handle: asyncio.Handle | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_queue.values()))
+        return self._count
 
-    def hold(self, pull: _Pull, timeout_ms: int) -> bool:
-        """False where the connection holds as many as it may."""
-        own = self._by_connection.setdefault(pull.connection, set())
-        if len(own) >= MAX_HELD_PER_CONNECTION or pull.connection.closed:
-            return False
+    def hold(self, pull: _Pull, timeout_ms: int) -> None:
+        """Raises Refused (2) where the connection, or all together, hold as many as they may."""
+        own = self._by_connection.get(pull.connection, set())
+        if len(own) >= MAX_HELD_PER_CONNECTION or self._count >= MAX_HELD:
+            whose, limit = (
+                ("this connection has", MAX_HELD_PER_CONNECTION) if self._count < MAX_HELD else ("this broker holds", MAX_HELD)
+            )
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{whose} {limit} pulls that wait for messages, it takes no more", {})
+        if pull.codes is not None and len(pull.codes) > MAX_HELD_TAGS:
+            remark = f"a pull of {len(pull.codes)} tags does not wait for messages, the limit is {MAX_HELD_TAGS}"
+            raise Refused(ResponseCode.SYSTEM_BUSY, remark, {})
+        if pull.connection.closed:
+            return
         own.add(pull)
+        self._by_connection[pull.connection] = own
+        self._count += 1
         self._by_queue.setdefault(pull.queue, []).append(pull)
         pull.queue.waiting += 1
         delay = min(timeout_ms, MAX_SUSPEND_MS) / 1000
         pull.timer = asyncio.get_running_loop().call_later(delay, self._expired, pull)
-        return True
 
     def arrived(self, queue: Queue) -> None:
         self._arrived.add(queue)
@@ -117,6 +135,13 @@ class HeldPulls:
     def disconnected(self, connection: Connection) -> None:
         for pull in self._by_connection.pop(connection, ()):
             self._forget(pull)
+
+    def dropped(self, queues: Iterable[Queue]) -> None:
+        """The queues' topic is gone: who waits for it hears so."""
+        for queue in queues:
+            for pull in list(self._by_queue.get(queue, ())):
+                remark = f"topic[{queue.topic}] not exist, apply first please! \n{FAQ}"
+                self._end(pull, make_response(pull.command, ResponseCode.TOPIC_NOT_EXIST, remark, {}))
 
     def close(self) -> None:
         """Forgets all that is held, unanswered."""
@@ -142,7 +167,11 @@ class HeldPulls:
         self._end(pull, pull.answer())
 
     def _end(self, pull: _Pull, response: RemotingCommand) -> None:
-        self._by_connection.get(pull.connection, set()).discard(pull)
+        own = self._by_connection.get(pull.connection)
+        if own is not None:
+            own.discard(pull)
+            if not own:
+                del self._by_connection[pull.connection]
         self._forget(pull)
         if not pull.connection.congested:
             self._reply(pull.connection, pull.command, response)
@@ -151,6 +180,7 @@ class HeldPulls:
         if pull.timer is not None:
             pull.timer.cancel()
             pull.timer = None
+        self._count -= 1
         pull.queue.waiting -= 1
         pulls = self._by_queue[pull.queue]
         pulls.remove(pull)
@@ -168,31 +198,35 @@ class PullMessageProcessor:
 
     def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(PullMessageRequestHeader, command)
-        state = self._state
-        state.use_group(header.consumerGroup)
-        topic = state.topics.for_read(header.topic, header.queueId, connection.remote)
-        codes = self._codes(header)
-        pull = _Pull(connection, command, header, topic.queue(header.queueId), codes)
-        pull.topic_sys_flag = topic.config.topic_sys_flag
-        response = pull.answer()
+        state, group, queue_id = self._state, header.consumerGroup, header.queueId
+        config = state.groups.use(group)
+        if not config.consume_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}", {"forbiddenType": "2"})
+        topic = state.topics.for_read(header.topic, queue_id, connection.remote)
+        codes = self._codes(header, config)
+        pull = _Pull(connection, command, header, topic.queue(queue_id), codes)
+        pull.sys_flags = (topic.config.topic_sys_flag, config.group_sys_flag)
+        reset = state.offsets.take_reset(group, header.topic, queue_id)
+        response = pull.answer() if reset is None else pull.reset(reset)
         if header.sysFlag & _COMMIT_OFFSET:
-            state.commit(header.consumerGroup, header.topic, header.queueId, header.commitOffset)
+            state.offsets.commit(group, header.topic, queue_id, header.commitOffset)
+        state.offsets.note_pull(group, header.topic, queue_id, header.queueOffset)
         if (
             response.code == ResponseCode.PULL_NOT_FOUND
             and header.sysFlag & _SUSPEND
             and header.suspendTimeoutMillis > 0
             and not command.is_oneway
-            and self._held.hold(pull, header.suspendTimeoutMillis)
         ):
+            self._held.hold(pull, header.suspendTimeoutMillis)
             return None
         return response
 
-    def _codes(self, header: PullMessageRequestHeader) -> Codes:
+    def _codes(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Codes:
         """Hash codes of the tags wanted, as consume queues hold them; None for every message. Raises Refused (1, 23-25)."""
         if header.sysFlag & _SUBSCRIPTION:
             expression, kind = header.subscription or "", header.expressionType or "TAG"
         else:
-            expression, kind = self._group_subscription(header)
+            expression, kind = self._group_subscription(header, config)
         if kind != "TAG":
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind[:60]}", {}
@@ -203,10 +237,13 @@ class PullMessageProcessor:
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {})
         return frozenset(tag_code(tag.strip()) for tag in expression.split("||") if tag.strip())
 
-    def _group_subscription(self, header: PullMessageRequestHeader) -> tuple[str, str]:
+    def _group_subscription(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> tuple[str, str]:
         group = self._state.clients.consumers.get(header.consumerGroup)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}", {})
+        if group.is_broadcast and not config.consume_broadcast_enable:
+            remark = f"the consumer group[{header.consumerGroup}] can not consume by broadcast way"
+            raise Refused(ResponseCode.NO_PERMISSION, remark, {"forbiddenType": "4"})
         subscription = group.subscriptions.get(header.topic)
         if subscription is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist\n{FAQ}", {})

@@ -44,7 +44,7 @@ from rmq_protocol.stored import encode_stored
 
 from .pulls import HeldPulls
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import ExtFields, Handler, Refused, header_of
 from .state import CLUSTER, REGION, BrokerState
 from .store import tag_code
 from .topics import Topic, describe
@@ -130,8 +130,12 @@ class SendMessageProcessor:
             header = send_header_v2(header_of(SendMessageRequestHeader, command))
         else:
             header = header_of(SendMessageRequestHeaderV2, command)
+        return make_response(command, ResponseCode.SUCCESS, None, self.store(connection, header, command.body))
+
+    def store(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> ExtFields:
+        """Stores what a send holds; returns its answer's fields. Raises Refused or ProtocolError, and then nothing is stored."""
         try:
-            stored = self._put(connection, header, command.body)
+            stored = self._put(connection, header, body)
         except Refused as refusal:
             raise Refused(refusal.code, refusal.remark, dict(_REPLY_FIELDS)) from None
         reply = SendMessageResponseHeader(
@@ -140,7 +144,7 @@ class SendMessageProcessor:
             queueOffset=stored.queue_offset,
             transactionId=stored.transaction_id,
         )
-        return make_response(command, ResponseCode.SUCCESS, None, {**to_ext(reply), **_REPLY_FIELDS})
+        return {**to_ext(reply), **_REPLY_FIELDS}
 
     def _put(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> _Stored:
         """Stores what a send holds. Raises Refused or ProtocolError, and then nothing is stored."""

@@ -20,12 +20,14 @@ from rmq_protocol.headers import REQUEST_HEADERS, Header, from_ext
 from .faults import FailureScript
 from .server import Connection, Listener, Parts
 
-__all__ = ["BaseService", "Handler", "Refused", "header_of"]
+__all__ = ["BaseService", "ExtFields", "Handler", "Refused", "Reply", "header_of", "without_content"]
 
 logger = logging.getLogger("rmq_async.embedded")
 
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 ExtFields = dict[str, str | None]
+Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
+"""Writes the response to a request (second) that was not answered at once."""
 
 STORED_WITH_A_FLAW: Final = frozenset(
     {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT}
@@ -52,6 +54,11 @@ def header_of(cls: type[H], command: RemotingCommand) -> H:
         return from_ext(cls, command.ext_fields)
     except RemoteProtocolError as error:
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+
+
+def without_content(command: RemotingCommand) -> RemotingCommand:
+    """The request as far as a later response needs it, so that what waits for one takes little room."""
+    return RemotingCommand(code=command.code, opaque=command.opaque, flag=command.flag, version=command.version)
 
 
 class BaseService:

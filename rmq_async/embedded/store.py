@@ -112,6 +112,8 @@ class CommitLog:
         self.memory = 0
         self.end = 0
         """Physical offset of the next record."""
+        self.appended = 0
+        """Records ever stored."""
         self._clock = clock
         self._now = 0
         self._records: list[bytes] = []
@@ -136,6 +138,7 @@ class CommitLog:
         self._queues.append(queue)
         self._offsets.append(self.end)
         self.end += len(record)
+        self.appended += 1
         self.memory += len(record) + RECORD_OVERHEAD
         while self.memory > self.max_memory and len(self._records) - self._first > 1:
             self._forget_oldest()
@@ -152,6 +155,26 @@ class CommitLog:
         for record, queue in zip(self._records[self._first :], self._queues[self._first :], strict=True):
             if queue is not None:
                 yield record, queue
+
+    @property
+    def begin(self) -> int:
+        """Physical offset of the oldest record."""
+        return self._offsets[self._first] if len(self) else self.end
+
+    def earliest_ms(self) -> int:
+        """When the oldest record was stored; -1 where there is none."""
+        for _, queue in self.records():
+            return queue.stored_ms(queue.min_offset) or -1
+        return -1
+
+    def drop(self, queues: Collection[Queue]) -> None:
+        """Forgets the queues' records, wherever they are; the queues are not to be used any more."""
+        gone = set(queues)
+        for at in range(self._first, len(self._records)):
+            if self._queues[at] in gone:
+                self.memory -= len(self._records[at])
+                self._records[at] = b""
+                self._queues[at] = None
 
     def clear(self) -> None:
         """Every record goes as if the memory bound had reached it: offsets go on where they are."""

@@ -26,6 +26,8 @@ MAX_TOPICS: Final = 10_000
 """Besides the broker's own."""
 MAX_QUEUES: Final = 16_384
 """Queues of one topic on one broker."""
+MAX_QUEUES_IN_USE: Final = 200_000
+"""Queues of all topics that were ever written or pulled."""
 DEFAULT_QUEUES: Final = 8
 """Queues of TBW102, and so the most an automatically created topic gets (``BrokerConfig.defaultTopicQueueNums``)."""
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -71,18 +73,25 @@ def describe(config: TopicConfig) -> str:
 class Topic:
     """A topic's settings and the queues in use."""
 
-    __slots__ = ("_broker_name", "_queues", "config")
+    __slots__ = ("_queues", "_table", "config")
 
-    def __init__(self, config: TopicConfig, broker_name: str) -> None:
+    def __init__(self, config: TopicConfig, table: TopicTable) -> None:
         self.config = config
-        self._broker_name = broker_name
+        self._table = table
         self._queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """The queue, made now if it was not there; ask only for ids within the settings."""
+        """The queue, made now if it was not there; ask only for ids within the settings.
+
+        Raises Refused (1) where the broker has as many queues as it takes."""
         queue = self._queues.get(queue_id)
         if queue is None:
-            queue = self._queues[queue_id] = Queue(self.config.topic_name, self._broker_name, queue_id)
+            table = self._table
+            if table.queues_in_use >= MAX_QUEUES_IN_USE:
+                remark = f"this broker has {MAX_QUEUES_IN_USE} queues in use, it takes no more"
+                raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+            table.queues_in_use += 1
+            queue = self._queues[queue_id] = Queue(self.config.topic_name, table.broker_name, queue_id)
         return queue
 
     def find(self, queue_id: int) -> Queue | None:
@@ -95,7 +104,8 @@ class Topic:
 
 class TopicTable:
     def __init__(self, broker_name: str, cluster: str, *, auto_create: bool) -> None:
-        self._broker_name = broker_name
+        self.broker_name = broker_name
+        self.queues_in_use = 0
         self._topics: dict[str, Topic] = {}
         self._auto_create = auto_create
         self.changes = 0
@@ -168,7 +178,10 @@ class TopicTable:
             raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{name}] is conflict with system topic.")
         self.changes += 1
         self._sendable.pop(name, None)
-        return self._topics.pop(name, None)
+        topic = self._topics.pop(name, None)
+        if topic is not None:
+            self.queues_in_use -= len(topic.queues())
+        return topic
 
     def for_send(self, name: str, default_topic: str, queues: int) -> Topic:
         """The topic to send to, created after ``default_topic`` where that is allowed. Raises Refused (29, 16, 17)."""
@@ -226,7 +239,7 @@ class TopicTable:
 
     def _add(self, config: TopicConfig) -> Topic:
         name = config.topic_name
-        topic = self._topics[name] = Topic(config, self._broker_name)
+        topic = self._topics[name] = Topic(config, self)
         if not is_not_allowed_send_topic(name):
             self._sendable[name] = topic
         return topic

@@ -87,6 +87,9 @@ async def test_committed_offsets(broker: RawClient) -> None:
         missing = await broker.ask(QUERY, {**fields, **other})
         assert missing.code == 22
         assert missing.remark == "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+    unknown = await broker.ask(UPDATE, {**fields, "commitOffset": "20000"})
+    assert (unknown.code, unknown.remark, unknown.ext_fields) == (26, "Group CG not exist!", {})
+    await broker.pull("T")  # brings the group into being
     updated = await broker.ask(UPDATE, {**fields, "commitOffset": "20000"})
     assert (updated.code, updated.ext_fields) == (0, {})
     assert await broker.offset(QUERY, "T", consumerGroup="CG") == 20000
@@ -95,6 +98,7 @@ async def test_committed_offsets(broker: RawClient) -> None:
 
 async def test_offsets_nobody_can_commit(broker: RawClient) -> None:
     fields = {"consumerGroup": "CG", "topic": "nope", "queueId": "0", "commitOffset": "1"}
+    await broker.pull("TBW102")
     unknown = await broker.ask(UPDATE, fields)
     assert (unknown.code, unknown.remark) == (17, "Topic nope not exist!")
     await broker.create_topic("T")
@@ -103,8 +107,9 @@ async def test_offsets_nobody_can_commit(broker: RawClient) -> None:
 
 
 async def test_the_number_of_committed_offsets_is_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq_async.embedded.state.MAX_OFFSETS", 2)
+    monkeypatch.setattr("rmq_async.embedded.offsets.MAX_OFFSETS", 2)
     await broker.create_topic("T")
+    await broker.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "CG"})
     codes = [
         (await broker.ask(UPDATE, {"consumerGroup": "CG", "topic": "T", "queueId": queue_id, "commitOffset": "1"})).code
         for queue_id in ("0", "1", "2", "0")

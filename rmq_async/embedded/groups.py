@@ -1,0 +1,153 @@
+"""Subscription groups of one broker (200, 201, 207, 225, 352): their settings; they come into being when first used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rmq_protocol.bodies import (
+    DataVersion,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    SubscriptionGroupWrapper,
+    decode_body,
+    encode_body,
+)
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import DeleteSubscriptionGroupRequestHeader, GetSubscriptionGroupConfigRequestHeader
+from rmq_protocol.validation import broker_group_remark
+
+from .offsets import OffsetTable
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .topics import FAQ
+
+__all__ = ["GroupProcessor", "SubscriptionGroups"]
+
+MAX_GROUPS: Final = 10_000
+"""Besides the broker's own."""
+MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
+"""Of the settings of all groups, as JSON."""
+_OWN: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+
+
+class SubscriptionGroups:
+    """``changes``: how often a group was made, changed or deleted."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, SubscriptionGroupConfig] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+        self.changes = 0
+        self.get = self._groups.get
+        for name in _OWN:
+            self._put(SubscriptionGroupConfig(name), 0)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def all(self) -> dict[str, SubscriptionGroupConfig]:
+        return dict(self._groups)
+
+    def find(self, name: str) -> SubscriptionGroupConfig | None:
+        """The group, made now if it was not there; None for a name that no group can have, or where there is no room."""
+        config = self._groups.get(name)
+        if config is None and broker_group_remark(name) is None and not self._is_full():
+            config = SubscriptionGroupConfig(name)
+            self._put(config, len(encode_body(config)))
+        return config
+
+    def use(self, name: str) -> SubscriptionGroupConfig:
+        """As ``find``, but raises Refused (26)."""
+        config = self.find(name)
+        if config is None:
+            why = f"this broker has {MAX_GROUPS} groups, it takes no more" if self._is_full() else f"\n{FAQ}"
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name[:160]}] does not exist, {why}", {}
+            )
+        return config
+
+    def put_all(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
+        """New settings, of new groups or of those that are there: all or, with Refused (29, 1), none."""
+        checked = [(config, self._check(config)) for config in configs]
+        new = [config for config, _ in checked if config.group_name not in self._groups]
+        if len(self._groups) + len(new) - len(_OWN) > MAX_GROUPS:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_GROUPS} groups, it takes no more")
+        grown = sum(size - self._sizes.get(config.group_name, 0) for config, size in checked)
+        if grown > 0 and self._size + grown > MAX_GROUP_BYTES:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"settings of groups take more than the {MAX_GROUP_BYTES} bytes kept here")
+        for config, size in checked:
+            self._put(config, size)
+
+    def delete(self, name: str) -> None:
+        if self._groups.pop(name, None) is not None:
+            self._size -= self._sizes.pop(name)
+            self.changes += 1
+
+    def _is_full(self) -> bool:
+        return len(self._groups) - len(_OWN) >= MAX_GROUPS
+
+    def _check(self, config: SubscriptionGroupConfig) -> int:
+        remark = broker_group_remark(config.group_name)
+        if remark is not None:
+            raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+        return len(encode_body(config))
+
+    def _put(self, config: SubscriptionGroupConfig, size: int) -> None:
+        name = config.group_name
+        self._size += size - self._sizes.get(name, 0)
+        self._sizes[name] = size
+        self._groups[name] = config
+        self.changes += 1
+
+
+class GroupProcessor:
+    def __init__(self, groups: SubscriptionGroups, offsets: OffsetTable) -> None:
+        self._groups = groups
+        self._offsets = offsets
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_list,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+        }
+
+    def put(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        if command.body:
+            self._groups.put_all([decode_body(SubscriptionGroupConfig, command.body)])
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def put_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        self._groups.put_all(decode_body(SubscriptionGroupList, command.body).group_config_list)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        groups = self._groups
+        table = SubscriptionGroupWrapper(groups.all(), {}, DataVersion(0, 0, groups.changes))
+        return make_response(command, ResponseCode.SUCCESS, None, {"totalGroupNum": str(len(groups))}, encode_body(table))
+
+    def one(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        config = self._groups.find(header_of(GetSubscriptionGroupConfigRequestHeader, command).group)
+        if config is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(config))
+
+    def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(DeleteSubscriptionGroupRequestHeader, command)
+        self._groups.delete(header.groupName)
+        if header.cleanOffset:
+            self._offsets.forget_group(header.groupName)
+        return make_response(command, ResponseCode.SUCCESS)

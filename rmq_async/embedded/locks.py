@@ -1,0 +1,93 @@
+"""Locks of queues for orderly consumption (41, 42): one client of a group at a time, for ``LOCK_LIFE`` unless renewed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody, decode_body, encode_body
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.message import MessageQueue
+
+from .server import Connection
+from .service import Handler, Refused
+
+__all__ = ["LockProcessor", "QueueLocks"]
+
+LOCK_LIFE: Final = 60.0
+"""Seconds."""
+MAX_LOCKS: Final = 100_000
+MAX_LOCKS_AT_ONCE: Final = 16_384
+MAX_NAME_LENGTH: Final = 512
+"""Of a group, a client, a topic or a broker in a lock."""
+
+
+class QueueLocks:
+    def __init__(self) -> None:
+        self._locks: dict[tuple[str, MessageQueue], tuple[str, float]] = {}
+        """By group and queue: who has it, and until when (``time.monotonic``)."""
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
+        """The queues that are the client's now. Raises Refused (1) where there is no room for one more."""
+        now = time.monotonic()
+        taken: list[MessageQueue] = []
+        for queue in queues:
+            key = (group, queue)
+            owner, until = self._locks.get(key, (client_id, 0.0))
+            if owner != client_id and until > now:
+                continue
+            if key not in self._locks and len(self._locks) >= MAX_LOCKS and not self._expire(now):
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more")
+            self._locks[key] = (client_id, now + LOCK_LIFE)
+            taken.append(queue)
+        return taken
+
+    def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
+        """What another client has stays locked."""
+        for queue in queues:
+            owner, _ = self._locks.get((group, queue), ("", 0.0))
+            if owner == client_id:
+                self._locks.pop((group, queue), None)
+
+    def _expire(self, now: float) -> bool:
+        """Forgets what nobody has any more; whether that made room."""
+        self._locks = {key: lock for key, lock in self._locks.items() if lock[1] > now}
+        return len(self._locks) < MAX_LOCKS
+
+    def expire(self) -> None:
+        self._expire(time.monotonic())
+
+
+class LockProcessor:
+    def __init__(self, locks: QueueLocks) -> None:
+        self._locks = locks
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
+
+    def lock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        body = _checked(decode_body(LockBatchRequestBody, command.body))
+        taken = self._locks.lock(body.consumer_group, dict.fromkeys(body.mq_set), body.client_id)
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(LockBatchResponseBody(tuple(taken))))
+
+    def unlock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        body = _checked(decode_body(UnlockBatchRequestBody, command.body))
+        self._locks.unlock(body.consumer_group, body.mq_set, body.client_id)
+        return make_response(command, ResponseCode.SUCCESS)
+
+
+def _checked(body: LockBatchRequestBody) -> LockBatchRequestBody:
+    if len(body.mq_set) > MAX_LOCKS_AT_ONCE:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{len(body.mq_set)} queues in one request, the limit is {MAX_LOCKS_AT_ONCE}")
+    names = {body.consumer_group, body.client_id}
+    for queue in body.mq_set:
+        names |= {queue.topic, queue.broker_name}
+    longest = max(map(len, names))
+    if longest > MAX_NAME_LENGTH:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"a name of {longest} characters, the limit is {MAX_NAME_LENGTH}")
+    return body

@@ -1,0 +1,105 @@
+"""How far groups have consumed, by topic and queue (``OffsetTable``): what they committed, pulled, and are told to go back to.
+
+A reset stays until the group's next pull of that queue, which it answers with the new offset; until then it is the committed
+offset, and what the group commits is not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rmq_protocol.constants import ResponseCode
+
+from .service import Refused
+
+__all__ = ["OffsetTable"]
+
+MAX_OFFSETS: Final = 200_000
+
+_Offsets = dict[int, int]
+
+
+class OffsetTable:
+    def __init__(self) -> None:
+        self._committed: dict[tuple[str, str], _Offsets] = {}
+        self._pulled: dict[tuple[str, str], _Offsets] = {}
+        self._reset: dict[tuple[str, str], _Offsets] = {}
+        self._count = 0
+
+    def find(self, group: str, topic: str, queue_id: int) -> int:
+        """What the group committed, -1 for nothing."""
+        key = (group, topic)
+        if self._reset and queue_id in self._reset.get(key, ()):
+            return self._reset[key][queue_id]
+        return self._committed.get(key, {}).get(queue_id, -1)
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int:
+        """Where the group's last pull ended, or what it committed."""
+        offset = self._pulled.get((group, topic), {}).get(queue_id)
+        return self.find(group, topic, queue_id) if offset is None else offset
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """False while a reset is pending. Raises Refused (1) for one more than the table takes."""
+        if self.is_reset(group, topic, queue_id):
+            return False
+        if not self._set(self._committed, group, topic, queue_id, offset):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
+        return True
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Only statistics show it, so it is not kept where there is no room."""
+        self._set(self._pulled, group, topic, queue_id, offset)
+
+    def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        return bool(self._reset) and queue_id in self._reset.get((group, topic), ())
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Raises Refused (1) for one more than the table takes."""
+        if not self._set(self._reset, group, topic, queue_id, offset):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where the group is to go on; once."""
+        if not self.is_reset(group, topic, queue_id):
+            return None
+        offsets = self._reset[group, topic]
+        offset = offsets.pop(queue_id)
+        self._count -= 1
+        if not offsets:
+            del self._reset[group, topic]
+        return offset
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Groups that committed something of the topic."""
+        return {group for group, name in self._committed if name == topic}
+
+    def topics_of(self, group: str) -> set[str]:
+        """Topics of which the group committed something."""
+        return {topic for name, topic in self._committed if name == group}
+
+    def all(self) -> dict[str, _Offsets]:
+        """``topic@group`` -> queue id -> committed offset."""
+        return {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._committed.items()}
+
+    def forget_group(self, group: str) -> None:
+        self._forget(lambda key: key[0] == group)
+
+    def forget_topic(self, topic: str) -> None:
+        self._forget(lambda key: key[1] == topic)
+
+    def _forget(self, matches: Callable[[tuple[str, str]], bool]) -> None:
+        for table in (self._committed, self._pulled, self._reset):
+            for key in [key for key in table if matches(key)]:
+                self._count -= len(table.pop(key))
+
+    def _set(self, table: dict[tuple[str, str], _Offsets], group: str, topic: str, queue_id: int, offset: int) -> bool:
+        offsets = table.get((group, topic))
+        if offsets is None or queue_id not in offsets:
+            if self._count >= MAX_OFFSETS:
+                return False
+            self._count += 1
+            if offsets is None:
+                offsets = table[group, topic] = {}
+        offsets[queue_id] = offset
+        return True

@@ -1,0 +1,96 @@
+"""What groups have consumed: asking, committing, going back (14, 15, 43, 222)."""
+
+from __future__ import annotations
+
+from rmq_protocol.bodies import ConsumerOffsetSerializeWrapper, ResetOffsetBody, encode_body
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import (
+    QueryConsumerOffsetRequestHeader,
+    ResetOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rmq_protocol.message import MessageQueue
+
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import BrokerState
+
+__all__ = ["ProgressProcessor"]
+
+
+class ProgressProcessor:
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+        }
+
+    def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """A new group begins at 0 where the queue still has its first message, unless it asked not to."""
+        header = header_of(QueryConsumerOffsetRequestHeader, command)
+        offset = self._state.offsets.find(header.consumerGroup, header.topic, header.queueId)
+        if offset < 0:
+            queue = self._state.topics.find_queue(header.topic, header.queueId)
+            if header.setZeroIfNotFound is False:
+                raise Refused(ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first", {})
+            if queue is None or queue.min_offset > 0 or queue.max_offset == 0:
+                raise Refused(
+                    ResponseCode.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first", {}
+                )
+            offset = 0
+        return make_response(command, ResponseCode.SUCCESS, None, {"offset": str(offset)})
+
+    def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(UpdateConsumerOffsetRequestHeader, command)
+        group, topic = header.consumerGroup, header.topic
+        if self._state.groups.get(group) is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group[:160]} not exist!", {})
+        if self._state.topics.get(topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic[:160]} not exist!", {})
+        taken = self._state.offsets.commit(group, topic, header.queueId, header.commitOffset)
+        return make_response(command, ResponseCode.SUCCESS, None if taken else "Offset has been previously reset", {})
+
+    def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        body = encode_body(ConsumerOffsetSerializeWrapper(self._state.offsets.all()), standard=False)
+        return make_response(command, ResponseCode.SUCCESS, body=body)
+
+    def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """The group's next pull of each queue is told to go on from there; ``queueId`` below 0 means all queues."""
+        header = header_of(ResetOffsetRequestHeader, command)
+        topic = self._state.topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic[:160]} does not exist")
+        if self._state.groups.get(header.group) is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group[:160]} does not exist")
+        if header.queueId < 0:
+            offsets = {queue_id: self._offset_at(header, queue_id) for queue_id in range(topic.config.read_queue_nums)}
+        else:
+            offsets = {header.queueId: self._target(header)}
+        if not offsets:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
+        for queue_id, offset in offsets.items():
+            self._state.offsets.reset(header.group, header.topic, queue_id, offset)
+        table = {MessageQueue(header.topic, self._state.name, queue_id): offset for queue_id, offset in offsets.items()}
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
+
+    def _target(self, header: ResetOffsetRequestHeader) -> int:
+        if header.offset is None or header.offset == -1:
+            return self._offset_at(header, header.queueId)
+        queue = self._state.topics.find_queue(header.topic, header.queueId)
+        low, high = (queue.min_offset, queue.max_offset) if queue else (0, 0)
+        if not low <= header.offset <= high + 1:
+            remark = f"Target offset {header.offset} not in consume queue range [{low}-{high}]"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return header.offset
+
+    def _offset_at(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
+        queue = self._state.topics.find_queue(header.topic, queue_id)
+        if queue is None:
+            return 0
+        return queue.max_offset if header.timestamp < 0 else queue.offset_at(header.timestamp, upper=False)

@@ -1,0 +1,89 @@
+"""Replies to requests between clients (324, 325): stored, and pushed (326) to the producer that waits, by its client id.
+
+The replier's answer waits for the client's: it says whether the reply arrived.
+"""
+
+from __future__ import annotations
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import (
+    ReplyMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    send_header_v2,
+    to_ext,
+)
+from rmq_protocol.properties import decode_properties, properties_text
+
+from .calls import ClientCalls, Failure
+from .sends import SendMessageProcessor
+from .server import Connection
+from .service import ExtFields, Handler, Reply, header_of, without_content
+from .state import REGION, BrokerState
+
+__all__ = ["ReplyProcessor"]
+
+
+class ReplyProcessor:
+    def __init__(self, state: BrokerState, calls: ClientCalls, sends: SendMessageProcessor, reply: Reply) -> None:
+        self._state = state
+        self._calls = calls
+        self._sends = sends
+        self._reply = reply
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.SEND_REPLY_MESSAGE: self.push, RequestCode.SEND_REPLY_MESSAGE_V2: self.push}
+
+    def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Stores first: a reply that cannot be stored is refused like any other send, and reaches nobody."""
+        if command.code == RequestCode.SEND_REPLY_MESSAGE:
+            header = send_header_v2(header_of(SendMessageRequestHeader, command))
+        else:
+            header = header_of(SendMessageRequestHeaderV2, command)
+        ext = self._sends.store(connection, header, command.body)
+        properties = decode_properties(header.i or "")
+        client_id = properties.get("REPLY_TO_CLIENT")
+        if client_id is None:
+            return make_response(command, ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null", ext)
+        client = self._state.clients.find_producer(client_id)
+        if client is None:
+            remark = f"push reply message fail, channel of <{client_id}> not found."
+            return make_response(command, ResponseCode.SYSTEM_ERROR, remark, ext)
+        request = without_content(command)
+        self._calls.call(
+            client.connection,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+            {**to_ext(self._pushed(connection, header, properties))},
+            command.body,
+            lambda answer: self._reply(connection, request, _outcome(request, ext, client_id, answer)),
+        )
+        return None
+
+    def _pushed(
+        self, connection: Connection, header: SendMessageRequestHeaderV2, properties: dict[str, str]
+    ) -> ReplyMessageRequestHeader:
+        now = self._state.log.now()
+        properties |= {"PUSH_REPLY_TIME": str(now), "MSG_REGION": REGION, "TRACE_ON": "true"}
+        return ReplyMessageRequestHeader(
+            producerGroup=header.a,
+            topic=header.b,
+            defaultTopic=header.c,
+            defaultTopicQueueNums=header.d,
+            queueId=header.e,
+            sysFlag=header.f,
+            bornTimestamp=header.g,
+            flag=header.h,
+            properties=properties_text(properties),
+            reconsumeTimes=header.j,
+            unitMode=bool(header.k),
+            bornHost=connection.remote,
+            storeHost=self._state.address,
+            storeTimestamp=now,
+        )
+
+
+def _outcome(command: RemotingCommand, ext: ExtFields, client_id: str, answer: RemotingCommand | Failure) -> RemotingCommand:
+    if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.SUCCESS:
+        return make_response(command, ResponseCode.SUCCESS, None, ext)
+    return make_response(command, ResponseCode.SYSTEM_ERROR, f"push reply message to {client_id}fail.", ext)

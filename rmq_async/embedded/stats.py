@@ -1,0 +1,169 @@
+"""What an admin wants to know of topics and groups (202, 208, 300, 343, 345), and of the broker itself (28)."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from rmq_protocol.bodies import (
+    ConsumeStats,
+    GroupList,
+    KVTable,
+    OffsetWrapper,
+    QuerySubscriptionResponseBody,
+    TopicList,
+    TopicOffset,
+    TopicStatsTable,
+    encode_body,
+)
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import (
+    GetConsumeStatsRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    QuerySubscriptionByConsumerRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+    QueryTopicsByConsumerRequestHeader,
+)
+from rmq_protocol.message import MessageQueue
+
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import BrokerState
+from .topics import Topic
+
+__all__ = ["StatisticsProcessor"]
+
+MAX_QUEUES_SHOWN: Final = 65_536
+"""Queues in one answer."""
+
+
+class StatisticsProcessor:
+    """Rates are not measured: they are always 0."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._started = time.time()
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.GET_CONSUME_STATS: self.consume_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+        }
+
+    def topic_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = header_of(GetTopicStatsInfoRequestHeader, command).topic
+        topic = self._state.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:160]}] not exist")
+        count = max(topic.config.read_queue_nums, topic.config.write_queue_nums)
+        table = {MessageQueue(name, self._state.name, queue_id): _topic_offset(topic, queue_id) for queue_id in range(count)}
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(TopicStatsTable(table)))
+
+    def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(GetConsumeStatsRequestHeader, command)
+        topics = [topic for name in self._topics_to_show(header) if (topic := self._state.topics.get(name)) is not None]
+        count = sum(topic.config.read_queue_nums for topic in topics)
+        if count > MAX_QUEUES_SHOWN:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the group's topics have {count} queues, {MAX_QUEUES_SHOWN} can be shown")
+        table = {
+            MessageQueue(topic.config.topic_name, self._state.name, queue_id): self._progress(
+                header.consumerGroup, topic, queue_id
+            )
+            for topic in topics
+            for queue_id in range(topic.config.read_queue_nums)
+        }
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(ConsumeStats(table)))
+
+    def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> set[str]:
+        """Those asked for; else those of which the group committed something and which it has not stopped to subscribe to."""
+        listed = {name for name in (header.topicList or "").split(";") if name}
+        if listed:
+            return listed
+        topics = {header.topic} if header.topic else self._state.offsets.topics_of(header.consumerGroup)
+        group = self._state.clients.consumers.get(header.consumerGroup)
+        if group is not None and group.subscriptions:
+            topics &= group.subscriptions.keys()
+        return topics
+
+    def _progress(self, group: str, topic: Topic, queue_id: int) -> OffsetWrapper:
+        name, queue, offsets = topic.config.topic_name, topic.find(queue_id), self._state.offsets
+        committed = max(0, offsets.find(group, name, queue_id))
+        return OffsetWrapper(
+            broker_offset=queue.max_offset if queue else 0,
+            consumer_offset=committed,
+            pull_offset=max(committed, offsets.pulled(group, name, queue_id)),
+            last_timestamp=(queue.stored_ms(committed - 1) or 0) if queue else 0,
+        )
+
+    def groups_of_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = header_of(QueryTopicConsumeByWhoRequestHeader, command).topic
+        groups = self._state.offsets.groups_of(name).union(self._state.clients.groups_of_topic(name))
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(GroupList(tuple(sorted(groups)))))
+
+    def topics_of_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        topics = self._state.offsets.topics_of(header_of(QueryTopicsByConsumerRequestHeader, command).group)
+        body = TopicList(tuple(sorted(topics)), self._state.address)
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+
+    def subscription(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(QuerySubscriptionByConsumerRequestHeader, command)
+        group, topic = self._state.clients.consumers.get(header.group), header.topic or ""
+        subscription = None if group is None else group.subscriptions.get(topic)
+        body = QuerySubscriptionResponseBody(header.group, topic, subscription)
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+
+    def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """The names admin tools read; 0 for what does not exist here (queues of thread pools, disks, timers)."""
+        log = self._state.log
+        running = int(time.time() - self._started)
+        hours, seconds = divmod(running, 3600)
+        info = {
+            "brokerVersionDesc": "V5_5_0",
+            "brokerActive": "true",
+            "bootTimestamp": str(round(self._started * 1000)),
+            "runtime": f"[ {hours // 24} days, {hours % 24} hours, {seconds // 60} minutes, {seconds % 60} seconds ]",
+            "msgPutTotalTodayNow": str(log.appended),
+            "msgPutTotalTodayMorning": "0",
+            "msgPutTotalYesterdayMorning": "0",
+            "commitLogMinOffset": str(log.begin),
+            "commitLogMaxOffset": str(log.end),
+            "earliestMessageTimeStamp": str(log.earliest_ms()),
+            **dict.fromkeys(("putTps", "getTotalTps", "getFoundTps", "getMissTps", "getTransferredTps"), "0.0 0.0 0.0"),
+            **dict.fromkeys(_NOT_HERE, "0"),
+        }
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(KVTable(info)))
+
+
+_NOT_HERE: Final = (
+    "msgGetTotalTodayNow",
+    "msgGetTotalTodayMorning",
+    "msgGetTotalYesterdayMorning",
+    "sendThreadPoolQueueSize",
+    "pullThreadPoolQueueSize",
+    "queryThreadPoolQueueSize",
+    "sendThreadPoolQueueHeadWaitTimeMills",
+    "pullThreadPoolQueueHeadWaitTimeMills",
+    "queryThreadPoolQueueHeadWaitTimeMills",
+    "pageCacheLockTimeMills",
+    "dispatchBehindBytes",
+    "commitLogDiskRatio",
+    "consumeQueueDiskRatio",
+    "timerReadBehind",
+    "timerOffsetBehind",
+    "timerCongestNum",
+    "timerEnqueueTps",
+    "timerDequeueTps",
+    "startAcceptSendRequestTimeStamp",
+)
+
+
+def _topic_offset(topic: Topic, queue_id: int) -> TopicOffset:
+    queue = topic.find(queue_id)
+    if queue is None:
+        return TopicOffset()
+    return TopicOffset(queue.min_offset, queue.max_offset, queue.stored_ms(queue.max_offset - 1) or 0)

@@ -1,0 +1,89 @@
+"""Topics by request of an admin: making, changing, showing and deleting them (17, 18, 21, 215, 305, 351)."""
+
+from __future__ import annotations
+
+from rmq_protocol.bodies import (
+    CreateTopicListRequestBody,
+    DataVersion,
+    TopicConfigSerializeWrapper,
+    TopicList,
+    decode_body,
+    encode_body,
+)
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import CreateTopicRequestHeader, DeleteTopicRequestHeader, GetTopicConfigRequestHeader
+from rmq_protocol.topics import TopicConfig, encode_topic_config
+
+from .pulls import HeldPulls
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import BrokerState
+
+__all__ = ["TopicProcessor"]
+
+
+class TopicProcessor:
+    def __init__(self, state: BrokerState, held: HeldPulls) -> None:
+        self._state = state
+        self._held = held
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.create,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_list,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
+            RequestCode.GET_TOPIC_CONFIG: self.one,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+        }
+
+    def create(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        self._state.topics.create(header_of(CreateTopicRequestHeader, command))
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """None is made where one of them cannot be."""
+        configs = decode_body(CreateTopicListRequestBody, command.body).topic_config_list
+        topics = self._state.topics
+        for config in configs:
+            topics.check(config)
+        for config in configs:
+            topics.put(config, _as_change(config))
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        topics = self._state.topics
+        table = {topic.config.topic_name: topic.config for topic in topics}
+        body = encode_body(TopicConfigSerializeWrapper(table, DataVersion(0, 0, topics.changes)))
+        return make_response(command, ResponseCode.SUCCESS, None, {"totalTopicNum": str(len(topics))}, body)
+
+    def one(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = header_of(GetTopicConfigRequestHeader, command).topic
+        topic = self._state.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name[:160]}")
+        return make_response(command, ResponseCode.SUCCESS, body=encode_topic_config(topic.config))
+
+    def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """With its messages, what groups have consumed of it, and the pulls that wait for it."""
+        name = header_of(DeleteTopicRequestHeader, command).topic
+        topic = self._state.topics.delete(name)
+        if topic is not None:
+            queues = topic.queues()
+            self._state.offsets.forget_topic(name)
+            self._state.log.drop(queues)
+            self._held.dropped(queues)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        body = encode_body(TopicList(tuple(self._state.topics.system_topics())))
+        return make_response(command, ResponseCode.SUCCESS, body=body)
+
+
+def _as_change(config: TopicConfig) -> str:
+    """Attributes of a list, with or without their signs, as those of a single creation."""
+    return ",".join(
+        f"{key if key.startswith(('+', '-')) else '+' + key}" + ("" if key.startswith("-") else f"={value}")
+        for key, value in config.attributes.items()
+    )
