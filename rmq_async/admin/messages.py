@@ -168,7 +168,7 @@ async def _query(
             raise broker_error(response.code, response.remark, request="QUERY_MESSAGE", broker=name, address=brokers[name])
         decoded = await _decode(instance, response.body, name)
         for corrupt in decoded.corrupt:
-            logger.warning("a message that may have key %s is left out: %s", printable(key), printable(corrupt))
+            logger.error("a message that may have key %s is left out: %s", printable(key), printable(corrupt))
         found += [message for message in decoded.messages if message.topic == topic and wanted(message)]
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     ``arguments``: default: those of the process.
     """
+    _open_standard_files()
     try:
         from .app import run_command
     except ModuleNotFoundError as error:
@@ -31,3 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _told(why: str, code: int) -> int:
     sys.stderr.write(f"rmq: {why}\n")
     return code
+
+
+def _open_standard_files() -> None:
+    """What is closed (``rmq ... >&-``) becomes /dev/null; else the next socket would take its number, and get what is printed."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as the process

@@ -7,28 +7,29 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import click
 
 import rmq_async
-from rmq_async import ConfigError, RocketMQError
+from rmq_async import ConfigError, InvalidMessageError, RocketMQError
 
 from . import INTERRUPTED
 from .demo import DemoSettings, run_demo
 from .demo.settings import MAX_MESSAGES, MAX_SIZE, MIN_SIZE
+from .message import message
+from .options import FAILED, WRONG_USE, json_option, namesrv_option, needs_command, run, timeout_option
 from .output import Output
+from .pull import pull
+from .send import send
 from .server import MAX_BROKERS, run_server
+from .topic import topic
 
 __all__ = ["rmq", "run_command"]
 
-FAILED: Final = 1
-WRONG_USE: Final = 2
 TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +49,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _tell(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _tell("interrupted", INTERRUPTED)
-    except ConfigError as error:
+    except (ConfigError, InvalidMessageError) as error:
         return _tell(str(error), WRONG_USE)
     except (RocketMQError, OSError) as error:
         return _tell(str(error) or type(error).__name__, FAILED)
@@ -88,24 +89,6 @@ def _version() -> str:
     return f"rmq-async {rmq_async.__version__} (Python {platform.python_version()}, {loop})"
 
 
-def _json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")(command)
-
-
-def _client_options(command: Command) -> Command:
-    """What every command that speaks to a cluster takes."""
-    command = _json_option(command)
-    command = click.option(
-        "--timeout",
-        type=click.FloatRange(0.0, 3600.0, min_open=True),
-        default=3.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Budget of each call.",
-    )(command)
-    return click.option("--namesrv", metavar="HOST:PORT[;...]", help="Name servers of the cluster.")(command)
-
-
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -115,14 +98,13 @@ def _client_options(command: Command) -> Command:
 @click.pass_context
 def rmq(context: click.Context) -> int:
     """Apache RocketMQ from the command line."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
-        return WRONG_USE
-    return 0
+    return needs_command(context)
 
 
 @rmq.command(short_help="Send in every mode, read back, check that nothing is missing.")
-@_client_options
+@namesrv_option("Name servers of a cluster to use instead of the broker in this process.")
+@timeout_option
+@json_option
 @click.option(
     "--messages",
     type=click.IntRange(1, MAX_MESSAGES),
@@ -153,11 +135,11 @@ def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size
     if too_much:
         raise click.UsageError(too_much)
     logging.getLogger("rmq_async").setLevel(logging.ERROR)  # warnings of the client would only say what the demo counts anyway
-    return rmq_async.run(run_demo(settings, Output(as_json=as_json)))
+    return run(run_demo(settings, Output(as_json=as_json)))
 
 
 @rmq.command(short_help="Run a name server and brokers in memory.")
-@_json_option
+@json_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9876, show_default=True, help="Port of the name server; 0: a free one."
@@ -170,3 +152,7 @@ def server(as_json: bool, host: str, port: int, brokers: int) -> int:
     address can read and write everything.
     """
     return rmq_async.run(run_server(host, port, brokers, Output(as_json=as_json)))
+
+
+for command in (send, pull, topic, message):
+    rmq.add_command(command)

@@ -12,7 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["Output"]
+__all__ = ["Output", "plain_table"]
+
+
+def plain_table(*texts: str, **numbers: bool) -> Table:
+    """Columns without lines around them: ``texts`` to the left, of ``numbers`` those that are true to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in texts:
+        table.add_column(heading, overflow="fold")
+    for heading, to_the_right in numbers.items():
+        table.add_column(heading, justify="right" if to_the_right else "left", no_wrap=True)
+    return table
 
 
 class Output:
@@ -30,6 +40,11 @@ class Output:
         if not self.as_json:
             click.echo(text)
             sys.stdout.flush()
+
+    def body(self, body: bytes) -> None:
+        """A message's body and the end of a line; nothing where a program reads JSON."""
+        if not self.as_json:
+            click.echo(body)
 
     def table(self, table: Table) -> None:
         if not self.as_json:

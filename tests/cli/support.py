@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 START = [sys.executable, "-W", "error", "-m", "rmq_async.cli"]
@@ -29,6 +30,9 @@ class Ended(NamedTuple):
     def summary(self) -> dict[str, Any]:
         (found,) = [record for record in self.records if record["type"] == "summary"]
         return found
+
+
+Rmq = Callable[..., Ended]
 
 
 def environment() -> dict[str, str]:

@@ -1,0 +1,62 @@
+"""The lines of standard input, without stopping the loop while the next one is not there.
+
+A thread reads: an event loop cannot wait for every kind of file (regular files, /dev/null). It is a daemon and reads the
+descriptor itself, so a read that never ends keeps neither the loop nor the interpreter from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Final
+
+__all__ = ["lines_of"]
+
+CHUNK: Final = 64 * 1024
+AHEAD: Final = 4
+"""Chunks read and not yet used."""
+
+
+async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
+    """Each line without its end. Raises OSError as reading does, ValueError for a line of more than ``limit`` bytes."""
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(AHEAD)
+
+    def read() -> None:
+        while True:
+            room.acquire()
+            chunk: bytes | OSError
+            try:
+                chunk = os.read(descriptor, CHUNK)
+            except OSError as error:
+                chunk = error
+            with suppress(RuntimeError):  # the loop is closed, nobody wants it
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+            if not chunk or isinstance(chunk, OSError):
+                return
+
+    threading.Thread(target=read, name="rmq standard input", daemon=True).start()
+    rest = bytearray()
+    number = 1
+    while True:
+        chunk = await chunks.get()
+        room.release()
+        if isinstance(chunk, OSError):
+            raise chunk
+        if not chunk:
+            if rest:
+                yield bytes(rest)
+            return
+        rest += chunk
+        if b"\n" in chunk:
+            *whole, last = rest.split(b"\n")
+            rest = bytearray(last)
+            for line in whole:
+                yield bytes(line.removesuffix(b"\r"))
+            number += len(whole)
+        if len(rest) > limit:
+            raise ValueError(f"line {number} of standard input is longer than {limit} bytes")

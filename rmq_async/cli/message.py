@@ -1,0 +1,75 @@
+"""``rmq message``: single messages, by id or key."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from rmq_async import Admin, MessageExt
+
+from .options import TIME, client_config, client_options, needs_command, time_help
+from .output import Output
+from .records import described, fields_of
+from .topic import with_admin
+
+__all__ = ["message"]
+
+
+@click.group(invoke_without_command=True, short_help="Find messages by id or key.")
+@click.pass_context
+def message(context: click.Context) -> int:
+    """Single messages."""
+    return needs_command(context)
+
+
+@message.command(short_help="Print the message with an id.")
+@click.argument("topic")
+@click.argument("msg_id", metavar="ID")
+@client_options
+def view(topic: str, msg_id: str, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print the message of TOPIC with ID: the id that its sender gave, or the offset id that a broker gave."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        _tell(output, await admin.view_message(topic, msg_id))
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@message.command(short_help="Print the messages with a key.")
+@click.argument("topic")
+@click.argument("key")
+@click.option("--max", "limit", type=click.IntRange(1, 65535), default=32, show_default=True, metavar="N", help="The last N.")
+@click.option("--begin", type=TIME, help=f"Stored then or later: {time_help}.")
+@click.option("--end", type=TIME, help="Stored then or before.")
+@client_options
+def query(
+    topic: str,
+    key: str,
+    limit: int,
+    begin: datetime | None,
+    end: datetime | None,
+    namesrv: str | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Print the messages of TOPIC with KEY among their keys, by store time. Exit code 1 if there is none."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        found = await admin.query_message(topic, key, max_num=limit, begin=begin, end=end)
+        for number, each in enumerate(found):
+            if number:
+                output.line()
+            _tell(output, each)
+        if not found:
+            raise click.ClickException(f"no message of topic {topic} has key {key}")
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+def _tell(output: Output, found: MessageExt) -> None:
+    output.record(fields_of(found))
+    for line in described(found):
+        output.line(line)

@@ -1,0 +1,196 @@
+"""What several commands take: options, and the forms in which times, queues and properties are written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+import rmq_async
+from rmq_async import ClientConfig, ConfigError
+from rmq_async.config import NAMESRV_ENVIRONMENT, name_servers
+
+from . import INTERRUPTED
+
+__all__ = [
+    "FAILED",
+    "MOMENT",
+    "PROPERTY",
+    "QUEUE",
+    "TIME",
+    "WRONG_USE",
+    "Interrupted",
+    "client_config",
+    "client_options",
+    "json_option",
+    "moment_help",
+    "namesrv_option",
+    "needs_command",
+    "run",
+    "time_help",
+    "timeout_option",
+]
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic since click 8.4 only
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
+
+FAILED: Final = 1
+WRONG_USE: Final = 2
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ago = re.compile(r"(\d{1,9})([smhd])", re.ASCII).fullmatch
+_epoch = re.compile(r"@(\d{1,12}(?:\.\d{1,6})?)", re.ASCII).fullmatch
+
+time_help: Final = "an ISO time, @EPOCH or 15m (ago; s m h d)"
+moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset"
+
+
+def needs_command(context: click.Context) -> int:
+    """For groups: without a command the help is shown on stderr, and that is wrong use."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        return WRONG_USE
+    return 0
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")(command)
+
+
+def namesrv_option(help_text: str) -> Callable[[Command], Command]:
+    return click.option("--namesrv", metavar="HOST:PORT[;...]", callback=_namesrv, help=help_text)
+
+
+def timeout_option(command: Command) -> Command:
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(0.0, 3600.0, min_open=True),
+        default=3.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Budget of each call.",
+    )(command)
+
+
+def client_options(command: Command) -> Command:
+    """What every command that speaks to a cluster takes."""
+    named = namesrv_option(f"Name servers of the cluster; default: ${NAMESRV_ENVIRONMENT}.")
+    return named(timeout_option(json_option(command)))
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C, as an error that is told like the others (click would put an empty line before it)."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """``rmq_async.run``, except that Ctrl-C raises Interrupted."""
+    try:
+        return rmq_async.run(work)
+    except KeyboardInterrupt:
+        raise Interrupted from None
+
+
+def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
+    """The client's settings; from here on only its errors are told, warnings would be more lines beside the one that matters.
+
+    Raises UsageError where nothing says which name servers to ask.
+    """
+    logging.getLogger("rmq_async").setLevel(logging.ERROR)
+    if namesrv is None and not name_servers(os.environ.get(NAMESRV_ENVIRONMENT)):
+        raise click.UsageError(f"no name server is known: give --namesrv or set {NAMESRV_ENVIRONMENT}")
+    return ClientConfig(namesrv=namesrv, request_timeout=timeout, connect_timeout=timeout)
+
+
+def _namesrv(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    if given is not None:
+        try:
+            named = name_servers(given)
+        except ConfigError as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+        if not named:
+            raise click.BadParameter(f"{given!r} names no server", context, parameter)
+    return given
+
+
+class _Property(ParamType):
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, equals, text = str(value).partition("=")
+        if not name or not equals:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, text
+
+
+class _Queue(ParamType):
+    """A queue of the command's topic."""
+
+    name = "BROKER:ID"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        broker, _, number = str(value).rpartition(":")
+        if not broker or not number.isascii() or not number.isdigit() or len(number) > 9:
+            self.fail(f"{value!r} is not BROKER:ID, such as broker-a:0", param, ctx)
+        return broker, int(number)
+
+
+class _Moment(ParamType):
+    """A place in a queue: "earliest", "latest", a time or an offset."""
+
+    name = "WHEN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int | datetime:
+        if not isinstance(value, str) or value in ("earliest", "latest"):
+            return value  # type: ignore[no-any-return]  # or converted before
+        if value.isascii() and value.isdigit() and len(value) < 20:
+            return int(value)
+        moment = _time(value)
+        if moment is None:
+            self.fail(f"{value!r} is not one of {moment_help}", param, ctx)
+        return moment
+
+
+class _Time(ParamType):
+    name = "WHEN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        moment = _time(value)
+        if moment is None:
+            self.fail(f"{value!r} is not one of {time_help}", param, ctx)
+        return moment
+
+
+def _time(value: Any) -> datetime | None:
+    """Local time where no zone is given."""
+    if isinstance(value, datetime):
+        return value
+    try:
+        if found := _ago(value):
+            return datetime.now(UTC) - timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+        if found := _epoch(value):
+            return datetime.fromtimestamp(float(found[1]), UTC)
+        moment = datetime.fromisoformat(value)
+        return moment if moment.tzinfo else moment.astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+PROPERTY: Final = _Property()
+QUEUE: Final = _Queue()
+MOMENT: Final = _Moment()
+TIME: Final = _Time()

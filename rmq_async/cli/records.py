@@ -1,0 +1,82 @@
+"""A stored message as it is shown: as a JSON object, as its body, or with all that is known of it."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from datetime import UTC, datetime
+
+from rmq_async import MessageExt
+
+__all__ = ["body_bytes", "described", "fields_of", "headline", "moment"]
+
+
+def fields_of(message: MessageExt) -> dict[str, object]:
+    """For ``--json``. The body is text where it is UTF-8, else ``body_base64``."""
+    fields: dict[str, object] = {
+        "topic": message.topic,
+        "broker": message.queue.broker_name,
+        "queue_id": message.queue.queue_id,
+        "queue_offset": message.queue_offset,
+        "msg_id": message.msg_id,
+        "offset_msg_id": message.offset_msg_id,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+        "flag": message.flag,
+        "born_time_ms": message.born_time_ms,
+        "store_time_ms": message.store_time_ms,
+        "born_host": message.born_host,
+        "store_host": message.store_host,
+        "reconsume_times": message.reconsume_times,
+    }
+    try:
+        return {**fields, "body": message.body.decode()}
+    except UnicodeDecodeError:
+        return {**fields, "body_base64": base64.b64encode(message.body).decode()}
+
+
+def body_bytes(message: MessageExt) -> bytes:
+    """The body as it is; on a terminal without what a terminal would obey."""
+    return _visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body
+
+
+def headline(message: MessageExt) -> str:
+    """Where a message is and what it is called, on one line."""
+    queue = message.queue
+    parts = [f"{queue.broker_name}:{queue.queue_id}", str(message.queue_offset), moment(message.store_time_ms), message.msg_id]
+    if message.tags is not None:
+        parts.append(f"tags={message.tags}")
+    if message.keys:
+        parts.append(f"keys={' '.join(message.keys)}")
+    return _visible(" ".join(parts))
+
+
+def described(message: MessageExt) -> list[str]:
+    """Everything about a message, a line each; the body is the last."""
+    lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
+    lines += [f"property {name}: {value}" for name, value in message.properties.items()]
+    body = message.body.decode(errors="backslashreplace")
+    return [_visible(line) for line in (*lines, f"body ({len(message.body)} bytes):", body)]
+
+
+def moment(time_ms: int) -> str:
+    """Epoch milliseconds as UTC; "-" where there is no time."""
+    if not 0 < time_ms < 253_402_300_800_000:  # the year 10000
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_APART = frozenset({"properties", "body", "body_base64"})
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return "" if value is None else str(value)
+
+
+def _visible(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

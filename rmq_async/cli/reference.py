@@ -1,0 +1,57 @@
+"""``python -m rmq_async.cli.reference > docs/cli.md`` writes the page: the help of every command, as the command shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import click
+
+from .app import rmq
+
+__all__ = ["reference"]
+
+WIDTH: Final = 100
+_OPENING: Final = """\
+# Command line
+
+`rmq` comes with the extra `cli`: `pip install 'rmq-async[cli]'`. This page is made from what `--help` says, by
+`python -m rmq_async.cli.reference`.
+
+- Results go to stdout, lines for people or with `--json` one object a line; errors are one line on stderr.
+- Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C. A reader that goes away (`| head`) ends a command quietly.
+- `--namesrv "a:9876;b:9876"` names the cluster, else the environment's `NAMESRV_ADDR`; `rmq demo` does not look at that.
+- `RMQ_TRACEBACK=1` shows where an error that is a bug came from.
+
+A copy of a topic's last hour, and what is in it by key:
+
+```sh
+rmq pull OrderTopic --from 1h | rmq send Copy -
+rmq pull OrderTopic --from 1h --json | jq -r '.keys[]' | sort | uniq -c
+rmq message query OrderTopic order-17
+```
+"""
+
+
+def reference() -> str:
+    """The page."""
+    return "\n".join([_OPENING, *_sections(rmq, "rmq", None)])
+
+
+def _sections(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
+    context = click.Context(
+        command,
+        info_name=name,
+        parent=parent,
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        help_option_names=["-h", "--help"],
+    )
+    yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for each in sorted(command.commands):
+            yield from _sections(command.commands[each], each, context)
+
+
+if __name__ == "__main__":
+    click.echo(reference().rstrip())

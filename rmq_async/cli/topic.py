@@ -1,0 +1,242 @@
+"""``rmq topic``: what there is, and how it is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import click
+from rich.table import Table
+
+from rmq_async import Admin, ClientConfig
+from rmq_protocol.route import BrokerData
+from rmq_protocol.validation import is_system_topic
+
+from .options import PROPERTY, client_config, client_options, needs_command, run
+from .output import Output, plain_table
+from .records import moment
+
+__all__ = ["topic", "with_admin"]
+
+
+@click.group(invoke_without_command=True, short_help="List, create, look at, copy and delete topics.")
+@click.pass_context
+def topic(context: click.Context) -> int:
+    """Topics of a cluster."""
+    return needs_command(context)
+
+
+def with_admin(config: ClientConfig, work: Callable[[Admin], Awaitable[None]]) -> int:
+    """Runs ``work`` with a started admin."""
+
+    async def started() -> None:
+        async with Admin(client=config) as admin:
+            await work(admin)
+
+    run(started())
+    return 0
+
+
+@topic.command("list", short_help="Print the names of all topics.")
+@click.option("--system", is_flag=True, help="Those of the system too.")
+@client_options
+def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print the names of all topics that the name servers know."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        for name in await admin.topics():
+            if system or not is_system_topic(name):
+                output.record({"topic": name})
+                output.line(name)
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@topic.command(short_help="Create a topic, or change its settings.")
+@click.argument("name", metavar="TOPIC")
+@click.option(
+    "--queues", type=click.IntRange(1, 65535), default=8, show_default=True, metavar="N", help="Queues on each broker."
+)
+@click.option("--read-queues", type=click.IntRange(1, 65535), metavar="N", help="Queues to read from; default: the same.")
+@click.option("--perm", type=click.Choice(["2", "4", "6"]), default="6", show_default=True, help="2: write, 4: read, 6: both.")
+@click.option("--order", is_flag=True, help="An ordered topic: its queues are written down on the name servers.")
+@click.option("--attribute", "attributes", type=PROPERTY, multiple=True, help="Such as message.type=FIFO; may be given again.")
+@click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
+@click.option("--broker", metavar="NAME", help="On this broker.")
+@client_options
+def create(
+    name: str,
+    queues: int,
+    read_queues: int | None,
+    perm: str,
+    order: bool,
+    attributes: tuple[tuple[str, str], ...],
+    cluster: str | None,
+    broker: str | None,
+    namesrv: str | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Create TOPIC, or change its settings, and wait until the name servers show it."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        await admin.create_topic(
+            name,
+            queues=queues,
+            read_queues=read_queues,
+            perm=int(perm),
+            order=order,
+            attributes=dict(attributes),
+            cluster=cluster,
+            broker=broker,
+        )
+        brokers = sorted({data.broker_name for data in (await admin.topic_route(name)).queue_datas})
+        output.record({"topic": name, "brokers": brokers})
+        output.line(f"{name} is on {', '.join(brokers)}")
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@topic.command(short_help="Print on which brokers a topic is.")
+@click.argument("name", metavar="TOPIC")
+@client_options
+def route(name: str, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print on which brokers TOPIC is, with how many queues."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        found = await admin.topic_route(name)
+        brokers = {data.broker_name: data for data in found.broker_datas}
+        table = plain_table("broker", "cluster", "addresses", write=True, read=True, perm=True)
+        for queues in sorted(found.queue_datas, key=lambda data: data.broker_name):
+            broker = brokers.get(queues.broker_name, BrokerData(queues.broker_name))
+            output.record(
+                {
+                    "topic": name,
+                    "broker": queues.broker_name,
+                    "cluster": broker.cluster,
+                    "addresses": {str(number): address for number, address in sorted(broker.broker_addrs.items())},
+                    "write_queues": queues.write_queue_nums,
+                    "read_queues": queues.read_queue_nums,
+                    "perm": queues.perm,
+                    "order_conf": found.order_topic_conf,
+                }
+            )
+            table.add_row(
+                queues.broker_name,
+                broker.cluster,
+                " ".join(f"{number}={address}" for number, address in sorted(broker.broker_addrs.items())),
+                str(queues.write_queue_nums),
+                str(queues.read_queue_nums),
+                _PERMISSIONS.get(queues.perm & 6, str(queues.perm)),
+            )
+        output.table(table)
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+_PERMISSIONS: Final = {0: "-", 2: "write", 4: "read", 6: "both"}
+
+
+@topic.command(short_help="Print what each queue of a topic holds.")
+@click.argument("name", metavar="TOPIC")
+@client_options
+def offsets(name: str, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print first offset, next offset and time of the last message of each queue of TOPIC."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        table: Table = plain_table("queue", first=True, next=True, messages=True, last=False)
+        for queue, stats in (await admin.topic_stats(name)).queues.items():
+            output.record(
+                {
+                    "topic": queue.topic,
+                    "broker": queue.broker_name,
+                    "queue_id": queue.queue_id,
+                    "min_offset": stats.min_offset,
+                    "max_offset": stats.max_offset,
+                    "last_store_time_ms": stats.last_store_time_ms,
+                }
+            )
+            table.add_row(
+                f"{queue.broker_name}:{queue.queue_id}",
+                str(stats.min_offset),
+                str(stats.max_offset),
+                str(stats.max_offset - stats.min_offset),
+                moment(stats.last_store_time_ms),
+            )
+        output.table(table)
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@topic.command(short_help="Delete a topic and its messages.")
+@click.argument("name", metavar="TOPIC")
+@click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all.")
+@client_options
+def delete(name: str, cluster: str | None, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Delete TOPIC, its messages and its route. Nothing is asked first, and there is no way back."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        await admin.delete_topic(name, cluster=cluster)
+        output.record({"topic": name, "deleted": True})
+        output.line(f"{name} is deleted")
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@topic.command(short_help="Copy the settings of topics to another broker.")
+@click.option("--from", "source", required=True, metavar="BROKER", help="Name of the broker that has them.")
+@click.option("--to", "target", required=True, metavar="BROKER", help="Name of the broker that shall have them.")
+@click.option(
+    "--topics", "patterns", multiple=True, metavar="PATTERN", help="Such as 'orders*'; default: all; may be given again."
+)
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@client_options
+def sync(
+    source: str,
+    target: str,
+    patterns: tuple[str, ...],
+    dry_run: bool,
+    namesrv: str | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Give a broker that was added to a cluster the topics of another one, with the same settings.
+
+    Messages stay where they are. Running producers and consumers spread to the new broker within their route_poll_interval
+    (30 s). Topics of the system are left out.
+    """
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        table = plain_table("topic", "action", write=True, read=True, perm=True)
+        for each in await admin.sync_topics(source, target, topics=patterns or "*", dry_run=dry_run):
+            config = each.config
+            output.record(
+                {
+                    "topic": each.topic,
+                    "action": each.action,
+                    "done": not dry_run,
+                    "write_queues": config.write_queue_nums,
+                    "read_queues": config.read_queue_nums,
+                    "perm": config.perm,
+                    "order": config.order,
+                    "attributes": config.attributes,
+                }
+            )
+            table.add_row(
+                each.topic,
+                each.action,
+                str(config.write_queue_nums),
+                str(config.read_queue_nums),
+                _PERMISSIONS.get(config.perm & 6, str(config.perm)),
+            )
+        output.table(table)
+        if dry_run:
+            output.line("Nothing was done.")
+
+    return with_admin(client_config(namesrv, timeout), work)
