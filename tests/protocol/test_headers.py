@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -32,6 +35,8 @@ from rmq_protocol.headers import (
     to_ext,
 )
 from rmq_protocol.java_types import Int, Long
+
+README = Path(__file__).parents[2] / "protocol" / "README.md"
 
 WITHOUT_A_CODE = (
     headers.InitConsumerOffsetRequestHeader,
@@ -116,6 +121,17 @@ def test_the_tables_agree_with_the_classes() -> None:
         assert RequestCode(code) in RequestCode
         assert cls.request_code in (None, code)
     assert set(CLASSES) == {*REQUEST_HEADERS.values(), *RESPONSE_HEADERS.values(), *WITHOUT_A_CODE}
+
+
+def test_the_readme_names_every_code_and_field() -> None:
+    text = README.read_text("utf-8")
+    for code, cls in [*REQUEST_HEADERS.items(), *RESPONSE_HEADERS.items()]:
+        if 200070 <= code < 200080:  # lite topics: only mentioned
+            continue
+        numbers = [code, *(range(3001, 3011) if code > 3000 else ())]
+        assert any(re.search(rf"\b{number}\b", text) for number in numbers), code
+        for name in set(cls.__struct_fields__):
+            assert re.search(rf"\b{name}\b", text), f"{cls.__name__}.{name}"
 
 
 def test_nothing_is_written_for_none() -> None:

@@ -56,8 +56,8 @@ class GetTopicConfigRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class GetAllTopicConfigRequestHeader(Header, kw_only=True):
-    """In portions since 5.4: from topic number ``topicSeq`` on, at most ``maxTopicNum``, while ``dataVersion`` (JSON) stays the
-    same. Without header fields: all at once.
+    """In portions where the broker splits the table: from topic number ``topicSeq`` on, at most ``maxTopicNum``, while
+    ``dataVersion`` (JSON) stays the same. Without header fields: all at once.
     """
 
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_TOPIC_CONFIG
