@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies_wire import FUZZ
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command
 from rmq_protocol.constants import ONEWAY_FLAG, VERSION, LanguageCode, RequestCode, SerializeType
@@ -25,7 +26,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 int32 = st.integers(-(2**31), 2**31 - 1)
 
 
-@settings(max_examples=200, deadline=None)
+@FUZZ
 @given(
     form=st.sampled_from(SerializeType),
     batch=st.booleans(),
@@ -114,7 +115,7 @@ replies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@FUZZ
 @given(
     form=st.sampled_from(SerializeType), code=st.sampled_from([0, 1, 10, 17]), remark=st.one_of(st.none(), names), ext=replies
 )
@@ -143,7 +144,7 @@ def test_a_trace_flag_of_another_spelling_is_on() -> None:
     assert fields.TRACE_ON is True
 
 
-@settings(max_examples=200, deadline=None)
+@FUZZ
 @given(
     form=st.sampled_from(SerializeType),
     unique_id=st.text(alphabet="0123456789ABCDEF", min_size=1, max_size=56),
