@@ -24,15 +24,14 @@ from rmq_async.errors import (
     RequestTimeoutError,
     TopicNotFoundError,
 )
-from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
-from rmq_protocol.route import BrokerData
 
-from ..client.support import FakeBroker, FakeNameServer, route, until
+from ..client.support import FakeBroker, route, until
 from ..consumer.support import put
 from ..transport.peer import Link
+from .support import Cluster
 
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 
@@ -41,29 +40,6 @@ CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 async def embedded(*, brokers: int = 1, **options: Any) -> AsyncIterator[tuple[EmbeddedRocketMQ, Admin]]:
     async with EmbeddedRocketMQ(brokers=brokers) as server, Admin(namesrv=server.namesrv, **options) as admin:
         yield server, admin
-
-
-class Cluster(FakeNameServer):
-    """A name server with a cluster to show: cluster -> broker name -> address."""
-
-    def __init__(self, clusters: dict[str, dict[str, str]], **routes: Any) -> None:
-        super().__init__(**routes)
-        self.clusters = clusters
-        plain = self.answer
-
-        def answer(link: Link, request: RemotingCommand) -> None:
-            if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                table = {
-                    name: BrokerData(name, {0: address})
-                    for brokers in self.clusters.values()
-                    for name, address in brokers.items()
-                }
-                info = ClusterInfo(table, {cluster: tuple(brokers) for cluster, brokers in self.clusters.items()})
-                link.reply(request, body=encode_cluster_info(info, standard=False))
-            else:
-                plain(link, request)
-
-        self.answer = answer
 
 
 async def test_a_new_topic_can_be_used_at_once() -> None:
