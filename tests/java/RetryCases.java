@@ -2,6 +2,7 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CopyOnWriteArrayList;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
@@ -100,7 +101,7 @@ final class RetryCases {
         world.createTopic(out, topic, 1);
         world.producer.send(World.message(topic, "always"), world.queue(topic, 0));
         world.producer.send(World.message(topic, "never"), world.queue(topic, 0));
-        List<String> deliveries = Collections.synchronizedList(new ArrayList<>());
+        List<String> deliveries = new CopyOnWriteArrayList<>();
         DefaultMQPushConsumer consumer = world.consumer(group);
         consumer.setMaxReconsumeTimes(2);
         consumer.setSuspendCurrentQueueTimeMillis(50);

@@ -59,12 +59,13 @@ final class World {
         return made;
     }
 
-    /** Not started yet. Each consumer is a client of its own. */
+    /** Not started yet. Each consumer is a client of its own; its end waits for listeners under way, whose offsets count. */
     DefaultMQPushConsumer consumer(String group) {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(nameServer);
         consumer.setHeartbeatBrokerInterval(HEARTBEAT_MS);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setAwaitTerminationMillisWhenShutdown(10_000);
         consumer.setConsumeThreadMin(4);
         consumer.setConsumeThreadMax(4);
         return consumer;
