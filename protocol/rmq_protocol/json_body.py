@@ -64,13 +64,15 @@ def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
     ``standard=False``: integer keys go without quotes, as servers write them. Maps keyed by queues have no standard form and
     are always written as servers do. Raises LocalProtocolError for text that is not Unicode.
     """
-    plain = _plain(value)
-    if not standard or _has_queue_keys(value.__class__):
+    cls = value.__class__
+    _, find_queues = _readers.get(cls) or _reader(cls)
+    plain = _without_nulls(msgspec.to_builtins(value)) if find_queues is None else _plain(value)
+    if not standard or (find_queues is not None and _has_queue_keys(cls)):
         return dumps(plain)
     try:
         return msgspec.json.encode(plain)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"{value.__class__.__name__} cannot be encoded: {error}") from None
+        raise LocalProtocolError(f"{cls.__name__} cannot be encoded: {error}") from None
 
 
 def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:
@@ -79,16 +81,16 @@ def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """As deep as ``lenient_json`` goes."""
+    """As deep as ``lenient_json`` and our own Structs go."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_nulls(item) for item in value if item is not None]
     return value
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as ``lenient_json.dumps`` takes it."""
+    """``value`` with queues in it, as ``lenient_json.dumps`` takes it."""
     if isinstance(value, msgspec.Struct):
         pairs = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         items = ((name, getattr(value, field)) for name, field in pairs)
