@@ -16,8 +16,8 @@ from rmq_protocol.bodies import (
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import DeleteSubscriptionGroupRequestHeader, GetSubscriptionGroupConfigRequestHeader
-from rmq_protocol.validation import broker_group_remark
 
+from .names import group_refusal
 from .offsets import OffsetTable
 from .server import Connection
 from .service import Handler, Refused, header_of
@@ -62,7 +62,7 @@ class SubscriptionGroups:
     def find(self, name: str) -> SubscriptionGroupConfig | None:
         """The group, made now if it was not there; None for a name that no group can have, or where there is no room."""
         config = self._groups.get(name)
-        if config is None and broker_group_remark(name) is None and not self._is_full():
+        if config is None and group_refusal(name) is None and not self._is_full():
             config = SubscriptionGroupConfig(name)
             self._put(config, len(encode_body(config)))
         return config
@@ -98,7 +98,7 @@ class SubscriptionGroups:
         return len(self._groups) - len(_OWN) >= MAX_GROUPS
 
     def _check(self, config: SubscriptionGroupConfig) -> int:
-        remark = broker_group_remark(config.group_name)
+        remark = group_refusal(config.group_name)
         if remark is not None:
             raise Refused(ResponseCode.INVALID_PARAMETER, remark)
         return len(encode_body(config))

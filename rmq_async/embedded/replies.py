@@ -42,6 +42,7 @@ class ReplyProcessor:
         else:
             header = header_of(SendMessageRequestHeaderV2, command)
         ext = self._sends.store(connection, header, command.body)
+        ext.pop("transactionId", None)
         properties = decode_properties(header.i or "")
         client_id = properties.get("REPLY_TO_CLIENT")
         if client_id is None:

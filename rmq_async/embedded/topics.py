@@ -15,8 +15,9 @@ from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, Perm, ResponseCode
 from rmq_protocol.headers import CreateTopicRequestHeader
 from rmq_protocol.message import is_blank
 from rmq_protocol.topics import TopicConfig
-from rmq_protocol.validation import SYSTEM_TOPICS, broker_topic_remark, is_not_allowed_send_topic, is_system_topic
+from rmq_protocol.validation import SYSTEM_TOPICS, is_not_allowed_send_topic, is_system_topic
 
+from .names import topic_refusal
 from .service import Refused
 from .store import Queue
 
@@ -152,7 +153,7 @@ class TopicTable:
     def check(self, config: TopicConfig) -> None:
         """Raises Refused (29, 1) for settings that no user's topic can have."""
         name = config.topic_name
-        remark = broker_topic_remark(name)
+        remark = topic_refusal(name)
         if remark is None and self.is_own(name):
             remark = f"The topic[{name}] is conflict with system topic."
         for what, count in (("readQueueNums", config.read_queue_nums), ("writeQueueNums", config.write_queue_nums)):
@@ -188,7 +189,7 @@ class TopicTable:
         topic = self._sendable.get(name)
         if topic is not None:
             return topic
-        remark = broker_topic_remark(name)
+        remark = topic_refusal(name)
         if remark is not None:
             raise Refused(ResponseCode.INVALID_PARAMETER, remark)
         if is_not_allowed_send_topic(name):

@@ -1,0 +1,43 @@
+"""Why a broker refuses a name, in its words: clients show them to people, and people look for them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rmq_protocol.constants import (
+    DLQ_TOPIC_PREFIX,
+    MAX_GROUP_LENGTH,
+    MAX_RETRY_TOPIC_LENGTH,
+    MAX_TOPIC_LENGTH,
+    RETRY_TOPIC_PREFIX,
+)
+from rmq_protocol.message import is_blank
+from rmq_protocol.validation import broker_group_remark, broker_topic_remark
+
+__all__ = ["group_refusal", "topic_refusal"]
+
+_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_SHOWN: Final = 300
+"""Characters of the name that go into a remark."""
+
+
+def topic_refusal(name: str) -> str | None:
+    """None for a name that a topic can have."""
+    if broker_topic_remark(name) is None:
+        return None
+    inherited = name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+    return _refusal("topic", name, MAX_RETRY_TOPIC_LENGTH if inherited else MAX_TOPIC_LENGTH)
+
+
+def group_refusal(name: str) -> str | None:
+    """None for a name that a group can have."""
+    return None if broker_group_remark(name) is None else _refusal("group", name, MAX_GROUP_LENGTH)
+
+
+def _refusal(kind: str, name: str, limit: int) -> str:
+    if is_blank(name):
+        return f"The specified {kind} is blank."
+    if _LEGAL.fullmatch(name) is None:
+        return f"The specified {kind}: {name[:_SHOWN]}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    return f"The specified {kind}: {name[:_SHOWN]}, is longer than {kind} max length: {limit}"
