@@ -10,6 +10,14 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.embedded.clients import ClientTable
+from rmq_protocol.bodies import (
+    CheckClientRequestBody,
+    Connection,
+    ConsumerConnection,
+    ProducerConnection,
+    decode_body,
+    encode_body,
+)
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import (
     ConsumerData,
@@ -216,3 +224,59 @@ async def test_a_client_that_moves_to_another_connection_keeps_its_groups(server
     await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "PG"})
     assert table.find_producer("c1") is None
     assert (table._members, table._groups_of) == (0, {})
+
+
+async def test_the_members_of_a_group(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    fields = {"consumerGroup": "CG"}
+    none = await broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, fields)
+    assert (none.code, none.remark, none.ext_fields) == (1, "no consumer for this group, CG", {})
+    none = await broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields)
+    assert (none.code, none.remark) == (206, "the consumer group[CG] not online")
+    subscription = SubscriptionData("T", "A || B", ("A", "B"), (65, 66), 7)
+    await beat(broker, "c1", consumer_data_set=(consumer("CG", subscription),))
+    async with RawClient(server.brokers["broker-a"]) as other:
+        await beat(other, "c2", consumer_data_set=(consumer("CG", subscription),))
+        response = await broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, fields)
+        assert (response.code, response.ext_fields, response.body) == (0, {}, b'{"consumerIdList":["c1","c2"]}')
+        response = await broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields)
+        assert decode_body(ConsumerConnection, response.body) == ConsumerConnection(
+            (Connection("c1", broker.local, "PYTHON", 513), Connection("c2", other.local, "PYTHON", 513)),
+            {"T": subscription},
+            "CONSUME_PASSIVELY",
+            "CLUSTERING",
+            "CONSUME_FROM_LAST_OFFSET",
+        )
+
+
+async def test_the_producers_of_a_group(broker: RawClient) -> None:
+    fields = {"producerGroup": "PG"}
+    none = await broker.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, fields)
+    assert (none.code, none.remark) == (1, "the producer group[PG] not exist")
+    await beat(broker, "c1", producer_data_set=(ProducerData("PG"),))
+    response = await broker.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, fields)
+    assert decode_body(ProducerConnection, response.body).connection_set == (Connection("c1", broker.local, "PYTHON", 513),)
+
+
+async def test_a_subscription_by_anything_but_tags_is_refused_beforehand(broker: RawClient) -> None:
+    def check(subscription: SubscriptionData | None) -> bytes:
+        return encode_body(CheckClientRequestBody("c1", "CG", subscription))
+
+    code = RequestCode.CHECK_CLIENT_CONFIG
+    for good in (b"", check(None), check(SubscriptionData("T", "A"))):
+        assert (await broker.ask(code, None, good)).code == 0
+    refused = await broker.ask(code, None, check(SubscriptionData("T", "a > 1", expression_type="SQL92")))
+    assert (refused.code, refused.remark) == (1, "The broker does not support consumer to filter message by SQL92")
+    assert (await broker.ask(code, None, b"{nope")).code == 1
+
+
+async def test_pulls_by_sql_are_refused_whichever_way_they_come(broker: RawClient) -> None:
+    await broker.send("T")
+    refused = await broker.pull("T", subscription="a > 1", expressionType="SQL92")
+    assert (refused.code, refused.remark, refused.ext_fields) == (
+        1,
+        "The broker does not support consumer to filter message by SQL92",
+        {},
+    )
+    sql = SubscriptionData("T", "a > 1", expression_type="SQL92", sub_version=1)
+    await beat(broker, consumer_data_set=(consumer("CG", sql),))
+    assert (await broker.pull("T", sysFlag="0")).remark == refused.remark

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.bodies import TopicList, decode_body
 from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.constants import RequestCode, SerializeType
 from rmq_protocol.route import decode_route, publish_queues
@@ -115,3 +116,67 @@ async def test_configuration_codes_are_not_supported(names: RawClient, broker: R
     for client in (names, broker):
         for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG):
             assert (await client.ask(code, None, b"rocketmqHome=/tmp\n")).code == 3
+
+
+async def topics(names: RawClient, code: int, ext: dict[str, str] | None = None) -> TopicList:
+    response = await names.ask(code, ext)
+    assert response.code == 0
+    return decode_body(TopicList, response.body)
+
+
+async def test_topics_of_all_brokers() -> None:
+    async with (
+        EmbeddedRocketMQ(brokers=2) as server,
+        RawClient(server.namesrv) as names,
+        RawClient(server.brokers["broker-b"]) as b,
+    ):
+        await b.create_topic("T")
+        found = await topics(names, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        assert {"T", "TBW102", "broker-a", "broker-b"} <= {*found.topic_list}
+        assert len(set(found.topic_list)) == len(found.topic_list)
+        by_cluster = RequestCode.GET_TOPICS_BY_CLUSTER
+        assert (await topics(names, by_cluster, {"cluster": "DefaultCluster"})).topic_list == found.topic_list
+        assert (await topics(names, by_cluster, {"cluster": "nope"})).topic_list == ()
+        assert (await topics(names, by_cluster)).topic_list == ()
+        system = await topics(names, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+        assert system == TopicList(("DefaultCluster", "broker-a", "broker-b"), server.brokers["broker-a"])
+        for ext in ({"topic": "T"}, {"topic": "T", "clusterName": "DefaultCluster"}):
+            assert (await names.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)).code == 0
+        assert (await names.ask(ROUTE, {"topic": "T"})).code == 0  # a broker still has it
+
+
+async def test_settings_by_namespace(names: RawClient) -> None:
+    put, get, delete, of = (
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.GET_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
+    )
+    key = {"namespace": "N", "key": "K"}
+    missing = await names.ask(get, key)
+    assert (missing.code, missing.remark, missing.ext_fields) == (22, "No config item, Namespace: N Key: K", {})
+    missing = await names.ask(of, {"namespace": "N"})
+    assert (missing.code, missing.remark) == (22, "No config item, Namespace: N")
+    assert (await names.ask(put, {**key, "value": "V"})).code == 0
+    assert (await names.ask(put, {**key, "value": "W"})).code == 0
+    assert (await names.ask(get, key)).ext_fields == {"value": "W"}
+    assert (await names.ask(of, {"namespace": "N"})).body == b'{"table":{"K":"W"}}'
+    for _ in range(2):
+        assert (await names.ask(delete, key)).code == 0
+    assert (await names.ask(of, {"namespace": "N"})).body == b'{"table":{}}'
+    refused = await names.ask(put, {"namespace": "N"})
+    assert (refused.code, refused.remark) == (1, "namespace or key is null")
+
+
+async def test_settings_are_bounded(names: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.embedded.nameserver.MAX_SETTINGS", 3)
+    monkeypatch.setattr("rmq_async.embedded.nameserver.MAX_SETTINGS_SIZE", 100)
+
+    async def put(namespace: str, key: str, value: str = "v") -> int:
+        fields = {"namespace": namespace, "key": key, "value": value}
+        return (await names.ask(RequestCode.PUT_KV_CONFIG, fields)).code
+
+    assert [await put("N", key) for key in ("a", "b", "c", "a")] == [0, 0, 1, 0]
+    assert await put("N", "a", "v" * 100) == 1
+    await names.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": "N", "key": "b"})
+    assert [await put("M", "a"), await put("N", "c")] == [1, 0]

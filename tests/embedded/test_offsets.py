@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.bodies import ResetOffsetBody, decode_body
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.ids import unpack_offset_id
+from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
 from .raw import RawClient
@@ -151,3 +154,56 @@ async def test_brokers_show_only_their_own_messages() -> None:
             (b"2", "broker-b"),
             (b"3", "broker-a"),
         ]
+
+
+async def test_all_committed_offsets(broker: RawClient) -> None:
+    await broker.send("T")
+    await broker.pull("T")
+    await broker.ask(UPDATE, {"consumerGroup": "CG", "topic": "T", "queueId": "0", "commitOffset": "1"})
+    response = await broker.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
+    assert (response.code, response.body) == (0, b'{"offsetTable":{"T@CG":{0:1}}}')
+
+
+async def reset(broker: RawClient, **over: str) -> RemotingCommand:
+    fields = {"topic": "T", "group": "CG", "timestamp": "0", "isForce": "true"}
+    return await broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**fields, **over})
+
+
+async def test_a_group_that_is_sent_back_goes_on_from_there(broker: RawClient) -> None:
+    await broker.create_topic("T", 2)
+    for _ in range(4):
+        await broker.send("T")
+    assert (await broker.pull("T", 0, 0)).code == 0
+    fields = {"consumerGroup": "CG", "topic": "T", "queueId": "0"}
+    await broker.ask(UPDATE, {**fields, "commitOffset": "4"})
+    response = await reset(broker)
+    queues = {MessageQueue("T", "broker-a", 0): 0, MessageQueue("T", "broker-a", 1): 0}
+    assert decode_body(ResetOffsetBody, response.body).offset_table == queues
+    assert await broker.offset(QUERY, "T", consumerGroup="CG") == 0
+    ignored = await broker.ask(UPDATE, {**fields, "commitOffset": "3"})
+    assert (ignored.code, ignored.remark) == (0, "Offset has been previously reset")
+    moved = await broker.pull("T", 0, 4)
+    assert (moved.code, moved.remark, (moved.ext_fields or {})["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
+    assert (await broker.pull("T", 0, 0)).code == 0  # told once
+    assert await broker.offset(QUERY, "T", consumerGroup="CG") == 4
+    assert (await broker.ask(UPDATE, {**fields, "commitOffset": "3"})).remark is None
+
+
+async def test_where_a_group_can_be_sent(broker: RawClient) -> None:
+    await broker.create_topic("T", 2)
+    for _ in range(4):
+        await broker.send("T")
+    await broker.pull("T")
+
+    async def offsets(**over: str) -> list[int]:
+        response = await reset(broker, **over)
+        assert response.code == 0, response.remark
+        return list(decode_body(ResetOffsetBody, response.body).offset_table.values())
+
+    assert await offsets(timestamp="-1") == [4, 0]
+    assert await offsets(queueId="0", offset="2") == [2]
+    assert await offsets(queueId="0", timestamp="9999999999999") == [4]
+    refused = await reset(broker, queueId="0", offset="6")
+    assert (refused.code, refused.remark) == (1, "Target offset 6 not in consume queue range [0-4]")
+    assert (await reset(broker, topic="nope")).code == 17
+    assert (await reset(broker, group="nope")).code == 26

@@ -205,11 +205,27 @@ async def test_held_pulls_of_a_connection_are_bounded(broker: RawClient, monkeyp
     monkeypatch.setattr("rmq_async.embedded.pulls.MAX_HELD_PER_CONNECTION", 3)
     await broker.create_topic("T")
     opaques = [broker.write(11, pull_fields("T", suspendTimeoutMillis="20000", **SUSPEND)) for _ in range(5)]
-    early = [(await broker.read()).opaque for _ in range(2)]
-    assert early == opaques[3:]
+    early = [await broker.read() for _ in range(2)]
+    assert [answer.opaque for answer in early] == opaques[3:]
+    assert {(answer.code, answer.remark) for answer in early} == {
+        (2, "this connection has 3 pulls that wait for messages, it takes no more")
+    }
     broker.write(310, send_fields("T"), b"x")
     answers = [await broker.read() for _ in range(4)]
     assert sorted(answer.opaque for answer in answers if answer.opaque in opaques[:3]) == opaques[:3]
+
+
+async def test_held_pulls_of_all_connections_and_their_tags_are_bounded(
+    broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.pulls.MAX_HELD", 1)
+    monkeypatch.setattr("rmq_async.embedded.pulls.MAX_HELD_TAGS", 2)
+    await broker.create_topic("T")
+    many = await broker.ask(11, pull_fields("T", subscription="A||B||C", suspendTimeoutMillis="20000", **SUSPEND))
+    assert (many.code, many.remark) == (2, "a pull of 3 tags does not wait for messages, the limit is 2")
+    broker.write(11, pull_fields("T", subscription="A||B", suspendTimeoutMillis="20000", **SUSPEND))
+    refused = await broker.ask(11, pull_fields("T", suspendTimeoutMillis="20000", **SUSPEND))
+    assert (refused.code, refused.remark) == (2, "this broker holds 1 pulls that wait for messages, it takes no more")
 
 
 async def test_a_connection_that_ends_takes_its_held_pulls_along(server: EmbeddedRocketMQ, broker: RawClient) -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.bodies import (
+    CreateTopicListRequestBody,
+    TopicConfigSerializeWrapper,
+    TopicList,
+    decode_body,
+    encode_body,
+)
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import QueueData, decode_route
+from rmq_protocol.topics import TopicConfig, decode_topic_config
 
-from .raw import RawClient
+from .raw import RawClient, pull_fields
 
 
 async def queue_data(names: RawClient, topic: str) -> QueueData:
@@ -99,3 +107,93 @@ async def test_the_number_of_topics_is_bounded(broker: RawClient, monkeypatch: p
     monkeypatch.setattr("rmq_async.embedded.topics.MAX_TOPICS", 2)
     assert [(await broker.send(f"T{index}")).code for index in range(4)] == [0, 0, 1, 1]
     assert (await broker.send("T0")).code == 0
+
+
+async def config(broker: RawClient, topic: str) -> TopicConfig:
+    response = await broker.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+    assert response.code == 0, response.remark
+    return decode_topic_config(response.body)
+
+
+async def test_a_list_of_topics_is_made_as_a_whole_or_not_at_all(broker: RawClient) -> None:
+    code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
+    first = TopicConfig("A", 3, 2, attributes={"+message.type": "FIFO"})
+    body = encode_body(CreateTopicListRequestBody((first, TopicConfig("B", 1, 1, attributes={"message.type": "DELAY"}))))
+    assert (await broker.ask(code, None, body)).code == 0
+    assert await config(broker, "A") == TopicConfig("A", 3, 2, attributes={"message.type": "FIFO"})
+    assert (await config(broker, "B")).attributes == {"message.type": "DELAY"}
+    body = encode_body(CreateTopicListRequestBody((TopicConfig("C"), TopicConfig("a b"))))
+    refused = await broker.ask(code, None, body)
+    assert (refused.code, refused.remark) == (
+        29,
+        "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+    )
+    missing = await broker.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "C"})
+    assert (missing.code, missing.remark) == (17, "No topic in this broker. topic: C")
+    assert (await broker.ask(code)).code == 1
+
+
+async def test_all_topics_and_those_of_the_system(broker: RawClient) -> None:
+    before = decode_body(TopicConfigSerializeWrapper, (await broker.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+    await broker.create_topic("T", 5)
+    response = await broker.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+    after = decode_body(TopicConfigSerializeWrapper, response.body)
+    assert response.ext_fields == {"totalTopicNum": "16"}
+    assert after.topic_config_table == {**before.topic_config_table, "T": TopicConfig("T", 5, 5)}
+    assert before.data_version is not None
+    assert after.data_version is not None
+    assert after.data_version.counter == before.data_version.counter + 1
+    own = decode_body(TopicList, (await broker.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)).body).topic_list
+    assert {*before.topic_config_table, "TRANS_CHECK_MAX_TIME_TOPIC", "RMQ_SYS_TRACE_TOPIC"} <= {*own}
+    assert "T" not in own
+
+
+async def test_a_deleted_topic_is_gone_with_all_it_had(server: EmbeddedRocketMQ, names: RawClient, broker: RawClient) -> None:
+    delete = RequestCode.DELETE_TOPIC_IN_BROKER
+    await broker.create_topic("T", 2)
+    for topic in ("T", "U", "T"):
+        await broker.send(topic, b"x" * 1000)
+    await broker.pull("T")
+    offset = {"consumerGroup": "CG", "topic": "T", "queueId": "0"}
+    await broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**offset, "commitOffset": "1"})
+    async with RawClient(server.brokers["broker-a"]) as consumer:
+        consumer.write(11, pull_fields("T", 1, sysFlag="6", suspendTimeoutMillis="20000"))
+        await consumer.ask(9999)
+        memory = server._log.memory
+        assert (await broker.ask(delete, {"topic": "T"})).code == 0
+        waited = await consumer.read()
+        assert (waited.code, (waited.remark or "").splitlines()[0]) == (17, "topic[T] not exist, apply first please! ")
+    assert server._log.memory < memory - 2000
+    assert len(server.messages("T")) == 0
+    assert len(server.messages("U")) == 1
+    assert (await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 17
+    assert (await broker.pull("T")).code == 17
+    assert (await broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, offset)).code == 22
+    assert (await broker.ask(delete, {"topic": "T"})).code == 0
+    await broker.send("T")
+    assert len(server.messages("T")) == 1
+    assert (await broker.pull("T")).code == 0
+    for _ in range(3):
+        await broker.send("U")
+    server.clear()
+    assert server._log.memory == 0
+
+
+async def test_topics_that_no_user_may_delete(broker: RawClient) -> None:
+    for topic, remark in (
+        (" ", "The specified topic is blank."),
+        ("TBW102", "The topic[TBW102] is conflict with system topic."),
+        ("broker-a", "The topic[broker-a] is conflict with system topic."),
+    ):
+        refused = await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+        assert (refused.code, refused.remark) == (29, remark)
+
+
+async def test_queues_in_use_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.embedded.topics.MAX_QUEUES_IN_USE", 2)
+    await broker.create_topic("T", 8)
+    assert [(await broker.pull("T", queue_id)).code for queue_id in range(3)] == [19, 19, 1]
+    refused = await broker.send("T", queue=5)
+    assert (refused.code, refused.remark) == (1, "this broker has 2 queues in use, it takes no more")
+    await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert (await broker.send("U")).code == 0
