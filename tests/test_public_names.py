@@ -48,6 +48,11 @@ rmq_async.PullConsumer.__aenter__
 rmq_async.PullConsumer.queues topic
 rmq_async.PullConsumer.pull queue offset max_messages tags wait
 rmq_async.PullConsumer.read topic start end tags queues
+rmq_async.PullConsumer.committed queue
+rmq_async.PullConsumer.commit queue offset
+rmq_async.PullConsumer.min_offset queue
+rmq_async.PullConsumer.max_offset queue
+rmq_async.PullConsumer.search_offset queue when
 rmq_async.PullResult
 rmq_async.PullStatus.FOUND
 rmq_async.PullStatus.NO_NEW
@@ -58,6 +63,22 @@ rmq_async.Admin.create_topic topic queues read_queues perm order topic_sys_flag 
 rmq_async.Admin.topic_route topic
 rmq_async.Admin.max_offset queue
 rmq_async.Admin.min_offset queue
+rmq_async.Admin.delete_topic topic cluster
+rmq_async.Admin.topics
+rmq_async.Admin.topic_stats topic
+rmq_async.Admin.cluster_info
+rmq_async.Admin.search_offset queue when upper
+rmq_async.Admin.earliest_store_time_ms queue
+rmq_async.Admin.view_message topic msg_id
+rmq_async.Admin.query_message topic key max_num begin end
+rmq_async.Admin.producer_connections group
+rmq_async.Admin.consumer_connections group
+rmq_async.Admin.sync_topics from_broker to_broker topics dry_run
+rmq_async.admin.ClientConnection
+rmq_async.admin.ConsumerConnections
+rmq_async.admin.QueueStats
+rmq_async.admin.SyncedTopic
+rmq_async.admin.TopicStats
 rmq_async.embedded.EmbeddedRocketMQ host port brokers auto_create_topics max_memory
 rmq_async.embedded.EmbeddedRocketMQ.start
 rmq_async.embedded.EmbeddedRocketMQ.stop

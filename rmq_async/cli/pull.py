@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 import click
 
 from rmq_async import ClientConfig, MessageQueue, PullConsumer
+from rmq_async.client.time_search import TOOLS_GROUP
 
 from . import INTERRUPTED
 from .options import MOMENT, QUEUE, Interrupted, client_config, client_options, moment_help, run
@@ -20,7 +20,6 @@ from .records import body_bytes, fields_of, headline
 
 __all__ = ["pull"]
 
-GROUP: Final = "rmq_cli"
 Place = str | datetime | Mapping[MessageQueue, int]
 
 
@@ -43,7 +42,7 @@ class _Reading:
 @click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Those with one of these tags: a || b.")
 @click.option("--queue", "queues", type=QUEUE, multiple=True, help="This queue only; may be given again.")
 @click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
-@click.option("--group", default=GROUP, show_default=True, help="Consumer group; nothing is committed for it.")
+@click.option("--group", default=TOOLS_GROUP, show_default=True, help="Consumer group; nothing is committed for it.")
 @client_options
 def pull(
     topic: str,

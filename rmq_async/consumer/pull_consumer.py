@@ -128,10 +128,10 @@ class PullConsumer(ClientUser):
         instance = self._client()
 
         async def opening() -> list[Cursor]:
-            self._client()
-            if chosen is not None:
-                await for_each(chosen, lambda queue: known_queue(instance, queue))
-            return await self._cursors(instance, await self.queues(topic) if chosen is None else chosen, start, end)
+            async with self._call():
+                if chosen is not None:
+                    await for_each(chosen, lambda queue: known_queue(instance, queue))
+                return await self._cursors(instance, await self.queues(topic) if chosen is None else chosen, start, end)
 
         reader = Reader(
             instance,

@@ -1,0 +1,62 @@
+"""Questions about one queue: of queues that are there, in time, and never about others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async.consumer import PullConsumer
+from rmq_async.errors import BrokerNotFoundError, ClientStateError, ConfigError, TopicNotFoundError
+from rmq_protocol.message import MessageQueue
+
+from .support import TOPIC, embedded, scripted
+
+QUESTIONS: dict[str, Callable[[PullConsumer, MessageQueue], Any]] = {
+    "committed": lambda consumer, queue: consumer.committed(queue),
+    "commit": lambda consumer, queue: consumer.commit(queue, 1),
+    "min_offset": lambda consumer, queue: consumer.min_offset(queue),
+    "max_offset": lambda consumer, queue: consumer.max_offset(queue),
+    "search_offset": lambda consumer, queue: consumer.search_offset(queue, 0),
+    "read": lambda consumer, queue: anext(consumer.read(queue.topic, queues=[queue])),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_a_queue_that_does_not_exist_is_an_error(name: str) -> None:
+    """Brokers would answer 0, or take the offset."""
+    async with embedded(queues=2) as (server, consumer):
+        ask = QUESTIONS[name]
+        with pytest.raises(TopicNotFoundError, match="nobody"):
+            await ask(consumer, MessageQueue("nobody", "broker-a", 0))
+        with pytest.raises(BrokerNotFoundError, match="not on broker broker-x, it is on broker-a"):
+            await ask(consumer, MessageQueue(TOPIC, "broker-x", 0))
+        with pytest.raises(ConfigError, match="no queue 2 on broker broker-a, it has 0 to 1 there"):
+            await ask(consumer, MessageQueue(TOPIC, "broker-a", 2))
+        assert not server.requests[14] + server.requests[15] + server.requests[29] + server.requests[30] + server.requests[31]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+async def test_stopping_ends_a_question_at_once(name: str) -> None:
+    async with scripted(request_timeout=30.0) as (broker, consumer):
+        broker.answer = lambda link, request: None
+        call = asyncio.ensure_future(QUESTIONS[name](consumer, MessageQueue(TOPIC, "broker-a", 0)))
+        while not [request for request in broker.requests if request.code != 34]:
+            await asyncio.sleep(0.001)
+        start = monotonic()
+        await consumer.stop(0.1)
+        with pytest.raises(ClientStateError, match="was stopped"):
+            await call
+        assert monotonic() - start < 0.5
+
+
+async def test_a_known_queue_costs_no_look_up() -> None:
+    async with embedded() as (server, consumer):
+        queue = (await consumer.queues(TOPIC))[0]
+        before = server.requests[105]
+        for _ in range(3):
+            await consumer.max_offset(queue)
+        assert server.requests[105] == before
