@@ -6,10 +6,13 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["Int", "Long"]
+__all__ = ["Double", "Int", "Long"]
 
 Int = Annotated[int, msgspec.Meta(ge=-0x80000000, le=0x7FFFFFFF)]
 """``int`` or ``Integer``: 32 bits, signed."""
 
 Long = Annotated[int, msgspec.Meta(ge=-0x8000000000000000, le=0x7FFFFFFFFFFFFFFF)]
 """``long`` or ``Long``: 64 bits, signed."""
+
+Double = Annotated[float, msgspec.Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
+"""``double``, finite: JSON has no other."""

@@ -148,6 +148,12 @@ def test_members_may_be_missing_and_unknown() -> None:
         decode_body(SubscriptionGroupConfig, b"{}")
 
 
+@pytest.mark.parametrize("number", ['"nan"', '"inf"', '"-inf"', '"1e999"', "1" + "0" * 399, "NaN"])
+def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"^TopicStatsTable: "):
+        decode_body(TopicStatsTable, f'{{"topicPutTps":{number}}}'.encode())
+
+
 def test_topics_by_name() -> None:
     wrapper = TopicConfigSerializeWrapper({"T": TopicConfig("T", attributes={"+message.type": "FIFO"})})
     assert decode_body(TopicConfigSerializeWrapper, encode_body(wrapper)) == wrapper

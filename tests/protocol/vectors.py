@@ -37,8 +37,11 @@ from rmq_protocol.errors import RocketMQError
 
 DIRECTORY = Path(os.environ.get("RMQ_VECTORS") or Path(__file__).parents[2] / "protocol" / "vectors")
 
-WIRE_KINDS = ("frames", "headers", "routes", "bodies")
+WIRE_KINDS = ("frames", "headers", "routes")
 """Kinds run by test_vectors_wire.py."""
+
+BODY_KINDS = ("bodies",)
+"""Kinds run by test_vectors_bodies.py."""
 
 EXTRA_KINDS = ("acl", "namespace", "extras")
 """Kinds run by test_vectors_extras.py."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..heartbeat import SubscriptionData
-from ..java_types import Int, Long
+from ..java_types import Double, Int, Long
 
 __all__ = [
     "BrokerMemberGroup",
@@ -33,8 +33,8 @@ class BrokerStatsItem(msgspec.Struct, frozen=True):
     """``avgpt``: average of a call, e.g. bytes of a put."""
 
     sum: Long = 0
-    tps: float = 0.0
-    avgpt: float = 0.0
+    tps: Double = 0.0
+    avgpt: Double = 0.0
 
 
 class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):

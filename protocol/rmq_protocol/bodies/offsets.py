@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..java_types import Int, Long
+from ..java_types import Double, Int, Long
 from ..message import MessageQueue
 from .tables import DataVersion
 
@@ -38,7 +38,7 @@ class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_TOPIC_STATS_INFO. ``topic_put_tps``: messages stored a second."""
 
     offset_table: dict[MessageQueue, TopicOffset] = {}
-    topic_put_tps: float = 0.0
+    topic_put_tps: Double = 0.0
 
 
 class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
@@ -54,7 +54,7 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_CONSUME_STATS. ``consume_tps``: messages consumed a second."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
-    consume_tps: float = 0.0
+    consume_tps: Double = 0.0
 
 
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..heartbeat import SubscriptionData
-from ..java_types import Int, Long
+from ..java_types import Double, Int, Long
 from ..message import MessageQueue
 
 __all__ = [
@@ -47,11 +47,11 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 class ConsumeStatus(msgspec.Struct, frozen=True):
     """One topic: milliseconds a pull and a message take, messages a second, and failures in the last hour."""
 
-    pull_rt: float = msgspec.field(name="pullRT", default=0.0)
-    pull_tps: float = msgspec.field(name="pullTPS", default=0.0)
-    consume_rt: float = msgspec.field(name="consumeRT", default=0.0)
-    consume_ok_tps: float = msgspec.field(name="consumeOKTPS", default=0.0)
-    consume_failed_tps: float = msgspec.field(name="consumeFailedTPS", default=0.0)
+    pull_rt: Double = msgspec.field(name="pullRT", default=0.0)
+    pull_tps: Double = msgspec.field(name="pullTPS", default=0.0)
+    consume_rt: Double = msgspec.field(name="consumeRT", default=0.0)
+    consume_ok_tps: Double = msgspec.field(name="consumeOKTPS", default=0.0)
+    consume_failed_tps: Double = msgspec.field(name="consumeFailedTPS", default=0.0)
     consume_failed_msgs: Long = msgspec.field(name="consumeFailedMsgs", default=0)
 
 
