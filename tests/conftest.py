@@ -1,9 +1,3 @@
-"""What every test here may rely on, however the run was started."""
+"""For all tests: ``pytester``, with which the pytest plugin's own tests make projects to run."""
 
-from __future__ import annotations
-
-import signal
-
-# A shell that starts a run in the background has it, and all its children, ignore SIGINT; the tests interrupt some of theirs.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+pytest_plugins = ["pytester"]
