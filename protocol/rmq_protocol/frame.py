@@ -40,12 +40,13 @@ class FrameDecoder:
     ``max_frame_size``: bytes of the largest frame accepted, its 4-byte length prefix included.
     """
 
-    __slots__ = ("_max_length", "_need", "_pending", "error")
+    __slots__ = ("_max_length", "_need", "_pending", "_plain_header", "error")
 
     def __init__(self, max_frame_size: int = MAX_FRAME_SIZE) -> None:
         if max_frame_size < 8:
             raise LocalProtocolError(f"max_frame_size {max_frame_size} is below the 8 bytes of an empty frame")
         self._max_length = max_frame_size - 4
+        self._plain_header = min(MAX_HEADER_SIZE, self._max_length - 4)
         self._pending = bytearray()
         self._need = 0
         self.error: RemoteProtocolError | None = None
@@ -62,6 +63,10 @@ class FrameDecoder:
         Raises RemoteProtocolError, naming the field and its value, for a broken frame. When good frames precede it in the
         same call they are returned first, ``error`` is set and the next call raises it.
         """
+        return [Frame(0, frame, b"") if isinstance(frame, bytes) else frame for frame in self.cut(data)]
+
+    def cut(self, data: bytes) -> list[Frame | bytes]:
+        """``feed``, but a frame with a JSON header and no body, which nearly every answer to a send is, comes as its header."""
         if self.error is not None:
             raise self.error
         pending = self._pending
@@ -71,15 +76,20 @@ class FrameDecoder:
                 return []
             data = bytes(pending)
             pending.clear()
-        frames: list[Frame] = []
+        frames: list[Frame | bytes] = []
         at, end = 0, len(data)
-        unpack, max_length = _WORDS.unpack_from, self._max_length
+        unpack, plain_header, max_length = _WORDS.unpack_from, self._plain_header, self._max_length
         while end - at >= 8:
             length, word = unpack(data, at)
+            stop = at + 4 + length
+            if length == word + 4 and stop <= end and word <= plain_header:
+                frames.append(data[at + 8 : stop])
+                at = stop
+                continue
             kind = 0
             if word > MAX_HEADER_SIZE:
                 kind, word = word >> 24, word & MAX_HEADER_SIZE
-            header, stop = at + 8, at + 4 + length
+            header = at + 8
             body = header + word
             if body > stop or length > max_length or kind > 1:
                 return self._refuse(length, kind, word, frames)
@@ -101,7 +111,7 @@ class FrameDecoder:
         pending += data[at:] if at else data
         return frames
 
-    def _refuse(self, length: int, kind: int, header_length: int, frames: list[Frame]) -> list[Frame]:
+    def _refuse(self, length: int, kind: int, header_length: int, frames: list[Frame | bytes]) -> list[Frame | bytes]:
         if length < 4:
             text = f"frame length {length} is below 4, the size of the header word"
         elif length > self._max_length:

@@ -22,7 +22,16 @@ from .constants import ONEWAY_FLAG, VERSION, LanguageCode, RequestCode, Serializ
 from .errors import LocalProtocolError, RemoteProtocolError
 from .frame import Frame
 
-__all__ = ["FIRST_OPAQUE", "JOIN_BELOW", "LAST_OPAQUE", "SendReply", "SendReplyFields", "SendTemplate", "decode_send_reply"]
+__all__ = [
+    "FIRST_OPAQUE",
+    "ID_LENGTH",
+    "JOIN_BELOW",
+    "LAST_OPAQUE",
+    "SendReply",
+    "SendReplyFields",
+    "SendTemplate",
+    "decode_send_reply",
+]
 
 FIRST_OPAQUE: Final = 1_000_000_000
 LAST_OPAQUE: Final = 2_147_483_647
@@ -36,6 +45,8 @@ _INT = struct.Struct(">i").pack
 _BINARY_FIXED = struct.Struct(">hBh").pack
 _encode_text = msgspec.json.Encoder().encode
 _BORN_DIGITS = 13
+ID_LENGTH: Final = 32
+"""Digits of a unique id with an IPv4 address in it; 56 with an IPv6 address."""
 
 
 class SendReplyFields(msgspec.Struct, gc=False):
@@ -90,10 +101,11 @@ def send_reply_of(command: RemotingCommand) -> SendReply:
 class SendTemplate:
     """Frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
 
-    ``queue_id`` below 0 lets the broker pick one. ``batch`` says that bodies are batches (field ``m``).
+    ``queue_id`` below 0 lets the broker pick one. ``batch`` says that bodies are batches (field ``m``). ``id_length``: digits of
+    the unique ids that ``plain`` is made for.
     """
 
-    __slots__ = ("_base", "_full_head", "_plain", "_serialize_type", "_tail", "_unique", "_unique_base")
+    __slots__ = ("_base", "_full_head", "_id_length", "_plain", "_serialize_type", "_tail", "_unique", "_unique_base")
 
     def __init__(
         self,
@@ -107,7 +119,9 @@ class SendTemplate:
         batch: bool = False,
         oneway: bool = False,
         serialize_type: SerializeType = SerializeType.JSON,
+        id_length: int = ID_LENGTH,
     ) -> None:
+        self._id_length = id_length
         code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
         fixed = {
             "a": group,
@@ -133,11 +147,9 @@ class SendTemplate:
     def plain(self, opaque: int, born_ms: bytes, unique_id: str, body: bytes) -> bytes | list[bytes]:
         """``parts`` for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
         size = len(body)
-        if size >= JOIN_BELOW or self._serialize_type:
+        if size >= JOIN_BELOW or len(unique_id) != self._id_length:
             return self.parts(opaque, born_ms, f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02", body)
-        key = unique_id.encode()
-        length = self._unique_base + len(key)
-        return self._unique % (_WORDS(length + size + 4, length), born_ms, key, opaque, body)
+        return self._unique % ((self._unique_base + size).to_bytes(4, "big"), born_ms, unique_id.encode(), opaque, body)
 
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
@@ -172,10 +184,10 @@ class SendTemplate:
             }
         )[:-2].replace(b"%", b"%%")
         self._plain = b"%b" + start + b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
-        self._unique = (
-            b"%b" + start + b',"f":"0","h":"0","g":"%b","i":"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"},"opaque":%d}%b'
-        )
-        self._unique_base = len(self._unique % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b""))
+        header = start + b',"f":"0","h":"0","g":"%b","i":"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"},"opaque":%d}'
+        length = len(header % (b"0" * _BORN_DIGITS, b"0" * self._id_length, FIRST_OPAQUE))
+        self._unique = b"%b" + length.to_bytes(4, "big").replace(b"%", b"%%") + header + b"%b"
+        self._unique_base = 4 + length
         self._full_head = start
         empty = self._plain % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b"")
         self._base = len(empty)
@@ -195,7 +207,7 @@ class SendTemplate:
 
     def _prepare_binary(self, code: int, flag: int, fixed: dict[str, str]) -> None:
         self._plain = _BINARY_FIXED(code, LanguageCode.PYTHON, VERSION)
-        self._unique, self._unique_base = b"", 0
+        self._unique, self._unique_base, self._id_length = b"", 0, -1  # no form of its own
         self._full_head = _INT(flag) + _INT(0)
         self._tail = b"".join(_entry(name, value.encode()) for name, value in fixed.items()) + b"\x00\x01g" + _INT(_BORN_DIGITS)
         self._base = len(self._tail) + _BORN_DIGITS

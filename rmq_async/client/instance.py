@@ -334,7 +334,7 @@ async def _abortable(
     opaque = connection.next_opaque()
     parts = encode_command(msgspec.structs.replace(command, opaque=opaque), connection.serialize_type)
     future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-    connection.submit(opaque, Pending(future, deadline, deadline, command.code, long_poll=long_poll), parts)
+    connection.submit(opaque, Pending(future, deadline, deadline, command.code, typed=False, long_poll=long_poll), parts)
     calls.add(future)
     try:
         return await future

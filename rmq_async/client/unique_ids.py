@@ -31,7 +31,7 @@ class UniqueIds:
 
     __slots__ = (
         "__weakref__", "_begins", "_ends", "_ip", "_millisecond", "_month_begins", "_month_ends", "_number", "_page",
-        "_page_stop", "_prefix", "_stop", "_time_text", "_wall", "born_ms",
+        "_page_stop", "_prefix", "_stop", "_time_text", "_wall", "born_ms", "length",
     )  # fmt: skip
 
     _ends: float
@@ -42,6 +42,8 @@ class UniqueIds:
 
     def __init__(self, ip: bytes) -> None:
         self._ip = ip
+        self.length = 2 * (len(ip) + 12)
+        """Characters of every id."""
         self._millisecond = self._wall = 0
         self.born_ms = b""
         """The clock when the last id was made: thirteen digits, milliseconds since the epoch."""

@@ -1,6 +1,7 @@
 """How many messages and bytes may be accepted and not finished: integers, with a queue of waiters only when exhausted.
 
-A free credit costs two comparisons and two subtractions (0.1 us); a semaphore costs six times that. First come, first served:
+A free credit costs two comparisons and two subtractions (0.1 us); a semaphore costs six times that. The hot path of ``send``
+does them itself, on the open attributes, as ``try_take`` and ``give_back`` do. First come, first served:
 while anybody waits, nobody passes. Credits come back in one place, ``give_back``, once per call.
 
 ``flush`` must wait for what was accepted *so far*, while new calls go on: every taken credit belongs to an epoch, a flush begins
@@ -43,30 +44,37 @@ class Credits:
     A call that asks for more than a whole limit passes when nothing else is under way.
     """
 
-    __slots__ = ("_byte_limit", "_epochs", "_free", "_free_bytes", "_limit", "_refusal", "_waiters", "_what", "epoch")
+    __slots__ = (
+        "_byte_limit", "_epochs", "_limit", "_refusal", "_waiters", "_what",
+        "contended", "epoch", "free", "free_bytes", "watched",
+    )  # fmt: skip
 
     def __init__(self, what: str, limit: int, byte_limit: int) -> None:
         self._what = what
-        self._limit = self._free = limit
-        self._byte_limit = self._free_bytes = byte_limit
+        self._limit = self.free = limit
+        self._byte_limit = self.free_bytes = byte_limit
+        self.contended = False
+        """Somebody waits for credits, or nobody gets any more."""
+        self.watched = False
+        """Somebody waits for credits that come back."""
         self._waiters: deque[_Waiter] = deque()
         self.epoch = Epoch()
         self._epochs: list[Epoch] = [self.epoch]
         self._refusal: Callable[[], RocketMQError] | None = None
 
     def __repr__(self) -> str:
-        taken, bytes_taken = self._limit - self._free, self._byte_limit - self._free_bytes
+        taken, bytes_taken = self._limit - self.free, self._byte_limit - self.free_bytes
         bytes_told = f"{bytes_taken} of {self._byte_limit} bytes"
         return f"<Credits {self._what}: {taken} of {self._limit}, {bytes_told}, {len(self._waiters)} wait>"
 
     @property
     def taken(self) -> int:
         """Messages accepted and not finished."""
-        return self._limit - self._free
+        return self._limit - self.free
 
     @property
     def taken_bytes(self) -> int:
-        return self._byte_limit - self._free_bytes
+        return self._byte_limit - self.free_bytes
 
     @property
     def waiting(self) -> int:
@@ -74,10 +82,10 @@ class Credits:
 
     def try_take(self, number: int, size: int) -> Epoch | None:
         """Credits at once, or None when they are exhausted or others wait for them."""
-        free, free_bytes = self._free - number, self._free_bytes - size
-        if self._waiters or self._refusal is not None or ((free < 0 or free_bytes < 0) and not self._fits(number, size)):
+        free, free_bytes = self.free - number, self.free_bytes - size
+        if self.contended or ((free < 0 or free_bytes < 0) and not self._fits(number, size)):
             return None
-        self._free, self._free_bytes = free, free_bytes
+        self.free, self.free_bytes = free, free_bytes
         epoch = self.epoch
         epoch.taken += 1
         return epoch
@@ -91,6 +99,7 @@ class Credits:
             raise self._refusal()
         waiter = _Waiter(number, size, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
+        self._mark()
         started = monotonic()
         try:
             if await wait_until(waiter.future, deadline):
@@ -107,19 +116,24 @@ class Credits:
         )
 
     def give_back(self, epoch: Epoch, number: int, size: int) -> None:
-        self._free += number
-        self._free_bytes += size
+        self.free += number
+        self.free_bytes += size
         epoch.taken -= 1
+        if self.watched:
+            self.came_back(epoch)
+
+    def came_back(self, epoch: Epoch) -> None:
+        """Credits of ``epoch`` are free again while somebody waits for that."""
         if not epoch.taken and epoch.emptied is not None and not epoch.emptied.done():
             epoch.emptied.set_result(None)
-        if self._waiters:
-            self._serve()
+        self._serve()
 
     def so_far(self) -> list[Epoch]:
         """What is accepted and not finished at this moment; what is accepted from now on belongs to another epoch."""
         older = [epoch for epoch in self._epochs if epoch.taken]
         self.epoch = Epoch()
         self._epochs = [*older, self.epoch]
+        self._mark()
         return older
 
     async def wait_idle(self, deadline: float) -> bool:
@@ -129,18 +143,20 @@ class Credits:
     def refuse(self, error: Callable[[], RocketMQError]) -> None:
         """From now on nobody gets a credit: those who wait and all who come get an error of their own."""
         self._refusal = error
+        self.contended = True
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.future.done():
                 waiter.future.set_exception(error())
+        self._mark()
 
     def _fits(self, number: int, size: int) -> bool:
-        free, free_bytes = self._free, self._free_bytes
+        free, free_bytes = self.free, self.free_bytes
         return (free >= number or free == self._limit) and (free_bytes >= size or free_bytes == self._byte_limit)
 
     def _take(self, number: int, size: int) -> Epoch:
-        self._free -= number
-        self._free_bytes -= size
+        self.free -= number
+        self.free_bytes -= size
         epoch = self.epoch
         epoch.taken += 1
         return epoch
@@ -151,9 +167,15 @@ class Credits:
             waiter = waiters[0]
             if not waiter.future.done():
                 if not self._fits(waiter.number, waiter.size):
-                    return
+                    break
                 waiter.future.set_result(self._take(waiter.number, waiter.size))
             waiters.popleft()
+        self._mark()
+
+    def _mark(self) -> None:
+        waiting = bool(self._waiters)
+        self.contended = waiting or self._refusal is not None
+        self.watched = waiting or any(epoch.taken for epoch in self._epochs[:-1])
 
     def _drop(self, waiter: _Waiter) -> None:
         if not waiter.future.done():

@@ -23,9 +23,12 @@ __all__ = ["Lane", "LaneSettings", "Target"]
 class LaneSettings:
     """What every header of one producer says."""
 
-    __slots__ = ("create_topic_key", "default_topic_queues", "group", "serialize_type")
+    __slots__ = ("create_topic_key", "default_topic_queues", "group", "id_length", "serialize_type")
 
-    def __init__(self, group: str, create_topic_key: str, default_topic_queues: int, serialize_type: SerializeType) -> None:
+    def __init__(
+        self, group: str, create_topic_key: str, default_topic_queues: int, serialize_type: SerializeType, id_length: int
+    ) -> None:
+        self.id_length = id_length
         self.group = group
         self.create_topic_key = create_topic_key
         self.default_topic_queues = default_topic_queues
@@ -42,17 +45,19 @@ class LaneSettings:
             batch=batch,
             oneway=oneway,
             serialize_type=self.serialize_type,
+            id_length=self.id_length,
         )
 
 
 class Target:
     """One queue to send to, at the address its broker's master had when the lane was built."""
 
-    __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "queue", "single")
+    __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "queue", "queue_id", "single")
 
     def __init__(self, queue: MessageQueue, address: str, settings: LaneSettings) -> None:
         self.queue = queue
         self.broker = queue.broker_name
+        self.queue_id = queue.queue_id
         self.address = address
         self._settings = settings
         self.single = settings.template(queue)

@@ -36,9 +36,9 @@ from .credits import Epoch, finished
 from .deferred import DeferredSend, check_callback
 from .lanes import Lane, Target
 from .outgoing import Outgoing
-from .replies import stored, stored_batch, stored_message
+from .replies import SEND_OK, stored, stored_batch, stored_message
 from .selectors import Selector, Wish, checked_wish, wish_of
-from .sender import SEND, Sender
+from .sender import Sender
 
 __all__ = ["Producer", "ProducerState"]
 
@@ -207,30 +207,35 @@ class Producer:
             self._refuse()
         sender = self._sender
         if (
-            message.__class__ is not Message
+            type(message) is not Message
             or message.keys is not NO_KEYS
             or queue is not None
             or selector is not None
             or key is not None
             or timeout is not None
-            or message.body.__class__ is not bytes
-            or not 0 < len(message.body) < sender.plain_below
+            or type(body := message.body) is not bytes
+            or not 0 < (size := len(body)) < sender.plain_below
             or not message.wait_store
         ):
             return await self._send(sender, message, queue, selector, key, timeout)
         started = monotonic()
         deadline = started + sender.timeout
-        topic = message.topic
-        lane = sender.lanes.get(topic) if topic.__class__ is str else None
-        if lane is None:
+        try:
+            lane = sender.lanes[message.topic]
+        except (KeyError, TypeError):
             sender.encoder.check(message)
-        body = message.body
-        size = len(body)
+            lane = None
         credit = sender.credits
-        epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
+        if credit.free > 0 and credit.free_bytes >= size and not credit.contended:
+            credit.free -= 1
+            credit.free_bytes -= size
+            epoch = credit.epoch
+            epoch.taken += 1
+        else:
+            epoch = await credit.take(1, size, deadline)
         try:
             if lane is None:
-                lane = await sender.lane(topic, deadline)
+                lane = await sender.lane(message.topic, deadline)
             target = lane.next()
             connection = sender.connections.get(target.address)
             if connection is None:
@@ -240,10 +245,9 @@ class Producer:
             unique_id = ids.next()
             future: asyncio.Future[SendReply] = sender.create_future()
             first_deadline = sender.first_deadline(deadline, sender.retries) if lane.several else deadline
-            pending = connection.start_send(
-                target.single, ids.born_ms, unique_id, None, body, 0, 0, future,
-                first_deadline, deadline, SEND, sender, sender.window,
-            )  # fmt: skip
+            pending = connection.start_plain(
+                target.single, ids.born_ms, unique_id, body, future, first_deadline, deadline, sender, sender.window
+            )
             error: RocketMQError | None = None
             reply: SendReply | None = None
             try:
@@ -254,6 +258,19 @@ class Producer:
                 connection.forget(pending.opaque)
                 raise
             else:
+                fields = reply.extFields  # what ``stored`` does, nearly always
+                if (
+                    not reply.code
+                    and fields is not None
+                    and fields.queueId == target.queue_id
+                    and (offset_id := fields.msgId) is not None
+                    and (offset := fields.queueOffset) is not None
+                ):
+                    region, handle = fields.MSG_REGION, fields.recallHandle
+                    traced = fields.TRACE_ON is not False
+                    return SendResult(
+                        SEND_OK, unique_id, offset_id, target.queue, offset, fields.transactionId, region, traced, handle
+                    )
                 result = stored(reply, unique_id, target, 1)
                 if result is not None:
                     return result
@@ -262,7 +279,11 @@ class Producer:
             call.adopt(target, connection, pending, started, error, reply)
             return await call.run()
         finally:
-            credit.give_back(epoch, 1, size)
+            credit.free += 1
+            credit.free_bytes += size
+            epoch.taken -= 1
+            if credit.watched:
+                credit.came_back(epoch)
 
     async def _send(
         self,

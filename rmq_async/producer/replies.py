@@ -14,10 +14,11 @@ from ..results import BatchSendResult, SendResult, SendStatus
 from .lanes import Target
 from .outgoing import Outgoing
 
-__all__ = ["reply_error", "stored", "stored_batch", "stored_message"]
+__all__ = ["SEND_OK", "reply_error", "stored", "stored_batch", "stored_message"]
 
+SEND_OK: Final = SendStatus.SEND_OK
 _STATUS: Final = {
-    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
+    int(ResponseCode.SUCCESS): SEND_OK,
     int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
@@ -30,7 +31,7 @@ def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempt
 
 
 def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> SendResult | None:
-    status = _STATUS.get(reply.code) if reply.code else SendStatus.SEND_OK
+    status = _STATUS.get(reply.code) if reply.code else SEND_OK
     fields = reply.extFields
     if status is None or fields is None:
         return None
@@ -38,7 +39,7 @@ def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> S
     if offset_msg_id is None or queue_id is None or offset is None:
         return None
     queue = target.queue
-    if queue.queue_id != queue_id:
+    if queue_id != target.queue_id:
         queue = MessageQueue(queue.topic, queue.broker_name, queue_id)
     return SendResult(
         status,

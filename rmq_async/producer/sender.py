@@ -73,7 +73,9 @@ class Sender:
         self.ids = instance.unique_ids
         self.plain_below = min(config.compress_over, config.max_message_size + 1)
         """Bytes below which a body needs neither to be compressed nor refused."""
-        self._settings = LaneSettings(group, config.create_topic_key, config.default_topic_queues, instance.config.header_type)
+        self._settings = LaneSettings(
+            group, config.create_topic_key, config.default_topic_queues, instance.config.header_type, self.ids.length
+        )
         self._lines: dict[str, Line] = {}
         self._waits: set[asyncio.Timeout] = set()
         self.closed = False
@@ -214,21 +216,10 @@ class Sender:
     ) -> Pending:
         """Puts one attempt on its way."""
         batch = outgoing.batch_ids is not None
-        return connection.start_send(
-            target.batch if batch else target.single,
-            self.encoder.born_ms(),
-            outgoing.unique_id,
-            outgoing.properties,
-            outgoing.body,
-            outgoing.sys_flag,
-            outgoing.flag,
-            receiver,
-            deadline,
-            call_deadline,
-            SEND_BATCH if batch else SEND,
-            self,
-            self.window,
-        )
+        template, code = (target.batch, SEND_BATCH) if batch else (target.single, SEND)
+        opaque, born_ms = connection.next_opaque(), self.encoder.born_ms()
+        parts = template.parts(opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag)
+        return connection.start_send(opaque, parts, receiver, deadline, call_deadline, code, self, self.window)
 
     async def compressed(self, outgoing: Outgoing) -> Outgoing:
         """The message compressed; large bodies in a thread."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, cast
 
-__all__ = ["FLUSH_FRAMES", "WriteCoalescer"]
+__all__ = ["GATHER_FROM", "WriteCoalescer"]
 
 BROKEN_WRITELINES: Final = (((3, 12), (3, 12, 9)), ((3, 13), (3, 13, 2)))
 """Pythons whose asyncio never calls pause_writing after writelines (gh-127655): parts are joined there."""
@@ -27,21 +27,20 @@ FLUSH_FRAMES: Final = 64
 FLUSH_AT: Final = 64 * 1024
 """Frames gathered, or bytes of large ones, that are written without waiting for the end of the iteration."""
 GATHER: Final = 8
-GATHER_SHARE: Final = 4
 GATHER_FROM: Final = 32
 GATHER_SECONDS: Final = 0.02
-"""Fewer frames than GATHER, and than this share of at least so many sends under way, wait for answers; so long at most."""
+"""While at least GATHER_FROM sends are under way, fewer frames than GATHER wait for answers; so long at most."""
 
 
 class WriteCoalescer:
     """``before_write`` is called before each write; ``sends_under_way()`` counts the sends that are not answered.
 
-    ``frames`` and ``due`` are open to the send path, which appends where ``queue`` would do no more than that.
+    ``frames`` and ``room`` are open to the send path, which appends where ``queue`` would do no more than that.
     """
 
     __slots__ = (
-        "_before_write", "_large", "_loop", "_sends_under_way", "_timer", "_transport", "_urgent", "_written",
-        "due", "frames", "paused", "writes",
+        "_before_write", "_due", "_large", "_loop", "_sends_under_way", "_timer", "_transport", "_urgent", "_written",
+        "frames", "paused", "room", "writes",
     )  # fmt: skip
 
     def __init__(self, before_write: Callable[[], None], sends_under_way: Callable[[], int]) -> None:
@@ -49,14 +48,15 @@ class WriteCoalescer:
         self._sends_under_way = sends_under_way
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._due = False
         self._large = 0
         self._urgent = False
         self._timer: asyncio.TimerHandle | None = None
         self._written: list[tuple[Callable[[int], None], int]] = []
         self.frames: list[bytes] = []
         """What is gathered: whole small frames, and large ones in parts."""
-        self.due = False
-        """The end of this iteration will look at what is gathered."""
+        self.room = 0
+        """Up to how many ``frames`` small ones may simply be appended: somebody will look at them in time."""
         self.paused = False
         """The peer does not read: the transport's buffer is not empty."""
         self.writes = 0
@@ -78,8 +78,7 @@ class WriteCoalescer:
         if urgent:
             self._urgent = True
         frames = self.frames
-        if not self.due:
-            self.look_again()
+        self.look_again()
         if isinstance(parts, bytes):
             frames.append(parts)
             if len(frames) < FLUSH_FRAMES:
@@ -107,6 +106,8 @@ class WriteCoalescer:
         if not frames or self.paused:
             return
         self.frames = []
+        if not self._due:
+            self.room = 0
         self._urgent = False
         self.writes += 1
         self._before_write()
@@ -119,9 +120,11 @@ class WriteCoalescer:
             self._report_written()
 
     def look_again(self) -> None:
-        """Has the end of this iteration decide whether what is gathered leaves; called after answers have come, too."""
-        self.due = True
-        self._loop.call_soon(self._end_of_iteration)
+        """Has the end of this iteration decide whether what is gathered leaves."""
+        if not self._due:
+            self._due = True
+            self.room = FLUSH_FRAMES - 1
+            self._loop.call_soon(self._end_of_iteration)
 
     def when_written(self, callback: Callable[[int], None], cost: int) -> None:
         """Calls ``callback(cost)`` once the last byte of what is queued next is in the kernel, or never will be."""
@@ -143,14 +146,13 @@ class WriteCoalescer:
         self._report_written()
 
     def _end_of_iteration(self) -> None:
-        self.due = False
-        gathered = len(self.frames)
-        if gathered < GATHER and gathered and not self._urgent:
-            sends = self._sends_under_way()
-            if sends >= GATHER_FROM and gathered * GATHER_SHARE < sends:
-                if self._timer is None:
-                    self._timer = self._loop.call_later(GATHER_SECONDS, self._overdue)
-                return
+        self._due = False
+        self.room = 0
+        if 0 < len(self.frames) < GATHER and not self._urgent and self._sends_under_way() >= GATHER_FROM:
+            self.room = GATHER - 1
+            if self._timer is None:
+                self._timer = self._loop.call_later(GATHER_SECONDS, self._overdue)
+            return
         self.flush()
 
     def _overdue(self) -> None:

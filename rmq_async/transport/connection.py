@@ -20,13 +20,13 @@ from typing import Final, cast
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode, SerializeType
+from rmq_protocol.constants import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, SerializeType
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
 
 from ..errors import ConnectionLostError, RequestTimeoutError
-from .coalescer import FLUSH_FRAMES, WriteCoalescer
+from .coalescer import GATHER_FROM, WriteCoalescer
 from .pending import Pending, Receiver, overdue, request_name
 from .states import CloseReason, ConnectionState, next_state
 
@@ -34,6 +34,7 @@ __all__ = ["Connection", "RequestHandler", "not_supported"]
 
 logger = logging.getLogger("rmq_async.transport")
 
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 SCAN_GRAIN: Final = 0.02
 """Seconds by which near deadlines are judged together."""
@@ -150,7 +151,7 @@ class Connection(asyncio.Protocol):
         parts = encode_command(msgspec.structs.replace(command, opaque=opaque), self.serialize_type)
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         deadline = monotonic() + timeout
-        self.submit(opaque, Pending(future, deadline, deadline, command.code, False, long_poll), parts)
+        self.submit(opaque, Pending(future, deadline, deadline, command.code, typed=False, long_poll=long_poll), parts)
         try:
             return await future
         except BaseException:
@@ -198,15 +199,44 @@ class Connection(asyncio.Protocol):
         else:
             self._writer.queue(parts, urgent=True)
 
-    def start_send(
+    def start_plain(
         self,
         template: SendTemplate,
         born_ms: bytes,
         unique_id: str,
-        properties: str | None,
         body: bytes,
-        sys_flag: int,
-        flag: int,
+        receiver: Receiver,
+        deadline: float,
+        call_deadline: float,
+        owner: object,
+        window: int,
+    ) -> Pending:
+        """A send of which ``unique_id`` is all there is to say besides its body: ``submit`` in one piece, as it runs for each."""
+        if not self.is_open:
+            self._require_open(False)
+        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
+        parts = template.plain(opaque, born_ms, unique_id, body)
+        if deadline < self._scan_at:
+            self._arm(deadline)
+        table, writer, sequence = self._table, self._writer, self._sequence + 1
+        table[opaque] = pending = Pending(receiver, deadline, call_deadline, _SEND, owner, sequence, opaque)
+        if writer.paused or self._held or (len(table) > window and self._beyond(window)):
+            return self._hold(pending, parts, window)
+        self._sequence = sequence
+        self._expects_answer = True
+        frames = writer.frames
+        if len(frames) < writer.room and type(parts) is bytes:
+            frames.append(parts)  # what queue does, nearly always
+        elif not frames and len(table) == 1:
+            writer.write(parts)
+        else:
+            writer.queue(parts)
+        return pending
+
+    def start_send(
+        self,
+        opaque: int,
+        parts: bytes | list[bytes],
         receiver: Receiver,
         deadline: float,
         call_deadline: float,
@@ -214,35 +244,27 @@ class Connection(asyncio.Protocol):
         owner: object,
         window: int,
     ) -> Pending:
-        """``submit`` for a send, in one piece because it runs for every message: frame, table entry, queueing.
-
-        ``properties``: None when ``unique_id`` is all there is to say.
-        """
-        if not self.is_open:
-            self._require_open(False)
-        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
-        if properties is None:
-            parts = template.plain(opaque, born_ms, unique_id, body)
-        else:
-            parts = template.parts(opaque, born_ms, properties, body, sys_flag, flag)
+        """Any other send: ``parts`` is its frame, under an opaque of this connection."""
+        self._require_open(False)
         if deadline < self._scan_at:
             self._arm(deadline)
-        table, writer, sequence = self._table, self._writer, self._sequence + 1
-        table[opaque] = pending = Pending(receiver, deadline, call_deadline, code, True, False, owner, sequence, opaque)
-        if writer.paused or self._held or (len(table) > window and self._beyond(window)):
-            pending.sequence = 0
-            self._window = window
-            self._held[opaque] = parts
-            return pending
-        self._sequence = sequence
+        pending = Pending(receiver, deadline, call_deadline, code, owner, self._sequence + 1, opaque)
+        self._table[opaque] = pending
+        if self._writer.paused or self._held or self._beyond(window):
+            return self._hold(pending, parts, window)
+        self._sequence += 1
         self._expects_answer = True
-        frames = writer.frames
-        if not frames and len(table) == 1:
-            writer.write(parts)
-        elif writer.due and len(frames) < FLUSH_FRAMES - 1 and isinstance(parts, bytes):
-            frames.append(parts)  # what queue does, nearly always
+        if not self._writer.frames and len(self._table) == 1:
+            self._writer.write(parts)
         else:
-            writer.queue(parts)
+            self._writer.queue(parts)
+        return pending
+
+    def _hold(self, pending: Pending, parts: bytes | list[bytes], window: int) -> Pending:
+        """Keeps a send's frame until the peer reads, or has answered enough."""
+        pending.sequence = 0
+        self._window = window
+        self._held[pending.opaque] = parts
         return pending
 
     def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
@@ -343,28 +365,28 @@ class Connection(asyncio.Protocol):
     # -- reading
 
     def data_received(self, data: bytes) -> None:
-        if self._state is ConnectionState.CLOSED:
+        if self.close_reason is not None:
             return
         self._reads += 1
         self.last_used = monotonic()
         self._silent_since = inf
         table = self._table
         try:
-            for frame in self._decoder.feed(data):
-                if not frame.body and not frame.serialize_type:
+            for frame in self._decoder.cut(data):
+                if isinstance(frame, bytes):
                     try:
-                        reply = decode_send_reply(frame.header)
+                        reply = decode_send_reply(frame)
                     except (msgspec.MsgspecError, ValueError, RecursionError):
-                        self._general_frame(frame)
+                        self._general_frame(Frame(0, frame, b""))
                         continue
-                    if reply.flag & RESPONSE_FLAG:
-                        pending = table.get(reply.opaque)
-                        if pending is not None and pending.typed:
-                            del table[reply.opaque]
+                    if reply.flag & RESPONSE_FLAG and (pending := table.pop(reply.opaque, None)) is not None:
+                        if pending.typed:
                             receiver = pending.receiver
                             if not receiver.done():
                                 receiver.set_result(reply)
                             continue
+                        table[reply.opaque] = pending
+                    frame = Frame(0, frame, b"")
                 self._general_frame(frame)
             if self._decoder.error is not None:
                 raise self._decoder.error
@@ -373,7 +395,7 @@ class Connection(asyncio.Protocol):
             return
         if self._held:
             self._release_held()
-        if self._writer.frames and not self._writer.due:
+        if self._writer.frames and len(table) - self._others < GATHER_FROM:
             self._writer.look_again()
 
     def _general_frame(self, frame: Frame) -> None:

@@ -38,11 +38,11 @@ class Pending(msgspec.Struct):
     deadline: float
     call_deadline: float
     code: int
-    typed: bool = False
-    long_poll: bool = False
     owner: object = None
     sequence: int = 0
     opaque: int = 0
+    typed: bool = True
+    long_poll: bool = False
 
 
 def overdue(table: dict[int, Pending], now: float) -> tuple[list[tuple[int, Pending]], float]:

@@ -88,3 +88,18 @@ def test_a_frame_that_dribbles_in_costs_linear_time() -> None:
     found = [frame for at in range(0, len(data), 2) for frame in decoder.feed(data[at : at + 2])]
     assert len(found) == 1
     assert time.process_time() - began < 2  # 0.1 s here; copying what is pending each time would take 20 s
+
+
+def test_a_json_frame_without_a_body_is_cut_to_its_header() -> None:
+    """``cut`` gives what ``feed`` gives, but such a frame as the bytes of its header."""
+    plain = b"".join(encode_frame(SerializeType.JSON, b"{}"))
+    binary = b"".join(encode_frame(SerializeType.ROCKETMQ, b"head"))
+    full = b"".join(encode_frame(SerializeType.JSON, b"{1}", b"body"))
+    stream = plain + binary + full + plain
+    assert FrameDecoder().cut(stream) == [b"{}", Frame(1, b"head", b""), Frame(0, b"{1}", b"body"), b"{}"]
+    assert FrameDecoder().feed(stream) == [
+        Frame(0, b"{}", b""),
+        Frame(1, b"head", b""),
+        Frame(0, b"{1}", b"body"),
+        Frame(0, b"{}", b""),
+    ]

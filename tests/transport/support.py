@@ -46,9 +46,9 @@ class Sender:
         future: asyncio.Future[SendReply] = asyncio.get_running_loop().create_future()
         deadline = monotonic() + (self.timeout if timeout is None else timeout)
         code = int(RequestCode.SEND_MESSAGE_V2)
-        pending = self.connection.start_send(
-            self.template, BORN, "", "", body, 0, 0, future, deadline, deadline, code, self, self.window
-        )
+        opaque = self.connection.next_opaque()
+        parts = self.template.parts(opaque, BORN, "", body)
+        pending = self.connection.start_send(opaque, parts, future, deadline, deadline, code, self, self.window)
         self.opaques.append(pending.opaque)
         return future
 

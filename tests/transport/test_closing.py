@@ -148,7 +148,7 @@ async def test_a_receiver_may_use_the_transport_while_it_is_told() -> None:
 
     async with Peer(silence) as peer, connect(peer) as connection:
         for deadline in (0.0, float("inf")):
-            pending = Pending(Retrying(), deadline, deadline, 310, True)
+            pending = Pending(Retrying(), deadline, deadline, 310)
             connection.submit(connection.next_opaque(), pending, frame(ping()))
         connection.close(CloseReason.DEAD)
         assert outcomes == ["ConnectionLostError"] * 2
@@ -159,7 +159,7 @@ async def test_requests_of_one_owner_end_together() -> None:
         mine, others = [Notes() for _ in range(6)], Notes()
         owner = object()
         for notes in [*mine[:3], others, *mine[3:]]:
-            pending = Pending(notes, float("inf"), float("inf"), 310, True, owner=owner if notes is not others else None)
+            pending = Pending(notes, float("inf"), float("inf"), 310, owner=owner if notes is not others else None)
             opaque = connection.next_opaque()
             connection.submit(opaque, pending, frame(ping(b"%d" % (connection.pending + 1))), 2)
         connection.abandon(owner, lambda: RequestTimeoutError("over"))

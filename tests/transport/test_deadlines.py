@@ -23,7 +23,7 @@ from .support import BORN, Exact, Notes, Sender, connect, ping, pool_of, spin, t
 
 def submit_attempt(connection: Connection, notes: Notes, attempt: float, call: float, body: bytes = b"m") -> None:
     opaque, now = connection.next_opaque(), monotonic()
-    pending = Pending(notes, now + attempt, now + call, RequestCode.SEND_MESSAGE_V2, True)
+    pending = Pending(notes, now + attempt, now + call, RequestCode.SEND_MESSAGE_V2)
     connection.submit(opaque, pending, template().parts(opaque, BORN, "", body), 8192)
 
 
@@ -133,7 +133,7 @@ async def test_an_attempt_that_never_left_does_not_leave_after_its_time() -> Non
         sender = Sender(connection, window=1)
         first, notes = sender.submit(b"first"), Notes()
         opaque, now = connection.next_opaque(), monotonic()
-        pending = Pending(notes, now + 0.05, now + 5, RequestCode.SEND_MESSAGE_V2, True)
+        pending = Pending(notes, now + 0.05, now + 5, RequestCode.SEND_MESSAGE_V2)
         connection.submit(opaque, pending, template().parts(opaque, BORN, "", b"held"), 1)
         await until(lambda: notes.told)
         assert not notes.told[0].maybe_stored

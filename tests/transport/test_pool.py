@@ -282,7 +282,7 @@ async def test_a_lost_connection_is_forgotten_before_its_requests_fail() -> None
 
             def set_result(self, result: object) -> None: ...
 
-        connection.submit(connection.next_opaque(), Pending(Retrying(), 1e18, 1e18, 10), [frame(ping())])
+        connection.submit(connection.next_opaque(), Pending(Retrying(), 1e18, 1e18, 10, typed=False), [frame(ping())])
         connection.close(CloseReason.DEAD)
         assert seen == [None]
 
