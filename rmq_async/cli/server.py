@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
+from typing import Final
 
 from rmq_async.embedded import MAX_BROKERS, EmbeddedRocketMQ
 
 from .output import Output
 
 __all__ = ["MAX_BROKERS", "run_server"]
+
+DESCRIPTORS: Final = 65_536
 
 
 async def run_server(host: str, port: int, brokers: int, output: Output) -> int:
@@ -18,6 +22,7 @@ async def run_server(host: str, port: int, brokers: int, output: Output) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    _allow_many_connections()
     server = EmbeddedRocketMQ(host=host, port=port, brokers=brokers)
     try:
         await server.start()
@@ -33,3 +38,11 @@ async def run_server(host: str, port: int, brokers: int, output: Output) -> int:
     finally:
         await server.stop()
     return 0
+
+
+def _allow_many_connections() -> None:
+    """As many descriptors as the system lets this process have: many shells stop at 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -16,9 +16,10 @@ import contextlib
 import ipaddress
 import logging
 import socket
+import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 
 from rmq_protocol.constants import MAX_FRAME_SIZE
 from rmq_protocol.errors import ProtocolError
@@ -31,6 +32,8 @@ __all__ = ["Connection", "Listener", "Service"]
 logger = logging.getLogger("rmq_async.embedded")
 
 MAX_CONNECTIONS: Final = 4096
+RESERVED_DESCRIPTORS: Final = 128
+"""Of what the process may open, left for everything but connections to embedded servers."""
 MAX_UNFINISHED: Final = 64 * 1024 * 1024
 """Bytes of unfinished frames of all connections together."""
 FLUSH_SIZE: Final = 256 * 1024
@@ -207,7 +210,12 @@ class Connection(asyncio.Protocol):
 
 
 class Listener:
-    """One listening socket. ``accepted`` and ``refused`` count connections: made, and closed for what they sent."""
+    """One listening socket. ``accepted`` and ``refused`` count connections: made, and closed for what they sent.
+
+    A process that is out of descriptors cannot even refuse, so all listeners together stop short of its limit.
+    """
+
+    _in_process: ClassVar[int] = 0
 
     def __init__(self, name: str, service: Service) -> None:
         self.name = name
@@ -219,6 +227,7 @@ class Listener:
         self.host = ""
         self.port = 0
         self._unfinished = 0
+        self._most_in_process = 0
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scan: asyncio.TimerHandle | None = None
@@ -253,6 +262,7 @@ class Listener:
             infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             ip = str(min(infos, key=lambda info: info[0] != socket.AF_INET)[4][0])
         self._loop = loop
+        self._most_in_process = _descriptor_limit() - RESERVED_DESCRIPTORS
         server = await loop.create_server(lambda: Connection(self), ip, port)
         name = server.sockets[0].getsockname()
         self._server, self.host, self.port = server, name[0], name[1]
@@ -284,10 +294,13 @@ class Listener:
             self._gone = None
 
     def add(self, connection: Connection) -> None:
-        if self._server is None or len(self.connections) >= MAX_CONNECTIONS:
+        full = len(self.connections) >= MAX_CONNECTIONS or Listener._in_process >= self._most_in_process
+        if self._server is None or full:
+            logger.info("%s: connection of %s refused: there are %d", self.name, connection.remote, len(self.connections))
             self.refused += 1
             connection.abort()
         self.accepted += 1
+        Listener._in_process += 1
         self.connections.add(connection)
         if self.gate.stalled:
             connection.stall(True)
@@ -295,6 +308,7 @@ class Listener:
     def remove(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.remove(connection)
+            Listener._in_process -= 1
             self._unfinished -= connection.unfinished
             self.service.disconnected(connection)
             if not self.connections and self._gone is not None and not self._gone.done():
@@ -329,6 +343,15 @@ class Listener:
                     connection.abort()
             self.service.tick()
         self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
+
+
+def _descriptor_limit() -> int:
+    try:
+        import resource
+    except ImportError:  # no such limit there
+        return sys.maxsize
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

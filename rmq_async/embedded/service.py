@@ -33,6 +33,7 @@ STORED_WITH_A_FLAW: Final = frozenset(
     {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT}
 )
 """Codes that answer a send which was stored all the same."""
+MAX_CODES: Final = 1024
 SENDS: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})
 
 H = TypeVar("H", bound=Header)
@@ -62,7 +63,8 @@ def without_content(command: RemotingCommand) -> RemotingCommand:
 
 
 class BaseService:
-    """``requests`` counts by request code what came in, refused and failing requests included."""
+    """``requests`` counts by request code what came in, refused and failing requests included; of codes that are none, the
+    first ``MAX_CODES``."""
 
     named_failures_only = False
     """Whether only failures that name the request's code apply here."""
@@ -80,7 +82,8 @@ class BaseService:
         if command.is_response:
             self.answered(connection, command)
             return None
-        self.requests[command.code] += 1
+        if command.code in self.handlers or len(self.requests) < MAX_CODES:
+            self.requests[command.code] += 1
         response = self.respond(connection, command)
         if response is None or command.is_oneway:
             return None
