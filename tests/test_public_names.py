@@ -91,6 +91,24 @@ rmq_async.embedded.EmbeddedRocketMQ.stall broker
 rmq_async.embedded.EmbeddedRocketMQ.resume broker
 rmq_async.embedded.EmbeddedRocketMQ.drop_connections broker
 rmq_async.cli.main
+rmq_async.testing.FaultProxy target port buffer max_connections seed
+rmq_async.testing.FaultProxy.address
+rmq_async.testing.FaultProxy.reset
+rmq_async.testing.Direction.latency seconds jitter
+rmq_async.testing.Direction.bandwidth bytes_per_second
+rmq_async.testing.Direction.cut_after count reset times
+rmq_async.testing.Direction.slice size pause
+rmq_async.testing.Direction.stall
+rmq_async.testing.Direction.resume
+rmq_async.testing.Direction.clear
+rmq_async.testing.ClusterProxy namesrv seed
+rmq_async.testing.ScriptedPeer aside patience
+rmq_async.testing.Expect code ext_fields body oneway exact
+rmq_async.testing.Answer code remark ext_fields body opaque pieces pause to
+rmq_async.testing.TranscriptError
+rmq_async.testing.ThreadedRocketMQ brokers
+rmq_async.testing.ThreadedRocketMQ.run coroutine
+rmq_async.testing.RealCluster brokers nameservers profile small version broker_conf namesrv_conf directory
 """  # noqa: E501 - one name a line
 
 ERRORS = """
@@ -187,6 +205,15 @@ def test_the_embedded_broker_is_there_when_it_is_asked_for() -> None:
         "import rmq_async; print(rmq_async.embedded.EmbeddedRocketMQ.__module__, rmq_async.embedded is rmq_async.embedded)"
     )
     assert python(program) == "rmq_async.embedded True"
+
+
+def test_the_test_kit_loads_each_part_when_it_is_asked_for() -> None:
+    program = (
+        "import sys, rmq_async; testing = rmq_async.testing; before = set(sys.modules); testing.FaultProxy;"
+        "print(*[name for name in set(sys.modules) - before if 'testing' in name or 'embedded' in name or 'pytest' in name])"
+    )
+    prefix = "rmq_async.testing."
+    assert set(python(program).split()) == {prefix + name for name in ("proxy", "_direction", "_pump")}
 
 
 def test_importing_the_command_line_needs_nothing_that_is_not_installed() -> None:
