@@ -1,6 +1,7 @@
 """``rmq send``: one message, or each line of standard input.
 
-Messages are on their way together, as many as the producer has credits, and are told in the order they were given. The first that
+Messages are on their way together, as many as the producer has credits, and are told in the order they were given; those for one
+queue or with a sharding key go one after the other, for a broker may store what arrives together in any order. The first that
 fails ends it: those on their way are waited for and told, and then what went wrong.
 """
 
@@ -33,11 +34,13 @@ STDIN: Final = 0
 
 @dataclass(frozen=True)
 class _Sending:
-    """What to send: ``make`` turns a body into a message. ``each_line``: errors say which message it was."""
+    """What to send: ``make`` turns a body into a message. ``in_order``: each waits for the one before it. ``each_line``: errors
+    say which message it was."""
 
     bodies: AsyncIterator[bytes]
     make: Callable[[bytes], Message]
     queue: MessageQueue | None
+    in_order: bool
     each_line: bool
 
 
@@ -60,8 +63,8 @@ class _Sending:
 @click.option(
     "--delay-level", type=click.IntRange(1, 18), metavar="N", help="Deliver it later, by the broker's level (1 to 18)."
 )
-@click.option("--sharding-key", metavar="KEY", help="Messages with the same key go to the same queue.")
-@click.option("--queue", type=QUEUE, help="Send to this queue.")
+@click.option("--sharding-key", metavar="KEY", help="Messages with the same key go to the same queue, in order.")
+@click.option("--queue", type=QUEUE, help="Send to this queue, in order.")
 @click.option("--group", default=GROUP, show_default=True, help="Producer group.")
 @client_options
 def send(
@@ -107,7 +110,8 @@ def send(
 
     bodies = _lines() if source else _again(_body(body, path), count)
     chosen = MessageQueue(topic, *queue) if queue is not None else None
-    sending = _Sending(bodies, make, chosen, each_line=bool(source))
+    in_order = chosen is not None or sharding_key is not None
+    sending = _Sending(bodies, make, chosen, in_order=in_order, each_line=bool(source))
     config = client_config(namesrv, timeout)
     return run(_send(sending, group, config, Output(as_json=as_json)))
 
@@ -169,12 +173,17 @@ async def _feed(
         async for body in sending.bodies:
             await untold.acquire()
             try:
-                begun.put_nowait(await producer.send_async(sending.make(body), queue=sending.queue, on_error=_told_later))
+                future = await producer.send_async(sending.make(body), queue=sending.queue, on_error=_told_later)
             except RocketMQError as error:
                 refused: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
                 refused.set_exception(error)
                 begun.put_nowait(refused)
                 return
+            begun.put_nowait(future)
+            if sending.in_order:
+                await asyncio.wait([future])
+                if future.exception() is not None:
+                    return
     finally:
         begun.put_nowait(None)
 

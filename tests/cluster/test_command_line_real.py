@@ -1,0 +1,51 @@
+"""``rmq`` on real brokers of both versions, from a topic's creation to its deletion. Details are tested on the embedded broker."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from rmq_async.cli.app import run_command
+from rmq_async.testing.cluster import RealCluster
+
+
+def test_from_a_topics_creation_to_its_deletion(
+    each_cluster: RealCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", each_cluster.namesrv)
+
+    def rmq(*arguments: str, code: int = 0) -> list[dict[str, Any]]:
+        ended = run_command([*arguments, "--timeout", "10", "--json"])
+        told = capsys.readouterr()
+        assert ended == code, told
+        if code:
+            (_,) = told.err.splitlines()
+            assert told.out == ""
+        else:
+            assert told.err == ""
+        return [json.loads(line) for line in told.out.splitlines()]
+
+    topic = f"Cli_{uuid.uuid4().hex[:12]}"
+    broker = each_cluster.brokers[0].name
+    assert rmq("topic", "create", topic, "--queues", "2") == [{"topic": topic, "brokers": [broker]}]
+    assert {"topic": topic} in rmq("topic", "list")
+    (route,) = rmq("topic", "route", topic)
+    assert (route["addresses"], route["write_queues"]) == ({"0": each_cluster.brokers[0].address}, 2)
+    sent = rmq("send", topic, "--body", "x", "--keys", "k", "--count", "3", "--queue", f"{broker}:1")
+    assert [(each["status"], each["queue_offset"]) for each in sent] == [("SEND_OK", number) for number in range(3)]
+    pulled = rmq("pull", topic, "--from", "1h")
+    assert [(each["msg_id"], each["body"], each["keys"]) for each in pulled] == [(each["msg_id"], "x", ["k"]) for each in sent]
+    assert rmq("pull", topic, "--from", "1", "--to", "2", "--queue", f"{broker}:1") == pulled[1:2]
+    assert [each["max_offset"] for each in rmq("topic", "offsets", topic)] == [0, 3]
+    assert rmq("message", "view", topic, sent[0]["msg_id"]) == pulled[:1]
+    assert rmq("message", "view", topic, sent[0]["offset_msg_id"]) == pulled[:1]
+    assert rmq("message", "query", topic, "k", "--begin", "1h") == pulled
+    rmq("message", "query", topic, "nobody's", code=1)
+    rmq("message", "view", topic, "no-such-id", code=1)
+    rmq("topic", "sync", "--from", broker, "--to", "broker-x", code=1)
+    rmq("topic", "delete", topic)
+    for command in (["topic", "route"], ["topic", "offsets"], ["pull"], ["topic", "delete"]):
+        rmq(*command, topic, code=1)
