@@ -42,8 +42,8 @@ _MAX_ID_LENGTH: Final = 1024
 class Admin(ClientUser):
     """``options``: any field of ClientConfig; an unknown one is a TypeError.
 
-    Every call but ``search_offset`` and ``sync_topics`` ends within ``request_timeout`` seconds, and each when the admin is
-    stopped, with ClientStateError. Besides what a method says it may raise NameServerError, and what asking a broker raises:
+    No request takes longer than ``request_timeout`` seconds; most calls make one or two. When the admin is stopped each call ends
+    at once, with ClientStateError. Besides what a method says it may raise NameServerError, and what asking a broker raises:
     ConnectError, ConnectionLostError, RequestTimeoutError, BrokerError.
     """
 
