@@ -52,6 +52,10 @@ class Answer:
     form: SerializeType = SerializeType.JSON
     to: int = -1
 
+    def __post_init__(self) -> None:
+        if min([self.pieces] if isinstance(self.pieces, int) else self.pieces, default=1) < 1:
+            raise ValueError(f"pieces must be a number from 1 on, or byte offsets from 1 on, not {self.pieces}")
+
     def frame(self, request: RemotingCommand) -> bytes:
         opaque = self.opaque(request.opaque) if callable(self.opaque) else self.opaque
         response = RemotingCommand(

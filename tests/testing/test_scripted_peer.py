@@ -317,6 +317,12 @@ async def test_heartbeats_are_answered_aside_unless_told_otherwise() -> None:
         assert (await client.answer()).code == 1
 
 
+@pytest.mark.parametrize("pieces", [0, -1, [0, 5], [-3]])
+def test_pieces_of_no_size_are_refused(pieces: Any) -> None:
+    with pytest.raises(ValueError, match="pieces must be a number from 1 on"):
+        Answer(pieces=pieces)
+
+
 async def test_a_transcript_is_played_once() -> None:
     peer = ScriptedPeer()
     with pytest.raises(RuntimeError, match="was not started"):
