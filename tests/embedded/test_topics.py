@@ -189,11 +189,12 @@ async def test_topics_that_no_user_may_delete(broker: RawClient) -> None:
         assert (refused.code, refused.remark) == (29, remark)
 
 
-async def test_queues_in_use_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq_async.embedded.topics.MAX_QUEUES_IN_USE", 2)
+async def test_queues_in_use_are_bounded(server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.embedded.topics.MAX_QUEUES_IN_USE", server._brokers[0].state.topics.queues_in_use + 2)
     await broker.create_topic("T", 8)
     assert [(await broker.pull("T", queue_id)).code for queue_id in range(3)] == [19, 19, 1]
     refused = await broker.send("T", queue=5)
-    assert (refused.code, refused.remark) == (1, "this broker has 2 queues in use, it takes no more")
+    assert refused.code == 1
+    assert (refused.remark or "").endswith(" queues in use, it takes no more")
     await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     assert (await broker.send("U")).code == 0
