@@ -70,7 +70,9 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
             return found[0]
     where = printable(", ".join(brokers))
     stranger = f" (and {place.host}, which it may name, is no broker of the cluster)" if place is not None else ""
-    raise QueryNotFoundError(f"no message of topic {topic} has the id {printable(msg_id)} on {where}{stranger}", request="view")
+    raise QueryNotFoundError(
+        f"no message of topic {topic} has the id {printable(msg_id)} on {where}{stranger}", request="QUERY_MESSAGE"
+    )
 
 
 async def by_key(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from time import monotonic
 from typing import Any, Final, Literal
@@ -23,7 +24,7 @@ from rmq_protocol.headers import (
     from_ext,
     to_ext,
 )
-from rmq_protocol.json_body import decode_body
+from rmq_protocol.json_body import MAX_JSON_BODY_SIZE, decode_body
 from rmq_protocol.topics import TopicConfig
 from rmq_protocol.validation import check_topic, is_system_topic
 
@@ -222,6 +223,9 @@ async def _settings_of(instance: ClientInstance, broker: str, address: str, dead
     code = RequestCode.GET_ALL_TOPIC_CONFIG
     response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
     check(response, code, broker, address)
+    if len(response.body) > MAX_JSON_BODY_SIZE:  # beyond 20,000 topics; standard JSON of any size is read in no time
+        with suppress(msgspec.MsgspecError, ValueError):
+            return msgspec.json.decode(response.body, type=_Settings)
     return decode_body(_Settings, response.body)
 
 

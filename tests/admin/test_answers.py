@@ -280,3 +280,17 @@ async def test_a_copy_changes_only_what_differs() -> None:
         assert {name: fields["attributes"] for name, fields in created.items()} == {"new": "+message.type=FIFO", "other": "-x"}
         assert {fields["perm"] for fields in created.values()} == {"6"}
         assert not [request for request in source.requests if request.code == CREATE]
+
+
+async def test_a_broker_may_have_many_topics() -> None:
+    config = json.dumps(
+        {"readQueueNums": 4, "writeQueueNums": 4, "topicName": "x" * 100, "attributes": {"message.type": "NORMAL"}}
+    )
+    many = "{" + ",".join(f'"{number}":{config}' for number in range(30_000)) + "}"
+    async with FakeBroker() as source, FakeBroker() as target:
+        scripted(source, {21: (0, None, b'{"topicConfigTable":%b}' % many.encode())})
+        scripted(target, {21: (0, None, b"{}")})
+        clusters = {"c": {"broker-a": source.address, "broker-b": target.address}}
+        async with Cluster(clusters) as server, Admin(namesrv=server.address) as admin:
+            assert len(await admin.sync_topics("broker-a", "broker-b", dry_run=True)) == 30_000
+            assert len(await admin.sync_topics("broker-a", "broker-b", topics="?", dry_run=True)) == 10
