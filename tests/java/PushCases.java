@@ -79,13 +79,17 @@ final class PushCases {
         Map<Integer, String> taker = new ConcurrentHashMap<>();
         DefaultMQPushConsumer first = member(world, group, topic, "first", taker);
         out.await("first to have all queues", () -> assigned(first) == 4);
+        long joined = System.nanoTime();
         DefaultMQPushConsumer second = member(world, group, topic, "second", taker);
         out.await("each to have two queues", () -> assigned(first) == 2 && assigned(second) == 2);
+        out.line("first told that another came: %s", told(joined));
         world.fill(topic, 4, 0, 4);
         out.await("4 messages", () -> taker.size() == 4);
         out.line("two members: first took %d, second took %d", Collections.frequency(taker.values(), "first"), Collections.frequency(taker.values(), "second"));
         first.shutdown();
+        long left = System.nanoTime();
         out.await("second to have all queues", () -> assigned(second) == 4);
+        out.line("second told that the other left: %s", told(left));
         taker.clear();
         world.fill(topic, 4, 4, 8);
         out.await("4 more messages", () -> taker.size() == 4);
@@ -103,6 +107,11 @@ final class PushCases {
         });
         consumer.start();
         return consumer;
+    }
+
+    /** A member that the broker does not tell looks by itself, every 20 s. */
+    private static boolean told(long since) {
+        return System.nanoTime() - since < 12_000_000_000L;
     }
 
     private static long assigned(DefaultMQPushConsumer consumer) {

@@ -44,7 +44,12 @@ KEY_LINES: Final[Mapping[str, Sequence[str]]] = {
         "replied to one that is gone: MQBrokerException 1 push reply message fail",
     ),
     "concurrent": ("java-concurrent/3 6 of 6", "came after a restart [body-24, body-25, body-26, body-27]"),
-    "balance": ("first took 2, second took 2", "one member left: {0=second, 1=second, 2=second, 3=second}"),
+    "balance": (
+        "first told that another came: true",
+        "second told that the other left: true",
+        "first took 2, second took 2",
+        "one member left: {0=second, 1=second, 2=second, 3=second}",
+    ),
     "orderly": ("queue 1 got [body-1/0, body-4/0, body-4/1, body-4/2, body-7/0, body-10/0]",),
     "tags": ("came [tagged AaTag, tagged TagA, tagged TagA, tagged TagC]", "java-tags/0 7 of 7"),
     "sql": ("start failed: MQClientException 1 The broker does not support consumer to filter message by SQL92",),
