@@ -105,7 +105,12 @@ class SendTemplate:
     the unique ids that ``plain`` is made for.
     """
 
-    __slots__ = ("_base", "_full_head", "_id_length", "_plain", "_serialize_type", "_tail", "_unique", "_unique_base")
+    __slots__ = ("_base", "_full_head", "_id_length", "_plain", "_serialize_type", "_tail", "plain_base", "plain_frame")
+
+    plain_frame: bytes
+    """What ``plain`` fills in: frame length, born time, id, opaque, body. Empty in the binary form, which has none."""
+    plain_base: int
+    """The length of a frame without its body, to which the body's is added."""
 
     def __init__(
         self,
@@ -149,7 +154,7 @@ class SendTemplate:
         size = len(body)
         if size >= JOIN_BELOW or len(unique_id) != self._id_length:
             return self.parts(opaque, born_ms, f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02", body)
-        return self._unique % ((self._unique_base + size).to_bytes(4, "big"), born_ms, unique_id.encode(), opaque, body)
+        return self.plain_frame % ((self.plain_base + size).to_bytes(4, "big"), born_ms, unique_id.encode(), opaque, body)
 
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
@@ -186,8 +191,8 @@ class SendTemplate:
         self._plain = b"%b" + start + b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
         header = start + b',"f":"0","h":"0","g":"%b","i":"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"},"opaque":%d}'
         length = len(header % (b"0" * _BORN_DIGITS, b"0" * self._id_length, FIRST_OPAQUE))
-        self._unique = b"%b" + length.to_bytes(4, "big").replace(b"%", b"%%") + header + b"%b"
-        self._unique_base = 4 + length
+        self.plain_frame = b"%b" + length.to_bytes(4, "big").replace(b"%", b"%%") + header + b"%b"
+        self.plain_base = 4 + length
         self._full_head = start
         empty = self._plain % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b"")
         self._base = len(empty)
@@ -207,7 +212,7 @@ class SendTemplate:
 
     def _prepare_binary(self, code: int, flag: int, fixed: dict[str, str]) -> None:
         self._plain = _BINARY_FIXED(code, LanguageCode.PYTHON, VERSION)
-        self._unique, self._unique_base, self._id_length = b"", 0, -1  # no form of its own
+        self.plain_frame, self.plain_base, self._id_length = b"", 0, -1
         self._full_head = _INT(flag) + _INT(0)
         self._tail = b"".join(_entry(name, value.encode()) for name, value in fixed.items()) + b"\x00\x01g" + _INT(_BORN_DIGITS)
         self._base = len(self._tail) + _BORN_DIGITS

@@ -223,8 +223,9 @@ class Producer:
         try:
             lane = sender.lanes[message.topic]
         except (KeyError, TypeError):
-            sender.encoder.check(message)
             lane = None
+        if lane is None:
+            sender.encoder.check(message)
         credit = sender.credits
         if credit.free > 0 and credit.free_bytes >= size and not credit.contended:
             credit.free -= 1
@@ -237,7 +238,10 @@ class Producer:
             if lane is None:
                 lane = await sender.lane(message.topic, deadline)
             target = lane.next()
-            connection = sender.connections.get(target.address)
+            try:
+                connection = sender.connections[target.address]
+            except KeyError:
+                connection = None
             if connection is None:
                 outgoing = sender.encoder.encode(message)
                 return await sender.finish(None, outgoing, lane, target, stored_message, started, deadline, sender.retries)

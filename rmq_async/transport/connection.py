@@ -23,7 +23,7 @@ from rmq_protocol.command import RemotingCommand, decode_command, encode_command
 from rmq_protocol.constants import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, SerializeType
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
-from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
+from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
 
 from ..errors import ConnectionLostError, RequestTimeoutError
 from .coalescer import GATHER_FROM, WriteCoalescer
@@ -211,11 +211,18 @@ class Connection(asyncio.Protocol):
         owner: object,
         window: int,
     ) -> Pending:
-        """A send of which ``unique_id`` is all there is to say besides its body: ``submit`` in one piece, as it runs for each."""
+        """A send of which ``unique_id`` is all there is to say besides its body: ``submit`` in one piece, as it runs for each.
+
+        ``unique_id`` has the length that ``template`` was made for.
+        """
         if not self.is_open:
             self._require_open(False)
         self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
-        parts = template.plain(opaque, born_ms, unique_id, body)
+        parts: bytes | list[bytes]
+        if (size := len(body)) < JOIN_BELOW and (frame := template.plain_frame):  # what ``plain`` does, nearly always
+            parts = frame % ((template.plain_base + size).to_bytes(4, "big"), born_ms, unique_id.encode(), opaque, body)
+        else:
+            parts = template.plain(opaque, born_ms, unique_id, body)
         if deadline < self._scan_at:
             self._arm(deadline)
         table, writer, sequence = self._table, self._writer, self._sequence + 1
