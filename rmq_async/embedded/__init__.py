@@ -11,26 +11,30 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import time
 from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from rmq_protocol.message import MessageExt
+from rmq_protocol.message import MAX_DELAY_LEVEL, MessageExt
 from rmq_protocol.stored import decode_messages
 
-from .broker import Broker
+from .broker import Broker, BrokerSettings
+from .clock import Clock, ManualClock, SystemClock
 from .faults import FailureScript
 from .nameserver import NameServer
+from .schedule import DELAY_LEVELS
 from .server import Listener
 from .service import BaseService
 from .store import CommitLog
 
-__all__ = ["EmbeddedRocketMQ", "ServerStatistics"]
+__all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "SystemClock"]
 
 logger = logging.getLogger("rmq_async.embedded")
 
 MAX_BROKERS: Final = 26
+MAX_DELAY: Final = 10 * 365 * 24 * 3600
+"""Seconds."""
 
 
 class ServerStatistics(NamedTuple):
@@ -47,6 +51,12 @@ class EmbeddedRocketMQ:
     """``host``: address or name to listen on. ``port``: the name server's, 0 for a free one; brokers take free ports and are
     called "broker-a", "broker-b", ... ``max_memory``: bytes of messages kept; above it the oldest go and minimum offsets move.
 
+    ``clock``: what store times, delays, timers and transaction checks go by; ``ManualClock`` moves at a test's word.
+    ``delay_levels``: seconds of the delay levels from 1 on, 1 to 18 of them. ``transaction_timeout``: seconds after which the
+    producer is asked about a transaction without an end, ``transaction_check_interval`` between one round of asking and the
+    next; after ``transaction_check_max`` times the message goes to TRANS_CHECK_MAX_TIME_TOPIC. Defaults are those of a real
+    broker.
+
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
     """
 
@@ -58,18 +68,37 @@ class EmbeddedRocketMQ:
         brokers: int = 1,
         auto_create_topics: bool = True,
         max_memory: int = 256 * 1024 * 1024,
+        clock: Clock | None = None,
+        delay_levels: Sequence[float] = DELAY_LEVELS,
+        transaction_timeout: float = 6.0,
+        transaction_check_interval: float = 30.0,
+        transaction_check_max: int = 15,
     ) -> None:
         if not 1 <= brokers <= MAX_BROKERS:
             raise ValueError(f"brokers must be from 1 to {MAX_BROKERS}, not {brokers}")
         if max_memory <= 0:
             raise ValueError(f"max_memory must be a positive number of bytes, not {max_memory}")
+        if not 1 <= len(delay_levels) <= MAX_DELAY_LEVEL:
+            raise ValueError(f"there are 1 to {MAX_DELAY_LEVEL} delay levels, not {len(delay_levels)}")
+        for name, seconds in (
+            *((f"delay level {level}", each) for level, each in enumerate(delay_levels, 1)),
+            ("transaction_timeout", transaction_timeout),
+            ("transaction_check_interval", transaction_check_interval),
+        ):
+            if not 0 <= seconds <= MAX_DELAY:
+                raise ValueError(f"{name} must be from 0 to {MAX_DELAY} seconds, not {seconds}")
+        if transaction_check_max < 0:
+            raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
+        clock = SystemClock() if clock is None else clock
+        settings = BrokerSettings(
+            clock, auto_create_topics, delay_levels, transaction_timeout, transaction_check_interval, transaction_check_max
+        )
         self._host = host
         self._ports = [port] + [0] * brokers
         self._failures = FailureScript()
-        self._log = CommitLog(max_memory, _wall_clock)
+        self._log = CommitLog(max_memory, clock.now_ms)
         self._brokers = [
-            Broker(f"broker-{chr(ord('a') + index)}", self._log, self._failures, auto_create_topics=auto_create_topics)
-            for index in range(brokers)
+            Broker(f"broker-{chr(ord('a') + index)}", self._log, self._failures, settings) for index in range(brokers)
         ]
         for broker in self._brokers:
             broker.state.peers = [each.state for each in self._brokers]
@@ -191,7 +220,3 @@ class EmbeddedRocketMQ:
 
     def _unknown(self, name: str | None) -> ValueError:
         return ValueError(f"there is no server {name!r}; there are {', '.join(service.name for service in self._services)}")
-
-
-def _wall_clock() -> int:
-    return time.time_ns() // 1_000_000

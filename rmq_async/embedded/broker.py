@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.frame import Frame
 
 from .assignments import AssignmentProcessor
 from .calls import ClientCalls
+from .clock import Clock
 from .connections import ClientProcessor
 from .faults import FailureScript
 from .groups import GroupProcessor
 from .locks import LockProcessor
+from .lookups import LookupProcessor
 from .progress import ProgressProcessor
 from .pulls import HeldPulls, PullMessageProcessor
 from .queries import QueryProcessor
+from .recalls import RecallProcessor
 from .relay import RelayProcessor
 from .replies import ReplyProcessor
+from .schedule import Schedule
+from .send_back import SendBackProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts
 from .service import BaseService
@@ -25,24 +31,55 @@ from .state import BrokerState
 from .stats import StatisticsProcessor
 from .store import CommitLog
 from .topic_admin import TopicProcessor
+from .transactions import Transactions
+from .writer import MessageWriter
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "BrokerSettings"]
 
 _JSON: Final = 0
 
 
+class BrokerSettings(NamedTuple):
+    """What the embedded brokers of one server have in common; see ``EmbeddedRocketMQ``. Times are seconds."""
+
+    clock: Clock
+    auto_create_topics: bool
+    delay_levels: Sequence[float]
+    transaction_timeout: float
+    transaction_check_interval: float
+    transaction_check_max: int
+
+
 class Broker(BaseService):
-    def __init__(self, name: str, log: CommitLog, failures: FailureScript, *, auto_create_topics: bool) -> None:
+    def __init__(self, name: str, log: CommitLog, failures: FailureScript, settings: BrokerSettings) -> None:
         super().__init__(name, failures)
-        self.state = BrokerState(name, log, auto_create_topics=auto_create_topics)
+        self.state = BrokerState(name, log, auto_create_topics=settings.auto_create_topics)
         self.held = HeldPulls(self._reply)
         self.calls = ClientCalls()
         self._clients = ClientProcessor(self.state, self.calls)
-        self._sends = SendMessageProcessor(self.state, self.held)
+        writer = MessageWriter(self.state, self.held)
+        self._schedule = Schedule(self.state, writer, settings.clock, settings.delay_levels)
+        self._transactions = Transactions(
+            self.state,
+            writer,
+            self._schedule,
+            self.calls,
+            settings.clock,
+            timeout=settings.transaction_timeout,
+            interval=settings.transaction_check_interval,
+            check_max=settings.transaction_check_max,
+        )
+        self._lookups = LookupProcessor(self.state, self._reply)
+        send_back = SendBackProcessor(self.state, self._schedule)
+        self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, send_back)
         self._fast_send = self._sends.fast
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
+            **send_back.handlers(),
+            **self._transactions.handlers(),
+            **RecallProcessor(self.state, self._schedule).handlers(),
+            **self._lookups.handlers(),
             **ReplyProcessor(self.state, self.calls, self._sends, self._reply).handlers(),
             **PullMessageProcessor(self.state, self.held).handlers(),
             **QueryProcessor(self.state).handlers(),
@@ -60,8 +97,12 @@ class Broker(BaseService):
         await self.listener.start(host, port)
         self.state.address = self.listener.address()
         self._sends.listening()
+        self._schedule.start()
+        self._transactions.start()
 
     async def stop(self) -> None:
+        self._schedule.stop()
+        self._transactions.stop()
         self._forget_waiting()
         await self.listener.stop()
         self._forget_waiting()
@@ -70,6 +111,7 @@ class Broker(BaseService):
         self.held.close()
         self.calls.close()
         self._clients.close()
+        self._lookups.close()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         if frame.body and frame.serialize_type == _JSON and not self.failures.pending:

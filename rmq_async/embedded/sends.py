@@ -40,29 +40,27 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.ids import pack_host, pack_offset_id, pack_unique_id, unique_id_prefix
 from rmq_protocol.properties import decode_properties, properties_text
-from rmq_protocol.stored import encode_stored
 
-from .pulls import HeldPulls
+from .recalls import recall_handle
+from .records import Draft
+from .schedule import DELAY_NAMES, TIMER_TOPIC, Schedule
+from .send_back import SendBackProcessor
 from .server import Connection
 from .service import ExtFields, Handler, Refused, header_of
 from .state import CLUSTER, REGION, BrokerState
-from .store import tag_code
 from .topics import Topic, describe
+from .transactions import Transactions
+from .writer import ILLEGAL, MessageWriter, utf8
 
 __all__ = ["SendFrame", "SendMessageProcessor", "decode_send"]
 
 _ADDED: Final = {"CLUSTER": CLUSTER, "MSG_REGION": REGION, "TRACE_ON": "true"}
 _ADDED_TEXT: Final = properties_text(_ADDED)
 _REPLY_FIELDS: Final = {"TRACE_ON": "true", "MSG_REGION": REGION}
-_DELAYS: Final = frozenset({"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
-_NOT_PLAIN: Final = frozenset({*_ADDED, *_DELAYS, "TRAN_MSG", "DELAY", "POP_CK"})
+_NOT_PLAIN: Final = frozenset({*_ADDED, *DELAY_NAMES, "TRAN_MSG", "POP_CK"})
 _TRANSACTION: Final = int(TRANSACTION_MASK)
 _COMMITTED: Final = int(SysFlag.TRANSACTION_COMMIT)
 _MULTI_TAGS: Final = int(SysFlag.MULTI_TAGS)
-_ILLEGAL: Final = (
-    "the message is illegal, maybe msg body or properties length not matched. "
-    f"msg body length limit {MAX_BODY_SIZE}B, msg properties length limit 32KB."
-)
 _WORDS = struct.Struct(">II").pack
 _REPLY_MIDDLE: Final = f'"TRACE_ON":"true","MSG_REGION":"{REGION}","queueOffset":"'
 _REPLY_END: Final = f',"flag":{RESPONSE_FLAG},"language":"PYTHON","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
@@ -87,12 +85,23 @@ class _Stored(NamedTuple):
     queue_offset: int
     msg_id: str
     transaction_id: str | None
+    recall_handle: str | None = None
 
 
 class SendMessageProcessor:
-    def __init__(self, state: BrokerState, held: HeldPulls) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        writer: MessageWriter,
+        schedule: Schedule,
+        transactions: Transactions,
+        send_back: SendBackProcessor,
+    ) -> None:
         self._state = state
-        self._held = held
+        self._append = writer.append
+        self._schedule = schedule
+        self._transactions = transactions
+        self._send_back = send_back
         self._id_prefix = ""
         self._unique_prefix = ""
         self._made = 0
@@ -143,6 +152,7 @@ class SendMessageProcessor:
             queueId=stored.queue_id,
             queueOffset=stored.queue_offset,
             transactionId=stored.transaction_id,
+            recallHandle=stored.recall_handle,
         )
         return {**to_ext(reply), **_REPLY_FIELDS}
 
@@ -161,27 +171,58 @@ class SendMessageProcessor:
         if header.m:
             return self._put_batch(connection, header, topic, queue_id, body)
         if not 0 < len(body) <= MAX_BODY_SIZE:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
         text = header.i or ""
         properties = decode_properties(text)
         sys_flag = header.f
-        if sys_flag & _TRANSACTION or not _NOT_PLAIN.isdisjoint(properties):
-            text = self._not_plain(sys_flag, properties)
-        elif text.count("\x02") != len(properties) or not text.endswith("\x02"):
+        if config.topic_filter_type == "MULTI_TAG":
+            sys_flag |= _MULTI_TAGS
+        if sys_flag & _TRANSACTION or header.b[0] == "%" or not _NOT_PLAIN.isdisjoint(properties):
+            draft = Draft(header.b, queue_id, body, properties, header.h, sys_flag, header.g, connection.remote, header.j or 0)
+            return self._put_special(draft, queue_id, header.l)
+        if text.count("\x02") != len(properties) or not text.endswith("\x02"):
             text = properties_text(properties)
         unique_id = properties.get("UNIQ_KEY")
         if unique_id is None:
             unique_id = self._unique_id()
             text += f"UNIQ_KEY\x01{unique_id}\x02"
-        if config.topic_filter_type == "MULTI_TAG":
-            sys_flag |= _MULTI_TAGS
-        encoded = _utf8(text + _ADDED_TEXT)
+        encoded = utf8(text + _ADDED_TEXT)
         if len(encoded) > MAX_PROPERTIES_SIZE:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
         offset, position = self._append(
-            connection, header, topic, queue_id, (body, encoded, header.h, sys_flag), properties.get("TAGS")
+            topic,
+            queue_id,
+            body,
+            encoded,
+            header.h,
+            sys_flag,
+            header.g,
+            connection.remote,
+            header.j or 0,
+            properties.get("TAGS"),
         )
         return _Stored(queue_id, offset, f"{self._id_prefix}{position:016X}", unique_id)
+
+    def _put_special(self, draft: Draft, queue_id: int, max_reconsume_times: int | None) -> _Stored:
+        """A message that asks for more than storing, or already went through a broker."""
+        properties = draft.properties
+        for name in (*_ADDED, "POP_CK"):
+            properties.pop(name, None)
+        unique_id = properties.get("UNIQ_KEY") or self._unique_id()
+        properties.update(UNIQ_KEY=unique_id, **_ADDED)
+        if draft.topic.startswith(RETRY_TOPIC_PREFIX):
+            self._send_back.bury(draft, max_reconsume_times)
+        if properties.get("TRAN_MSG", "").lower() == "true":
+            place = self._transactions.put_half(draft)
+        elif draft.sys_flag & _TRANSACTION in (0, _COMMITTED):
+            place = self._schedule.put(draft)
+        else:
+            remark = f"the broker[{self._state.ip}] sending transaction message is forbidden"
+            raise Refused(ResponseCode.NO_PERMISSION, remark)
+        handle = None
+        if draft.topic == TIMER_TOPIC and "TIMER_OUT_MS" in properties:
+            handle = recall_handle(properties["REAL_TOPIC"], self._state.name, int(properties["TIMER_OUT_MS"]), unique_id)
+        return _Stored(queue_id, place.offset, f"{self._id_prefix}{place.position:016X}", unique_id, handle)
 
     def _put_batch(
         self, connection: Connection, header: SendMessageRequestHeaderV2, topic: Topic, queue_id: int, body: bytes
@@ -193,63 +234,30 @@ class SendMessageProcessor:
         if len(name) > MAX_TOPIC_LENGTH:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"message topic length over 127: {len(name)}")
         if not body:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL)
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
         if len(body) > MAX_BODY_SIZE:
             raise Refused(ResponseCode.SYSTEM_ERROR, "message body size exceeded")
-        records = decode_batch(body)
+        properties = decode_properties(header.i or "")
+        if properties.get("DELAY", "0") != "0":
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
         ids: list[str] = []
         first = topic.queue(queue_id).max_offset
-        for record in records:
+        for record in decode_batch(body):
             tags = decode_properties(record.properties).get("TAGS") if b"TAGS\x01" in record.properties else None
-            content = (record.body, record.properties, record.flag, header.f)
-            _, position = self._append(connection, header, topic, queue_id, content, tags)
+            _, position = self._append(
+                topic,
+                queue_id,
+                record.body,
+                record.properties,
+                record.flag,
+                header.f,
+                header.g,
+                connection.remote,
+                header.j or 0,
+                tags,
+            )
             ids.append(f"{self._id_prefix}{position:016X}")
-        return _Stored(queue_id, first, ",".join(ids), decode_properties(header.i or "").get("UNIQ_KEY"))
-
-    def _append(
-        self,
-        connection: Connection,
-        header: SendMessageRequestHeaderV2,
-        topic: Topic,
-        queue_id: int,
-        content: tuple[bytes, bytes, int, int],
-        tags: str | None,
-    ) -> tuple[int, int]:
-        """Stores one record of (body, properties, flag, sysFlag); returns its queue offset and its place in the log."""
-        body, properties, flag, sys_flag = content
-        log = self._state.log
-        queue = topic.queue(queue_id)
-        offset, position, now = queue.max_offset, log.end, log.now()
-        record = encode_stored(
-            topic=header.b,
-            body=body,
-            properties=properties,
-            queue_id=queue_id,
-            queue_offset=offset,
-            commit_log_offset=position,
-            flag=flag,
-            sys_flag=sys_flag,
-            born_time_ms=header.g,
-            born_host=connection.remote,
-            store_time_ms=now,
-            store_host=self._state.address,
-            reconsume_times=header.j or 0,
-        )
-        log.append(queue, record, tag_code(tags) if tags else 0, now)
-        if queue.waiting:
-            self._held.arrived(queue)
-        return offset, position
-
-    def _not_plain(self, sys_flag: int, properties: dict[str, str]) -> str:
-        """The properties text of a message that asks for more than storing, or already went through a broker."""
-        state = sys_flag & _TRANSACTION
-        if properties.get("TRAN_MSG", "").lower() == "true" or state not in (0, _COMMITTED):
-            raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
-        if not _DELAYS.isdisjoint(properties) or properties.get("DELAY", "0") != "0":
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "this broker does not deliver delayed messages")
-        for name in (*_ADDED, "POP_CK"):
-            properties.pop(name, None)
-        return properties_text(properties)
+        return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 
     def _wrong_queue(self, connection: Connection, topic: Topic, queue_id: int) -> int:
         raise Refused(
@@ -266,21 +274,14 @@ class SendMessageProcessor:
         return pack_unique_id(self._unique_prefix, now - round(month.timestamp() * 1000), self._made)
 
 
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the properties have no UTF-8 form: {error.reason}") from None
-
-
 def _reply(opaque: int, stored: _Stored) -> bytes:
     """The frame that answers a stored send; ``SendMessageProcessor.send`` makes the same from Structs."""
-    queue_id, offset, msg_id, transaction_id = stored
-    transaction = ""
+    queue_id, offset, msg_id, transaction_id, recall = stored
+    transaction = "" if recall is None else f'"recallHandle":"{recall}",'
     if transaction_id is not None:
         plain = transaction_id.isascii() and transaction_id.isalnum()
         quoted = f'"{transaction_id}"' if plain else _quote(transaction_id).decode()
-        transaction = f'"transactionId":{quoted},'
+        transaction += f'"transactionId":{quoted},'
     header = (
         f'{{"code":0,"extFields":{{"queueId":"{queue_id}",{transaction}"msgId":"{msg_id}",{_REPLY_MIDDLE}{offset}"}}'
         f',"opaque":{opaque}{_REPLY_END}'

@@ -8,7 +8,7 @@ a broker sees of it is a log with gaps.
 
 Costs: append and forget O(1), read by queue offset O(messages read), by physical offset or time O(log n). Lists whose dead
 front is cut off when it makes up half of them. A record costs 80 bytes besides its own (measured with tracemalloc), 44 more
-while it is the dead half of its lists; the bound counts both.
+while it is the dead half of its lists; the bound counts both, and what its keys take in the index (``index``).
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from typing import Final
 
 from rmq_protocol.heartbeat import java_hash
 
-__all__ = ["Clock", "CommitLog", "Queue", "tag_code"]
+from .index import ENTRY_SIZE, KeyIndex, key_hash
+from .records import keys_of, stored_ms
 
-Clock = Callable[[], int]
-"""Milliseconds since the epoch."""
+__all__ = ["CommitLog", "Queue", "tag_code"]
 
 RECORD_OVERHEAD: Final = 128
 _CUT_FROM: Final = 1024
+_FIXED_SIZE: Final = 80
+"""Bytes of a record up to its store time, whatever hosts are in it."""
+_SWEEP_EVERY: Final = 256
+"""Records forgotten between two sweeps of the index; what those leave there still counts against the bound."""
 
 
 class Queue:
@@ -103,13 +107,19 @@ class Queue:
         at = offset - self._start
         return self._times[at] if self._first <= at < len(self._times) else None
 
+    def record(self, offset: int) -> bytes | None:
+        at = offset - self._start
+        return self._records[at] if self._first <= at < len(self._records) else None
+
 
 class CommitLog:
-    """All records in store order. ``max_memory``: bytes of records and their book-keeping; the newest record always stays."""
+    """All records in store order, and the index of their keys. ``max_memory``: bytes of records and their book-keeping; the
+    newest record always stays. ``clock``: milliseconds since the epoch."""
 
-    def __init__(self, max_memory: int, clock: Clock) -> None:
+    def __init__(self, max_memory: int, clock: Callable[[], int]) -> None:
         self.max_memory = max_memory
         self.memory = 0
+        self.keys = KeyIndex()
         self.end = 0
         """Physical offset of the next record."""
         self.appended = 0
@@ -131,6 +141,11 @@ class CommitLog:
             self._now = now
         return self._now
 
+    @property
+    def start(self) -> int:
+        """Physical offset of the oldest record; ``end`` where there is none."""
+        return self._offsets[self._first] if self._first < len(self._offsets) else self.end
+
     def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
         """``code``: of the message's tags (``tag_code``). ``stored_ms``: from ``now``."""
         queue.append(record, code, stored_ms)
@@ -143,6 +158,23 @@ class CommitLog:
         while self.memory > self.max_memory and len(self._records) - self._first > 1:
             self._forget_oldest()
 
+    def index(self, count: int) -> bool:
+        """Takes the keys of ``count`` more records into ``keys``; whether those of all are there now."""
+        offsets, keys = self._offsets, self.keys
+        at = bisect_left(offsets, keys.end, self._first)
+        end = min(at + count, len(offsets))
+        before = len(keys)
+        for number in range(at, end):
+            queue = self._queues[number]
+            if queue is not None:
+                for key in keys_of(self._records[number]):
+                    keys.add(key_hash(queue.broker_name, queue.topic, key), offsets[number])
+        keys.end = offsets[end] if end < len(offsets) else self.end
+        self.memory += (len(keys) - before) * ENTRY_SIZE
+        while self.memory > self.max_memory and len(self) > 1:
+            self._forget_oldest()
+        return keys.end == self.end
+
     def view(self, offset: int) -> tuple[bytes, Queue] | None:
         """The record that begins at a physical offset, and its queue."""
         at = bisect_left(self._offsets, offset, self._first)
@@ -150,6 +182,20 @@ class CommitLog:
             return None
         queue = self._queues[at]
         return None if queue is None else (self._records[at], queue)
+
+    def last(self) -> tuple[int, bytes] | None:
+        """Physical offset and bytes of the newest record."""
+        return (self._offsets[-1], self._records[-1]) if len(self) else None
+
+    def between(self, first_ms: int, last_ms: int) -> tuple[int, int]:
+        """Physical offsets of what was stored from ``first_ms`` to ``last_ms``: of the first, and behind the last."""
+        records, offsets = self._records, self._offsets
+        low = bisect_left(records, first_ms, self._first, key=stored_ms)
+        high = bisect_right(records, last_ms, low, key=stored_ms)
+        return (
+            offsets[low] if low < len(offsets) else self.end,
+            offsets[high] if high < len(offsets) else self.end,
+        )
 
     def records(self) -> Iterator[tuple[bytes, Queue]]:
         for record, queue in zip(self._records[self._first :], self._queues[self._first :], strict=True):
@@ -168,18 +214,20 @@ class CommitLog:
         return -1
 
     def drop(self, queues: Collection[Queue]) -> None:
-        """Forgets the queues' records, wherever they are; the queues are not to be used any more."""
+        """Forgets the queues' records, wherever they are, but for when they were stored; the queues are not to be used any more."""
         gone = set(queues)
         for at in range(self._first, len(self._records)):
             if self._queues[at] in gone:
-                self.memory -= len(self._records[at])
-                self._records[at] = b""
+                rest = self._records[at][:_FIXED_SIZE]
+                self.memory -= len(self._records[at]) - len(rest)
+                self._records[at] = rest
                 self._queues[at] = None
 
     def clear(self) -> None:
         """Every record goes as if the memory bound had reached it: offsets go on where they are."""
         while len(self):
             self._forget_oldest()
+        self._forget_keys()
 
     def _forget_oldest(self) -> None:
         first = self._first
@@ -190,9 +238,14 @@ class CommitLog:
         self._records[first] = b""
         self._queues[first] = None
         self._first = first = first + 1
+        if not first % _SWEEP_EVERY:
+            self._forget_keys()
         if first >= _CUT_FROM and first * 2 >= len(self._records):
             del self._records[:first], self._queues[:first], self._offsets[:first]
             self._first = 0
+
+    def _forget_keys(self) -> None:
+        self.memory -= self.keys.forget(self.start) * ENTRY_SIZE
 
 
 @lru_cache(maxsize=4096)

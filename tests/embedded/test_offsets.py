@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_protocol.bodies import ResetOffsetBody, decode_body
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
@@ -33,21 +33,21 @@ async def test_minimum_and_maximum(broker: RawClient) -> None:
         assert (await broker.ask(code, {"topic": "T"})).code == 1
 
 
-class Time:
+class Time(ManualClock):
     """A clock that tests set."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 1_700_000_000_000
 
-    def __call__(self) -> int:
+    def now_ms(self) -> int:
         return self.now
 
 
-async def test_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_by_time() -> None:
     clock = Time()
     start = clock.now
-    monkeypatch.setattr("rmq_async.embedded._wall_clock", clock)
-    async with EmbeddedRocketMQ() as server, RawClient(server.brokers["broker-a"]) as broker:
+    async with EmbeddedRocketMQ(clock=clock) as server, RawClient(server.brokers["broker-a"]) as broker:
         for offset in (0, 10, 10, 20):
             clock.now = start + offset
             await broker.send("T")
@@ -69,10 +69,9 @@ async def test_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (empty.code, empty.ext_fields) == (0, {"timestamp": "-1"})
 
 
-async def test_a_clock_that_goes_back_does_not_break_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_that_goes_back_does_not_break_the_order() -> None:
     clock = Time()
-    monkeypatch.setattr("rmq_async.embedded._wall_clock", clock)
-    async with EmbeddedRocketMQ() as server, RawClient(server.brokers["broker-a"]) as broker:
+    async with EmbeddedRocketMQ(clock=clock) as server, RawClient(server.brokers["broker-a"]) as broker:
         await broker.send("T")
         clock.now -= 60_000
         await broker.send("T")

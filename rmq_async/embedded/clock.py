@@ -1,0 +1,129 @@
+"""Time as an embedded server sees it: store times, delays, timers and the checks of transactions.
+
+``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it, and calls what has come due on the way,
+in order, each at its own time; so a message delayed for two hours is there after one ``await clock.advance(7200)``. Timeouts
+of the network (held pulls, idle connections) stay on the event loop's clock: they belong to the peer, who has his own.
+
+Whoever waits for several things sets one ``Alarm`` to the earliest of them; there is no timer per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+__all__ = ["Alarm", "Clock", "ManualClock", "SystemClock", "Timer"]
+
+MAX_WAIT: Final = 3600.0
+"""Seconds that a timer of the event loop waits at most; the machine's clock may have been set meanwhile."""
+_TURNS: Final = 3
+"""Turns of the event loop after which what was called is on its way: wake a held pull, answer it, write."""
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """What ``EmbeddedRocketMQ(clock=...)`` takes."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+
+    def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
+        """Calls once, in the running event loop, at ``when_ms`` or somewhat later; at once where that has passed."""
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
+        wait = min(max(when_ms - self.now_ms(), 0) / 1000, MAX_WAIT)
+        return asyncio.get_running_loop().call_later(wait, call)
+
+
+class _Pending:
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call: Callable[[], object] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class ManualClock:
+    """``start_ms``: milliseconds since the epoch at which it stands first, by default what the machine's clock shows now.
+
+    It may serve several servers, of one event loop.
+    """
+
+    def __init__(self, start_ms: int | None = None) -> None:
+        self._now = time.time_ns() // 1_000_000 if start_ms is None else start_ms
+        self._numbers = itertools.count()
+        self._timers: list[tuple[int, int, _Pending]] = []
+
+    def now_ms(self) -> int:
+        return self._now
+
+    def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
+        timer = _Pending(call)
+        heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
+        return timer
+
+    async def advance(self, seconds: float) -> None:
+        """Moves the clock; returns when everything that came due has been done and the event loop had a few turns, so that
+        answers to held requests are on their way. Raises ValueError for seconds below 0."""
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"a clock can be moved by a number of seconds from 0 on, not {seconds}")
+        end = self._now + round(seconds * 1000)
+        while self._timers and self._timers[0][0] <= end:
+            when, _, timer = heapq.heappop(self._timers)
+            if timer.call is not None:
+                self._now = max(self._now, when)
+                timer.call()
+        self._now = end
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+
+
+class Alarm:
+    """One timer, set to the earliest of the times asked for; ``ring`` is called when it has come, and asks for the next."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], object]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._timer: Timer | None = None
+        self._when = 0
+        self._on = False
+
+    def start(self) -> None:
+        """From now on it rings; before, and after ``stop``, ``by`` does nothing."""
+        self._on = True
+
+    def by(self, when_ms: int) -> None:
+        """Rings at ``when_ms`` at the latest."""
+        if not self._on or (self._timer is not None and self._when <= when_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._when = when_ms
+        self._timer = self._clock.call_at(when_ms, self._due)
+
+    def stop(self) -> None:
+        self._on = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._clock.now_ms() < self._when:  # the clock was set back, or the wait was cut
+            self.by(self._when)
+        else:
+            self._ring()

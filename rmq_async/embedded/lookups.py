@@ -1,0 +1,119 @@
+"""QUERY_MESSAGE (12): messages of a topic by key or unique id, within a range of store times (``QueryMessageProcessor``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponseHeader, to_ext
+
+from .index import key_hash
+from .records import keys_of, stored_ms
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import BrokerState
+
+__all__ = ["LookupProcessor"]
+
+MAX_FOUND: Final = 64
+"""Most messages of one answer (``maxMsgsNumBatch``)."""
+DEFAULT_FOUND: Final = 32
+"""Most for a unique id (``defaultQueryMaxNum``)."""
+MAX_BYTES: Final = 12 * 1024 * 1024
+"""Most bytes of one answer, which must fit a frame; at least one message is given."""
+MAX_LOOKED_AT: Final = 10_000
+INDEX_STEP: Final = 5_000
+"""Records taken into the index in one go, some 8 ms, before the event loop serves others again."""
+MAX_WAITING: Final = 1024
+UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+
+
+Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
+
+
+class LookupProcessor:
+    """``reply`` answers a request that had to wait for the index."""
+
+    def __init__(self, state: BrokerState, reply: Reply) -> None:
+        self._state = state
+        self._reply = reply
+        self._waiting: deque[tuple[Connection, RemotingCommand, QueryMessageRequestHeader]] = deque()
+        self._handle: asyncio.Handle | None = None
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.QUERY_MESSAGE: self.query}
+
+    def close(self) -> None:
+        """Forgets who waits."""
+        self._waiting.clear()
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        header = header_of(QueryMessageRequestHeader, command)
+        if header.maxNum < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"java.lang.IllegalArgumentException: Illegal Capacity: {header.maxNum}")
+        if not self._waiting and self._state.log.index(INDEX_STEP):
+            return self._answer(command, header)
+        if len(self._waiting) >= MAX_WAITING:
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, it takes no more")
+        self._waiting.append((connection, command, header))
+        self._go_on()
+        return None
+
+    def _go_on(self) -> None:
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_soon(self._step)
+
+    def _step(self) -> None:
+        """Brings the index a step further, and answers one query where it is complete."""
+        self._handle = None
+        if self._waiting and self._state.log.index(INDEX_STEP):
+            connection, command, header = self._waiting.popleft()
+            if not connection.closed and not connection.congested:
+                self._reply(connection, command, self._answer(command, header))
+        if self._waiting:
+            self._go_on()
+
+    def _answer(self, command: RemotingCommand, header: QueryMessageRequestHeader) -> RemotingCommand:
+        count = header.maxNum
+        if (command.ext_fields or {}).get(UNIQUE_KEY_QUERY) == "true":
+            count = DEFAULT_FOUND
+        found = self._find(header, min(count, MAX_FOUND))
+        if not found:
+            none = to_ext(QueryMessageResponseHeader(indexLastUpdateTimestamp=0, indexLastUpdatePhyoffset=0))
+            remark = "can not find message, maybe time range not correct"
+            return make_response(command, ResponseCode.QUERY_NOT_FOUND, remark, {**none})
+        last = self._state.log.last()
+        reply = QueryMessageResponseHeader(
+            indexLastUpdateTimestamp=stored_ms(last[1]) if last else 0, indexLastUpdatePhyoffset=last[0] if last else 0
+        )
+        return make_response(command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
+
+    def _find(self, header: QueryMessageRequestHeader, count: int) -> list[bytes]:
+        """Records, newest first."""
+        log, name = self._state.log, self._state.name
+        low, high = log.between(header.beginTimestamp, header.endTimestamp)
+        found: list[bytes] = []
+        size = 0
+        looked_at = 0
+        for position in log.keys.find(key_hash(name, header.topic, header.key), low, high):
+            record_and_queue = log.view(position)
+            if len(found) >= count or looked_at >= MAX_LOOKED_AT:
+                break
+            looked_at += 1
+            if record_and_queue is None:  # of a topic that was deleted
+                continue
+            record, queue = record_and_queue
+            if (queue.broker_name, queue.topic) != (name, header.topic) or header.key not in keys_of(record):
+                continue
+            size += len(record)
+            if found and size > MAX_BYTES:
+                break
+            found.append(record)
+        return found

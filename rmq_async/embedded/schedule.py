@@ -1,0 +1,214 @@
+"""Messages that wait: delay levels (DELAY, ``ScheduleMessageService``) and timers (TIMER_*, ``TimerMessageStore``).
+
+As on a real broker such a message is stored twice: first in a topic of the broker's own with REAL_TOPIC and REAL_QID, then,
+when it is due, where it belongs. What waits therefore lives in the log and goes with it; nothing here holds a message.
+
+A level has a queue of its own in which all wait equally long, so the oldest is always the next one due and one offset per
+level is all that is kept. Timers come due in any order: a heap of numbers, due time above queue offset, of 44 bytes each.
+Entries whose message is gone are swept out when they are more than half. One alarm serves all of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import ProtocolError
+
+from .clock import Alarm, Clock
+from .records import Draft, read_record
+from .service import Refused
+from .state import BrokerState
+from .store import Queue
+from .writer import MessageWriter, Place
+
+__all__ = ["DELAY_LEVELS", "DELAY_NAMES", "MAX_DELAY_MS", "SCHEDULE_TOPIC", "TIMER_TOPIC", "Schedule"]
+
+logger = logging.getLogger("rmq_async.embedded")
+
+DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""Seconds of the levels 1 to 18 (``messageDelayLevel``)."""
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000
+"""Longest time a timer may be set to (``timerMaxDelaySec``)."""
+PRECISION_MS: Final = 1000
+"""Timers are kept to the second (``timerPrecisionMs``): up to that much later, never earlier."""
+_RELATIVE: Final = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
+_TIMERS: Final = (*_RELATIVE, "TIMER_DELIVER_MS")
+DELAY_NAMES: Final = frozenset({"DELAY", *_TIMERS})
+_JAVA_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_ILLEGAL_TIMER: Final = (
+    f"timer message illegal, the delay time should not be bigger than the max delay {MAX_DELAY_MS}ms; "
+    "or if set del msg, the delay time should be bigger than the current time"
+)
+_BATCH: Final = 256
+"""Messages delivered in one go, before the event loop serves others again."""
+_OFFSET_BITS: Final = 40
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+_SWEEP_FROM: Final = 1024
+
+
+class Schedule:
+    """``delays``: seconds per delay level."""
+
+    def __init__(self, state: BrokerState, writer: MessageWriter, clock: Clock, delays: Sequence[float]) -> None:
+        self._state = state
+        self._writer = writer
+        self._clock = clock
+        self._delays = [round(seconds * 1000) for seconds in delays]
+        self._levels = state.topics.ensure(SCHEDULE_TOPIC, len(self._delays))
+        self._timers = state.topics.ensure(TIMER_TOPIC).queue(0)
+        self._next = [0] * len(self._delays)
+        self._heap: list[int] = []
+        self._recalled: set[int] = set()
+        self._alarm = Alarm(clock, self._ring)
+
+    def __len__(self) -> int:
+        """Messages that wait."""
+        levels = sum(self._level(index).max_offset - at for index, at in enumerate(self._heads()))
+        return levels + sum(self._timers.record(entry & _OFFSET_MASK) is not None for entry in self._heap)
+
+    def start(self) -> None:
+        """What came due while the broker was down is delivered now."""
+        self._alarm.start()
+        self._arm()
+
+    def stop(self) -> None:
+        self._alarm.stop()
+
+    def put(self, draft: Draft) -> Place:
+        """Stores the message where it belongs, or where it waits if it asks for a delay; ``draft`` says which, afterwards.
+
+        Raises Refused: 13 for a timer that is none or beyond ``MAX_DELAY_MS``, 1 for a level that is no number.
+        """
+        properties = draft.properties
+        level = _java_int(properties.get("DELAY", "0"))
+        if level > 0:
+            level = min(level, len(self._delays))
+            for name in _TIMERS:
+                properties.pop(name, None)
+            properties["DELAY"] = str(level)
+            _hide(draft, SCHEDULE_TOPIC, level - 1)
+            place = self._writer.put(draft)
+            self._alarm.by(self._due(level - 1, place.offset))
+            return place
+        out = self._timer_out(properties)
+        if out is None:
+            return self._writer.put(draft)
+        properties["TIMER_OUT_MS"] = str(out)
+        _hide(draft, TIMER_TOPIC, 0)
+        place = self._writer.put(draft)
+        self._sweep()
+        heapq.heappush(self._heap, (out + PRECISION_MS) << _OFFSET_BITS | place.offset)
+        self._alarm.by(out + PRECISION_MS)
+        return place
+
+    def recall(self, topic: str, unique_id: str, out_ms: int) -> None:
+        """The timer messages of this id that leave after the second ``out_ms`` and wait for ``topic`` will not be delivered."""
+        due = out_ms + PRECISION_MS
+        low, high = due << _OFFSET_BITS, (due + 1) << _OFFSET_BITS
+        for entry in self._heap:
+            record = self._timers.record(entry & _OFFSET_MASK) if low <= entry < high else None
+            if record is not None and unique_id.encode() in record:
+                properties = read_record(record).properties
+                if (properties.get("UNIQ_KEY"), properties.get("REAL_TOPIC")) == (unique_id, topic):
+                    self._recalled.add(entry & _OFFSET_MASK)
+
+    def _timer_out(self, properties: dict[str, str]) -> int | None:
+        """The second, in milliseconds, after which the message leaves; None where it asks for none or for one that has passed."""
+        name = next((name for name in _TIMERS if name in properties), None)
+        if name is None or "TIMER_OUT_MS" in properties:
+            return None
+        if not _JAVA_NUMBER.fullmatch(properties[name]):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL_TIMER)
+        now, value = self._clock.now_ms(), int(properties[name])
+        when = now + value * _RELATIVE[name] if name in _RELATIVE else value
+        if when > now + MAX_DELAY_MS or (when <= now and "TIMER_DEL_UNIQKEY" in properties):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL_TIMER)
+        return (when - 1) // PRECISION_MS * PRECISION_MS if when > now else None
+
+    # ------------------------------------------------------------------------------------------------------------ delivery
+
+    def _ring(self) -> None:
+        now = self._clock.now_ms()
+        room = _BATCH
+        for index, at in enumerate(self._heads()):
+            queue = self._level(index)
+            while room and at < queue.max_offset and self._due(index, at) <= now:
+                self._deliver(queue.record(at), {})
+                at, room = max(at + 1, queue.min_offset), room - 1
+            self._next[index] = at
+        while room and self._heap and self._heap[0] >> _OFFSET_BITS <= now:
+            offset = heapq.heappop(self._heap) & _OFFSET_MASK
+            if offset in self._recalled:
+                self._recalled.discard(offset)
+            else:
+                record = self._timers.record(offset)
+                enqueued = self._timers.stored_ms(offset)
+                self._deliver(record, {"TIMER_ENQUEUE_MS": str(enqueued), "TIMER_DEQUEUE_MS": str(now)})
+            room -= 1
+        self._arm()
+
+    def _deliver(self, record: bytes | None, added: dict[str, str]) -> None:
+        if record is None:
+            return
+        draft = read_record(record)
+        draft.topic = draft.properties["REAL_TOPIC"]
+        draft.queue_id = int(draft.properties["REAL_QID"])
+        plain = draft.properties
+        draft.properties = {**plain, **added}
+        try:
+            try:
+                self._writer.put(draft)
+            except Refused as refusal:
+                if not added or refusal.code != ResponseCode.MESSAGE_ILLEGAL:
+                    raise
+                draft.properties = plain  # the times do not fit any more
+                self._writer.put(draft)
+        except (Refused, ProtocolError) as error:
+            logger.warning("%s: a message that was due for %s is lost: %s", self._state.name, draft.topic, error)
+
+    def _arm(self) -> None:
+        """Sets the alarm to what is due next."""
+        waiting = [self._due(index, at) for index, at in enumerate(self._heads()) if at < self._level(index).max_offset]
+        if self._heap:
+            waiting.append(self._heap[0] >> _OFFSET_BITS)
+        if waiting:
+            self._alarm.by(min(waiting))
+
+    def _level(self, index: int) -> Queue:
+        return self._levels.queue(index)
+
+    def _heads(self) -> list[int]:
+        """Per level the offset of the oldest message that waits."""
+        return [max(at, self._level(index).min_offset) for index, at in enumerate(self._next)]
+
+    def _due(self, index: int, offset: int) -> int:
+        stored = self._level(index).stored_ms(offset)
+        return 0 if stored is None else stored + self._delays[index]
+
+    def _sweep(self) -> None:
+        """Forgets timers whose messages the memory bound has taken."""
+        oldest = self._timers.min_offset
+        if len(self._heap) > _SWEEP_FROM + 2 * (self._timers.max_offset - oldest):
+            self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK >= oldest]
+            heapq.heapify(self._heap)
+            self._recalled = {offset for offset in self._recalled if offset >= oldest}
+
+
+def _hide(draft: Draft, topic: str, queue_id: int) -> None:
+    draft.properties["REAL_TOPIC"] = draft.topic
+    draft.properties["REAL_QID"] = str(draft.queue_id)
+    draft.topic, draft.queue_id = topic, queue_id
+
+
+def _java_int(text: str) -> int:
+    """As ``Integer.parseInt``. Raises Refused (1), as what Java throws becomes."""
+    if not _JAVA_NUMBER.fullmatch(text) or not -0x80000000 <= int(text) <= 0x7FFFFFFF:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f'java.lang.NumberFormatException: For input string: "{text[:60]}"')
+    return int(text)

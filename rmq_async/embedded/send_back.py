@@ -1,0 +1,85 @@
+"""Messages a consumer could not handle: to the group's retry topic after a while, in the end to its dead-letter topic.
+
+Two ways lead there. CONSUMER_SEND_MSG_BACK (36) names the message by its offset and the broker does the rest; a client whose
+request fails sends the message to the retry topic itself, and ``bury`` is then asked for each such send.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader
+from rmq_protocol.ids import pack_offset_id
+
+from .records import Draft, read_record
+from .schedule import Schedule
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import BrokerState
+from .topics import FAQ
+
+__all__ = ["SendBackProcessor"]
+
+_FIRST_LEVEL: Final = 3
+"""Delay level of the first retry; each further one waits a level longer."""
+
+
+class SendBackProcessor:
+    def __init__(self, state: BrokerState, schedule: Schedule) -> None:
+        self._state = state
+        self._schedule = schedule
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(ConsumerSendMsgBackRequestHeader, command)
+        state, group = self._state, header.group
+        max_times, queues = self._policy(group)
+        if queues <= 0:
+            return make_response(command, ResponseCode.SUCCESS)
+        retry = state.topics.ensure(RETRY_TOPIC_PREFIX + group, queues)
+        found = state.log.view(header.offset)
+        if found is None or found[1].broker_name != state.name:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        draft = read_record(found[0])
+        properties = draft.properties
+        properties.setdefault("RETRY_TOPIC", draft.topic)
+        properties.setdefault("ORIGIN_MESSAGE_ID", pack_offset_id(state.address, header.offset))
+        properties["WAIT"] = "false"
+        if header.maxReconsumeTimes is not None:
+            max_times = header.maxReconsumeTimes
+        if draft.reconsume_times >= max_times or header.delayLevel < 0:
+            self._bury(draft, group, "0")
+        else:
+            properties["DELAY"] = str(header.delayLevel or _FIRST_LEVEL + draft.reconsume_times)
+            draft.topic = retry.config.topic_name
+            draft.queue_id = random.randrange(max(1, retry.config.write_queue_nums))
+        draft.reconsume_times = min(draft.reconsume_times + 1, 0x7FFFFFFF)
+        draft.prepared_offset = 0
+        self._schedule.put(draft)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def bury(self, draft: Draft, max_times: int | None) -> None:
+        """Turns a send to a retry topic to the dead-letter topic where the message was consumed too often. Raises Refused (26).
+
+        ``max_times``: as the client says; None for what the group's settings say.
+        """
+        group = draft.topic.removeprefix(RETRY_TOPIC_PREFIX)
+        allowed, _ = self._policy(group)
+        if draft.reconsume_times > (allowed if max_times is None else max_times):
+            self._bury(draft, group, "-1")
+
+    def _bury(self, draft: Draft, group: str, level: str) -> None:
+        draft.properties["DELAY"] = level
+        draft.topic, draft.queue_id = self._state.topics.ensure(DLQ_TOPIC_PREFIX + group).config.topic_name, 0
+
+    def _policy(self, group: str) -> tuple[int, int]:
+        """How often the group retries, and on how many queues."""
+        config = self._state.groups.find(group)
+        if config is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group[:160]} \n{FAQ}")
+        return config.retry_max_times, config.retry_queue_nums

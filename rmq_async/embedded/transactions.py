@@ -1,0 +1,230 @@
+"""Transactions: half messages, their end (END_TRANSACTION, 37), and asking the producer about those without one (39).
+
+As on a real broker a half message waits in RMQ_SYS_TRANS_HALF_TOPIC, which no consumer of its real topic sees; a commit stores
+it once more, where it belongs. Each check stores it again at the end of that queue with one more in TRANSACTION_CHECK_TIMES,
+so the queue read from ``_open`` on holds every message without an end once, the number of checks it had is in the message,
+and what the memory bound takes is gone from here by itself. Kept besides are only the offsets that ended out of turn.
+
+A real broker looks at the log and not at the state of the transaction, so a second commit delivers a second time, and a commit
+after a rollback delivers too; a test against this broker meets both, as it would there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import TRANSACTION_MASK, RequestCode, ResponseCode, SysFlag
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader, to_ext
+from rmq_protocol.ids import pack_offset_id
+from rmq_protocol.properties import encode_properties
+from rmq_protocol.stored import encode_stored
+
+from .calls import ClientCalls
+from .clock import Alarm, Clock
+from .records import Draft, queue_offset, read_record, stored_ms
+from .schedule import Schedule
+from .server import Connection
+from .service import Handler, Refused, header_of
+from .state import BrokerState
+from .writer import MessageWriter, Place
+
+__all__ = ["CHECK_MAX_TOPIC", "HALF_TOPIC", "Transactions"]
+
+logger = logging.getLogger("rmq_async.embedded")
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+CHECK_MAX_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+_COMMIT: Final = int(SysFlag.TRANSACTION_COMMIT)
+_ROLLBACK: Final = int(SysFlag.TRANSACTION_ROLLBACK)
+_STATE: Final = int(TRANSACTION_MASK)
+_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_BATCH: Final = 256
+"""Half messages looked at in one go, before the event loop serves others again."""
+
+
+class Transactions:
+    """``timeout``: seconds before a half message is asked about. ``interval``: seconds between rounds of asking.
+    ``check_max``: how often one is asked about before it goes to TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        writer: MessageWriter,
+        schedule: Schedule,
+        calls: ClientCalls,
+        clock: Clock,
+        *,
+        timeout: float,
+        interval: float,
+        check_max: int,
+    ) -> None:
+        self._state = state
+        self._writer = writer
+        self._schedule = schedule
+        self._calls = calls
+        self._clock = clock
+        self._timeout = round(timeout * 1000)
+        self._interval = max(round(interval * 1000), 1)
+        self._check_max = check_max
+        self._queue = state.topics.ensure(HALF_TOPIC).queue(0)
+        self._open = 0
+        self._ended: set[int] = set()
+        self._began = 0
+        self._round: tuple[int, int] | None = None
+        self._alarm = Alarm(clock, self._ring)
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.END_TRANSACTION: self.end}
+
+    def start(self) -> None:
+        self._began = self._clock.now_ms()
+        self._alarm.start()
+        self._arm()
+
+    def stop(self) -> None:
+        self._alarm.stop()
+        self._round = None
+
+    def put_half(self, draft: Draft) -> Place:
+        properties = draft.properties
+        properties["__transactionId__"] = properties["UNIQ_KEY"]
+        properties["REAL_TOPIC"], properties["REAL_QID"] = draft.topic, str(draft.queue_id)
+        draft.topic, draft.queue_id = HALF_TOPIC, 0
+        draft.sys_flag &= ~_STATE
+        place = self._writer.put(draft)
+        self._arm()
+        return place
+
+    def end(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        header = header_of(EndTransactionRequestHeader, command)
+        if header.commitOrRollback not in (_COMMIT, _ROLLBACK):
+            return None  # not known yet: brokers do not answer that, one-way or not
+        record = self._half(header)
+        draft = read_record(record)
+        if not header.fromTransactionCheck and _IMMUNITY in draft.properties:
+            passed = self._clock.now_ms() - stored_ms(record)
+            if passed > self._immunity(draft):
+                raise Refused(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"the transaction ended after {passed} ms, {_IMMUNITY} is {draft.properties[_IMMUNITY]}",
+                )
+        if draft.properties.get("PGROUP") != header.producerGroup:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if queue_offset(record) != header.tranStateTableOffset:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if header.commitOrRollback == _COMMIT:
+            draft.topic, draft.queue_id = draft.properties.pop("REAL_TOPIC"), int(draft.properties.pop("REAL_QID"))
+            draft.sys_flag = draft.sys_flag & ~_STATE | _COMMIT
+            draft.prepared_offset = header.commitLogOffset
+            self._schedule.put(draft)
+        self._has_ended(header.tranStateTableOffset)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def _half(self, header: EndTransactionRequestHeader) -> bytes:
+        found = self._state.log.view(header.commitLogOffset)
+        if found is None or found[1] is not self._queue:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        return found[0]
+
+    def _immunity(self, draft: Draft) -> int:
+        """Milliseconds during which the message is not asked about."""
+        text = draft.properties.get(_IMMUNITY, "-1")
+        seconds = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+        return self._timeout if seconds < 0 else seconds * 1000
+
+    def _has_ended(self, offset: int) -> None:
+        if offset >= self._open:
+            self._ended.add(offset)
+        while self._open in self._ended:
+            self._ended.remove(self._open)
+            self._open += 1
+
+    # -------------------------------------------------------------------------------------------------------------- checks
+
+    def _arm(self) -> None:
+        """Sets the alarm to the next round, which come at fixed times from the start on."""
+        if self._open < self._queue.max_offset and self._round is None:
+            rounds = (self._clock.now_ms() - self._began) // self._interval + 1
+            self._alarm.by(self._began + rounds * self._interval)
+
+    def _ring(self) -> None:
+        self._skip_forgotten()
+        at, end = self._round or (self._open, self._queue.max_offset)
+        now = self._clock.now_ms()
+        stop = min(end, at + _BATCH)
+        for offset in range(at, stop):
+            if offset >= self._open and offset not in self._ended:
+                self._look_at(offset, now)
+        if stop < end:
+            self._round = (stop, end)
+            self._alarm.by(now)
+        else:
+            self._round = None
+            self._arm()
+
+    def _skip_forgotten(self) -> None:
+        """The memory bound has taken the oldest."""
+        oldest = self._queue.min_offset
+        if self._open < oldest:
+            self._open = oldest
+            self._ended = {offset for offset in self._ended if offset >= oldest}
+            self._has_ended(-1)
+        if self._round is not None:
+            self._round = (max(self._round[0], oldest), max(self._round[1], oldest))
+
+    def _look_at(self, offset: int, now: int) -> None:
+        record = self._queue.record(offset)
+        if record is None:
+            return
+        draft = read_record(record)
+        text = draft.properties.get(_CHECK_TIMES, "0")
+        times = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+        if times == 0 and now - stored_ms(record) < self._immunity(draft):
+            return
+        try:
+            if times >= self._check_max:
+                draft.topic, draft.queue_id = self._state.topics.ensure(CHECK_MAX_TOPIC).config.topic_name, 0
+                self._writer.put(draft)
+            else:
+                draft.properties[_CHECK_TIMES] = str(times + 1)
+                self._ask(draft, self._writer.put(draft), now)
+        except (Refused, ProtocolError) as error:
+            logger.warning("%s: a half message cannot be kept: %s", self._state.name, error)
+        self._has_ended(offset)
+
+    def _ask(self, draft: Draft, place: Place, now: int) -> None:
+        properties = draft.properties
+        state, group = self._state, properties.get("PGROUP", "")
+        connection = state.clients.producer_connection(group)
+        if connection is None:
+            logger.info("%s: nobody of producer group %r is there to be asked about a transaction", state.name, group[:160])
+            return
+        header = CheckTransactionStateRequestHeader(
+            bname=state.name,
+            topic=HALF_TOPIC,
+            tranStateTableOffset=place.offset,
+            commitLogOffset=place.position,
+            msgId=properties["UNIQ_KEY"],
+            transactionId=properties["UNIQ_KEY"],
+            offsetMsgId=pack_offset_id(state.address, place.position),
+        )
+        body = encode_stored(
+            topic=properties["REAL_TOPIC"],
+            body=draft.body,
+            properties=encode_properties({**properties, "WAIT": "false"}),
+            queue_id=int(properties["REAL_QID"]),
+            queue_offset=place.offset,
+            commit_log_offset=place.position,
+            flag=draft.flag,
+            sys_flag=draft.sys_flag,
+            born_time_ms=draft.born_time_ms,
+            born_host=draft.born_host,
+            store_time_ms=now,
+            store_host=state.address,
+            reconsume_times=draft.reconsume_times,
+        )
+        self._calls.oneway(connection, RequestCode.CHECK_TRANSACTION_STATE, to_ext(header), body)
