@@ -14,6 +14,7 @@ from time import time
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.constants import RequestCode
 
 from .support import Rmq, end, one_line, rmq, start
 
@@ -140,6 +141,8 @@ def test_wrong_use_is_one_line_and_code_2(wrong: list[str], says: str, rmq_here:
         (["message", "query", "Nobody", "x"], "Nobody"),
         (["send", "There", "--body", "x", "--queue", "broker-x:0"], "broker-x"),
         (["pull", "There", "--queue", "broker-x:0"], "broker-x"),
+        (["message", "view", "There", "no-such-id"], "no-such-id"),
+        (["message", "query", "There", "no-such-key"], "no message"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -159,11 +162,30 @@ def test_a_queue_that_the_topic_does_not_have(rmq_here: Rmq) -> None:
 
 
 def test_the_first_failure_ends_it(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
-    server.fail_next(13)
+    server.fail_next(13, request=RequestCode.SEND_MESSAGE_V2)
     ended = rmq_here("send", "Fails", "--body", "x", "--count", "5")
     assert ended.code == 1
     assert "MESSAGE_ILLEGAL" in one_line(ended.err)
     assert len(ended.out.splitlines()) == len(server.messages("Fails")) < 5
+
+
+def test_messages_by_id_and_by_key(rmq_here: Rmq) -> None:
+    (sent,) = rmq_here("send", "Found", "--body", "the\nbody", "--keys", "k1", "--tags", "t", "--json").records
+    for msg_id in (sent["msg_id"], sent["offset_msg_id"]):
+        (record,) = rmq_here("message", "view", "Found", msg_id, "--json").records
+        assert (record["msg_id"], record["body"], record["keys"]) == (sent["msg_id"], "the\nbody", ["k1"])
+    assert [each["msg_id"] for each in rmq_here("message", "query", "Found", "k1", "--json").records] == [sent["msg_id"]]
+    told = rmq_here("message", "query", "Found", "k1", "--begin", "1h", "--end", f"@{time() + 60:.0f}").out.splitlines()
+    assert f"msg_id:         {sent['msg_id']}" in told
+    assert told[-3:] == ["body (8 bytes):", "the", "body"]
+
+
+def test_nothing_follows_a_failure_in_order(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+    assert rmq_here("topic", "create", "Stops", "--queues", "1").code == 0
+    server.fail_next(13, request=RequestCode.SEND_MESSAGE_V2)
+    before = server.requests[310]
+    assert rmq_here("send", "Stops", "--body", "x", "--count", "5", "--queue", "broker-a:0").code == 1
+    assert (server.messages("Stops"), server.requests[310] - before) == ([], 1)
 
 
 # -- as processes of their own
