@@ -127,6 +127,9 @@ class Broker(BaseService):
         self.calls.disconnected(connection)
         self.state.clients.disconnected(connection)
 
+    def resumed(self, connection: Connection) -> None:
+        self.held.resumed(connection)
+
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
         self.calls.answered(connection, response)
 
@@ -135,6 +138,6 @@ class Broker(BaseService):
         self.state.locks.expire()
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
-        """The response to a request that was not answered at once."""
-        if not command.is_oneway:
+        """The response to a request that was not answered at once; lost on a peer that does not read."""
+        if not command.is_oneway and not connection.congested:
             connection.send(self.encode(command, response))

@@ -25,7 +25,11 @@ EXPIRY: Final = 120.0
 MAX_GROUPS_PER_CONNECTION: Final = 4096
 MAX_MEMBERS: Final = 200_000
 """Clients of all groups together; one that is in three groups counts three times."""
+MAX_NAME_LENGTH: Final = 512
+"""Of a group or a client; a real client's id has some 30 characters."""
 MAX_SUBSCRIPTION_BYTES: Final = 32 * 1024 * 1024
+_WORD: Final = 64
+"""Characters of a setting that is one of a few words."""
 _SUBSCRIPTION_OVERHEAD: Final = 400
 _TAG_OVERHEAD: Final = 100
 
@@ -107,8 +111,8 @@ class ClientTable:
         self._enter(name, client, old)
         self.consumers[name] = group
         group.members[client.client_id] = client
-        group.consume_type, group.message_model = data.consume_type, data.message_model
-        group.consume_from_where = data.consume_from_where
+        group.consume_type, group.message_model = data.consume_type[:_WORD], data.message_model[:_WORD]
+        group.consume_from_where = data.consume_from_where[:_WORD]
         changed = old is None or old.connection is not client.connection
         if not without_subscriptions:
             self._size += size - group.size
@@ -209,6 +213,9 @@ class ClientTable:
     def _enter(self, group: str, client: Client, old: Client | None) -> None:
         """Counts one more member, unless it takes the place of ``old``."""
         connection = client.connection
+        for name in (group, client.client_id):
+            if len(name) > MAX_NAME_LENGTH:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"a name of {len(name)} characters, the limit is {MAX_NAME_LENGTH}")
         if connection.closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
         groups = self._groups_of.get(connection, set())
@@ -243,6 +250,6 @@ def _size(subscription: SubscriptionData) -> int:
     tags = subscription.tags_set
     return (
         _SUBSCRIPTION_OVERHEAD
-        + 4 * (len(subscription.topic) + len(subscription.sub_string) + sum(map(len, tags)))
+        + 4 * (len(subscription.topic) + len(subscription.sub_string) + len(subscription.expression_type) + sum(map(len, tags)))
         + _TAG_OVERHEAD * (len(tags) + len(subscription.code_set))
     )

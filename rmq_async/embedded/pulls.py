@@ -132,6 +132,12 @@ class HeldPulls:
         if self._wake_handle is None:
             self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
 
+    def resumed(self, connection: Connection) -> None:
+        """The connection takes answers again: what has come meanwhile is there for its pulls."""
+        for pull in self._by_connection.get(connection, ()):
+            if pull.queue.max_offset > pull.at:
+                self.arrived(pull.queue)
+
     def disconnected(self, connection: Connection) -> None:
         for pull in self._by_connection.pop(connection, ()):
             self._forget(pull)

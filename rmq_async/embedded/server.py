@@ -18,7 +18,7 @@ import logging
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Final, Protocol, cast
 
 from rmq_protocol.constants import MAX_FRAME_SIZE
@@ -36,6 +36,8 @@ RESERVED_DESCRIPTORS: Final = 128
 """Of what the process may open, left for everything but connections to embedded servers."""
 MAX_UNFINISHED: Final = 64 * 1024 * 1024
 """Bytes of unfinished frames of all connections together."""
+MAX_UNREAD: Final = 64 * 1024 * 1024
+"""Bytes of answers that peers do not read, of all connections together."""
 FLUSH_SIZE: Final = 256 * 1024
 WRITE_HIGH: Final = 1024 * 1024
 WRITE_LOW: Final = 256 * 1024
@@ -54,6 +56,9 @@ class Service(Protocol):
 
     def disconnected(self, connection: Connection) -> None:
         """Called once for each connection that was made."""
+
+    def resumed(self, connection: Connection) -> None:
+        """Called when a connection that was congested is so no longer."""
 
     def tick(self) -> None:
         """Called every few seconds while the listener runs, and is not stalled."""
@@ -95,6 +100,11 @@ class Connection(asyncio.Protocol):
         """The peer does not read what it asked for."""
         return self._paused
 
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that are still here."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
         transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
@@ -132,12 +142,16 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._paused = True
         self._read(False)
+        self._listener.congested.add(self)
+        self._listener.bound_unread(self._listener.congested)
 
     def resume_writing(self) -> None:
         self._paused = False
+        self._listener.congested.discard(self)
         self.last_active = self._listener.now()
         if not self._listener.gate.stalled:
             self._read(True)
+            self._service.resumed(self)
             self.work()
 
     def work(self) -> None:
@@ -222,6 +236,7 @@ class Listener:
         self.service = service
         self.gate = Gate()
         self.connections: set[Connection] = set()
+        self.congested: set[Connection] = set()
         self.accepted = 0
         self.refused = 0
         self.host = ""
@@ -308,6 +323,7 @@ class Listener:
     def remove(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.remove(connection)
+            self.congested.discard(connection)
             Listener._in_process -= 1
             self._unfinished -= connection.unfinished
             self.service.disconnected(connection)
@@ -323,6 +339,18 @@ class Listener:
             logger.warning("%s: too many bytes of unfinished frames, %s goes", self.name, largest.remote)
             self.refused += 1
             largest.abort()
+
+    def bound_unread(self, connections: Collection[Connection]) -> None:
+        """Drops those of ``connections`` that read least, until the others' unread answers are within the bound."""
+        sizes = {connection: connection.unread for connection in connections if not connection.closed}
+        total = sum(sizes.values())
+        for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            if total <= MAX_UNREAD:
+                break
+            logger.warning("%s: too many bytes of unread answers, %s goes", self.name, connection.remote)
+            total -= sizes[connection]
+            self.refused += 1
+            connection.abort()
 
     def set_stalled(self, stalled: bool) -> None:
         self.gate.set_stalled(stalled)
@@ -341,6 +369,7 @@ class Listener:
                 if now - connection.last_active > IDLE_TIMEOUT:
                     logger.info("%s: connection of %s closed: idle", self.name, connection.remote)
                     connection.abort()
+            self.bound_unread(self.connections)
             self.service.tick()
         self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
 

@@ -127,6 +127,9 @@ class BaseService:
     def disconnected(self, connection: Connection) -> None:
         """Nothing to forget here."""
 
+    def resumed(self, connection: Connection) -> None:
+        """Nothing waits for it here."""
+
     def tick(self) -> None:
         """Nothing grows old here."""
 

@@ -130,7 +130,7 @@ class StatisticsProcessor:
             "msgPutTotalTodayNow": str(log.appended),
             "msgPutTotalTodayMorning": "0",
             "msgPutTotalYesterdayMorning": "0",
-            "commitLogMinOffset": str(log.begin),
+            "commitLogMinOffset": str(log.start),
             "commitLogMaxOffset": str(log.end),
             "earliestMessageTimeStamp": str(log.earliest_ms()),
             **dict.fromkeys(("putTps", "getTotalTps", "getFoundTps", "getMissTps", "getTransferredTps"), "0.0 0.0 0.0"),

@@ -202,11 +202,6 @@ class CommitLog:
             if queue is not None:
                 yield record, queue
 
-    @property
-    def begin(self) -> int:
-        """Physical offset of the oldest record."""
-        return self._offsets[self._first] if len(self) else self.end
-
     def earliest_ms(self) -> int:
         """When the oldest record was stored; -1 where there is none."""
         for _, queue in self.records():

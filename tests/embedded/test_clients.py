@@ -152,6 +152,15 @@ async def test_the_members_and_subscriptions_of_all_groups_are_bounded(
     await beat(broker, "c1", producer_data_set=(ProducerData("C"),))
 
 
+@pytest.mark.parametrize(
+    "data", [HeartbeatData("c" * 513, (ProducerData("PG"),)), HeartbeatData("c", (ProducerData("P" * 513),))]
+)
+async def test_names_in_heartbeats_are_bounded(server: EmbeddedRocketMQ, broker: RawClient, data: HeartbeatData) -> None:
+    refused = await broker.ask(HEARTBEAT, None, encode_heartbeat(data))
+    assert (refused.code, refused.remark) == (1, "a name of 513 characters, the limit is 512")
+    assert clients(server).producers == {}
+
+
 async def test_members_hear_of_other_members_and_topics(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     async def heard(client: RawClient, group: str = "CG") -> None:
         command = await client.request()

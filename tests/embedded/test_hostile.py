@@ -124,11 +124,53 @@ async def test_held_pulls_wait_for_a_congested_client(server: EmbeddedRocketMQ, 
         await broker.send("U", b"2")
         assert len(server._brokers[0].held) == 1
         greedy.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        for _ in range(50):
-            assert (await greedy.read()).opaque > 1
-        await broker.send("U", b"3")
-        held = await greedy.read()
-        assert (held.opaque, (held.ext_fields or {})["nextBeginOffset"]) == (1, "3")
+        answers = {answer.opaque: answer for answer in [await greedy.read() for _ in range(51)]}
+        assert {answer.code for answer in answers.values()} == {0}
+        assert (answers[1].ext_fields or {})["nextBeginOffset"] == "2"  # what came meanwhile is not forgotten
+
+
+async def test_unread_answers_are_bounded_over_all_connections(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.server.MAX_UNREAD", 10_000_000)
+    await broker.send("T", bytes(4_000_000))
+    listener = server._brokers[0].listener
+    greedy = []
+    for _ in range(6):
+        client = RawClient(server.brokers["broker-a"])
+        await client.__aenter__()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(3):
+            client.write(11, pull_fields("T"))
+        greedy.append(client)
+    while listener.refused < 2:
+        await asyncio.sleep(0.01)
+    assert sum(each.unread for each in listener.connections) <= 10_000_000 + 4_100_000
+    assert (await broker.send("U")).code == 0
+    for client in greedy:
+        await client.__aexit__(None, None, None)
+
+
+async def test_answers_that_wait_for_a_client_are_lost_on_one_that_does_not_read(
+    server: EmbeddedRocketMQ, broker: RawClient
+) -> None:
+    heartbeat = b'{"clientID":"c","consumerDataSet":[{"groupName":"CG"}]}'
+    await broker.ask(RequestCode.HEART_BEAT, None, heartbeat)
+    await broker.send("T", bytes(1_000_000))
+    async with RawClient(server.brokers["broker-a"]) as admin:
+        admin.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        admin.write(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "CG", "clientId": "c"})
+        asked = await broker.request()
+        while asked.code != RequestCode.GET_CONSUMER_RUNNING_INFO:
+            asked = await broker.request()
+        while not any(each.congested for each in server._brokers[0].listener.connections):
+            admin.write(11, pull_fields("T"))
+            await asyncio.sleep(0.01)
+        connection = next(each for each in server._brokers[0].listener.connections if each.congested)
+        unread = connection.unread
+        broker.answer(asked, 0, None, None, bytes(8_000_000))
+        await broker.ask(9999)
+        assert connection.unread <= unread
 
 
 async def test_a_client_that_never_reads_is_closed_as_idle(
