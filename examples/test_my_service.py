@@ -1,10 +1,9 @@
-"""A small service and its tests, with the fixture ``rocketmq`` that rmq-async brings to pytest. (Run: pytest, or python.)
+"""A small service and its tests, with the fixture ``rocketmq`` that rmq-async brings to pytest. (Run: ``pytest`` on this file.)
 
 The fixture is a name server and brokers in memory, new for each test, and works in plain and in async tests.
 """
 
 import asyncio
-import sys
 from collections import deque
 
 import pytest
@@ -85,7 +84,3 @@ def test_the_whole_program(rocketmq):
 
     rmq_async.run(program())
     assert announced(rocketmq) == [b"%d" % order for order in range(10)]
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__]))
