@@ -136,6 +136,7 @@ class Broker(BaseService):
     def tick(self) -> None:
         self.state.clients.expire()
         self.state.locks.expire()
+        self._schedule.sweep()
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
         """The response to a request that was not answered at once; lost on a peer that does not read."""

@@ -1,6 +1,6 @@
 """Time as an embedded server sees it: store times, delays, timers and the checks of transactions.
 
-``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it, and calls what has come due on the way,
+``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it, and calls what comes due on the way,
 in order, each at its own time; so a message delayed for two hours is there after one ``await clock.advance(7200)``. Timeouts
 of the network (held pulls, idle connections) stay on the event loop's clock: they belong to the peer, who has his own.
 
@@ -67,6 +67,7 @@ class ManualClock:
         self._now = time.time_ns() // 1_000_000 if start_ms is None else start_ms
         self._numbers = itertools.count()
         self._timers: list[tuple[int, int, _Pending]] = []
+        self._soon: asyncio.Handle | None = None
 
     def now_ms(self) -> int:
         return self._now
@@ -74,6 +75,8 @@ class ManualClock:
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
         timer = _Pending(call)
         heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
+        if when_ms <= self._now:
+            self._call_soon()
         return timer
 
     async def advance(self, seconds: float) -> None:
@@ -90,6 +93,21 @@ class ManualClock:
         self._now = end
         for _ in range(_TURNS):
             await asyncio.sleep(0)
+
+    def _call_soon(self) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._due_already)
+
+    def _due_already(self) -> None:
+        """Calls what was due when it was asked for; what that asks for in turn has to wait for the event loop."""
+        self._soon = None
+        last = next(self._numbers)
+        while self._timers and self._timers[0] < (self._now + 1, 0) and self._timers[0][1] < last:
+            _, _, timer = heapq.heappop(self._timers)
+            if timer.call is not None:
+                timer.call()
+        if self._timers and self._timers[0][0] <= self._now:
+            self._call_soon()
 
 
 class Alarm:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import MAX_PROPERTIES_SIZE, MAX_RETRY_TOPIC_LENGTH, RequestCode, ResponseCode
 from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponseHeader, to_ext
 
 from .index import key_hash
 from .records import keys_of, stored_ms
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Handler, Refused, header_of, without_content
 from .state import BrokerState
 
 __all__ = ["LookupProcessor"]
@@ -27,21 +27,34 @@ MAX_BYTES: Final = 12 * 1024 * 1024
 """Most bytes of one answer, which must fit a frame; at least one message is given."""
 MAX_LOOKED_AT: Final = 10_000
 INDEX_STEP: Final = 5_000
-"""Records taken into the index in one go, some 8 ms, before the event loop serves others again."""
+"""Records and their keys taken into the index in one go, some 5 ms, before the event loop serves others again."""
 MAX_WAITING: Final = 1024
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-
 
 Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
 
 
+class _Query(NamedTuple):
+    """What is kept of a request. ``log_end``: physical offset up to which the index is to know the log."""
+
+    connection: Connection
+    command: RemotingCommand
+    topic: str
+    key: str
+    begin_ms: int
+    end_ms: int
+    most: int
+    log_end: int
+
+
 class LookupProcessor:
-    """``reply`` answers a request that had to wait for the index."""
+    """One query is answered per turn of the event loop, for with a million messages it takes milliseconds; others wait, and
+    all do until the index knows what was stored before them. ``reply`` answers those that waited."""
 
     def __init__(self, state: BrokerState, reply: Reply) -> None:
         self._state = state
         self._reply = reply
-        self._waiting: deque[tuple[Connection, RemotingCommand, QueryMessageRequestHeader]] = deque()
+        self._waiting: deque[_Query] = deque()
         self._handle: asyncio.Handle | None = None
 
     def handlers(self) -> dict[int, Handler]:
@@ -58,11 +71,26 @@ class LookupProcessor:
         header = header_of(QueryMessageRequestHeader, command)
         if header.maxNum < 0:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"java.lang.IllegalArgumentException: Illegal Capacity: {header.maxNum}")
-        if not self._waiting and self._state.log.index(INDEX_STEP):
-            return self._answer(command, header)
+        log = self._state.log
+        by_id = (command.ext_fields or {}).get(UNIQUE_KEY_QUERY) == "true"
+        query = _Query(
+            connection,
+            without_content(command),
+            header.topic,
+            header.key,
+            header.beginTimestamp,
+            header.endTimestamp,
+            DEFAULT_FOUND if by_id else min(header.maxNum, MAX_FOUND),
+            log.end,
+        )
+        if len(query.topic) > MAX_RETRY_TOPIC_LENGTH or len(query.key) > MAX_PROPERTIES_SIZE:
+            return self._response(query, [])
+        if self._handle is None and log.index(INDEX_STEP):
+            self._go_on()
+            return self._response(query, self._find(query))
         if len(self._waiting) >= MAX_WAITING:
             raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, it takes no more")
-        self._waiting.append((connection, command, header))
+        self._waiting.append(query)
         self._go_on()
         return None
 
@@ -73,44 +101,41 @@ class LookupProcessor:
     def _step(self) -> None:
         """Brings the index a step further, and answers one query where it is complete."""
         self._handle = None
-        if self._waiting and self._state.log.index(INDEX_STEP):
-            connection, command, header = self._waiting.popleft()
-            if not connection.closed and not connection.congested:
-                self._reply(connection, command, self._answer(command, header))
-        if self._waiting:
+        log, waiting = self._state.log, self._waiting
+        if waiting and (log.index(INDEX_STEP) or log.keys.end >= waiting[0].log_end):
+            query = waiting.popleft()
+            if not query.connection.closed and not query.connection.congested:
+                self._reply(query.connection, query.command, self._response(query, self._find(query)))
+        if waiting:
             self._go_on()
 
-    def _answer(self, command: RemotingCommand, header: QueryMessageRequestHeader) -> RemotingCommand:
-        count = header.maxNum
-        if (command.ext_fields or {}).get(UNIQUE_KEY_QUERY) == "true":
-            count = DEFAULT_FOUND
-        found = self._find(header, min(count, MAX_FOUND))
+    def _response(self, query: _Query, found: list[bytes]) -> RemotingCommand:
         if not found:
             none = to_ext(QueryMessageResponseHeader(indexLastUpdateTimestamp=0, indexLastUpdatePhyoffset=0))
             remark = "can not find message, maybe time range not correct"
-            return make_response(command, ResponseCode.QUERY_NOT_FOUND, remark, {**none})
+            return make_response(query.command, ResponseCode.QUERY_NOT_FOUND, remark, {**none})
         last = self._state.log.last()
         reply = QueryMessageResponseHeader(
             indexLastUpdateTimestamp=stored_ms(last[1]) if last else 0, indexLastUpdatePhyoffset=last[0] if last else 0
         )
-        return make_response(command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
+        return make_response(query.command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
 
-    def _find(self, header: QueryMessageRequestHeader, count: int) -> list[bytes]:
+    def _find(self, query: _Query) -> list[bytes]:
         """Records, newest first."""
         log, name = self._state.log, self._state.name
-        low, high = log.between(header.beginTimestamp, header.endTimestamp)
+        low, high = log.between(query.begin_ms, query.end_ms)
         found: list[bytes] = []
         size = 0
         looked_at = 0
-        for position in log.keys.find(key_hash(name, header.topic, header.key), low, high):
+        for position in log.keys.find(key_hash(name, query.topic, query.key), low, high):
             record_and_queue = log.view(position)
-            if len(found) >= count or looked_at >= MAX_LOOKED_AT:
+            if len(found) >= query.most or looked_at >= MAX_LOOKED_AT:
                 break
             looked_at += 1
             if record_and_queue is None:  # of a topic that was deleted
                 continue
             record, queue = record_and_queue
-            if (queue.broker_name, queue.topic) != (name, header.topic) or header.key not in keys_of(record):
+            if (queue.broker_name, queue.topic) != (name, query.topic) or query.key not in keys_of(record):
                 continue
             size += len(record)
             if found and size > MAX_BYTES:

@@ -55,7 +55,7 @@ class RecallProcessor:
         elif not 0 < left < MAX_DELAY_MS:
             remark = "recall failed, timestamp invalid"
         else:
-            self._schedule.recall(handle.topic, handle.message_id, int(due) - 1)
+            self._schedule.recall(handle.topic, handle.message_id, int(due), connection.remote)
             reply = to_ext(RecallMessageResponseHeader(msgId=handle.message_id))
             return make_response(command, ResponseCode.SUCCESS, None, {**reply, **ext})
         raise Refused(ResponseCode.ILLEGAL_OPERATION, remark, ext)

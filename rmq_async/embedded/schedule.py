@@ -6,6 +6,9 @@ when it is due, where it belongs. What waits therefore lives in the log and goes
 A level has a queue of its own in which all wait equally long, so the oldest is always the next one due and one offset per
 level is all that is kept. Timers come due in any order: a heap of numbers, due time above queue offset, of 44 bytes each.
 Entries whose message is gone are swept out when they are more than half. One alarm serves all of it.
+
+Taking a timer back stores a message too, one with TIMER_DEL_UNIQKEY that comes due in the same second, first of all: so a
+recall costs the same whatever waits, and what recalls leave behind goes with the log.
 """
 
 from __future__ import annotations
@@ -47,9 +50,13 @@ _ILLEGAL_TIMER: Final = (
     "or if set del msg, the delay time should be bigger than the current time"
 )
 _BATCH: Final = 256
-"""Messages delivered in one go, before the event loop serves others again."""
+"""Messages of levels, and timers, delivered in one go, before the event loop serves others again."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+_MESSAGE: Final = 1 << _OFFSET_BITS
+"""In an entry of the heap: a message. Without it, a recall."""
+_DUE_SHIFT: Final = _OFFSET_BITS + 1
+_RECALLS: Final = "TIMER_DEL_UNIQKEY"
 _SWEEP_FROM: Final = 1024
 
 
@@ -65,13 +72,10 @@ class Schedule:
         self._timers = state.topics.ensure(TIMER_TOPIC).queue(0)
         self._next = [0] * len(self._delays)
         self._heap: list[int] = []
+        self._second = 0
         self._recalled: set[int] = set()
+        """Of the second ``_second``: hashes of topic and unique id."""
         self._alarm = Alarm(clock, self._ring)
-
-    def __len__(self) -> int:
-        """Messages that wait."""
-        levels = sum(self._level(index).max_offset - at for index, at in enumerate(self._heads()))
-        return levels + sum(self._timers.record(entry & _OFFSET_MASK) is not None for entry in self._heap)
 
     def start(self) -> None:
         """What came due while the broker was down is delivered now."""
@@ -103,21 +107,26 @@ class Schedule:
         properties["TIMER_OUT_MS"] = str(out)
         _hide(draft, TIMER_TOPIC, 0)
         place = self._writer.put(draft)
-        self._sweep()
-        heapq.heappush(self._heap, (out + PRECISION_MS) << _OFFSET_BITS | place.offset)
+        self.sweep()
+        kind = 0 if _RECALLS in properties else _MESSAGE
+        heapq.heappush(self._heap, (out + PRECISION_MS) << _DUE_SHIFT | kind | place.offset)
         self._alarm.by(out + PRECISION_MS)
         return place
 
-    def recall(self, topic: str, unique_id: str, out_ms: int) -> None:
-        """The timer messages of this id that leave after the second ``out_ms`` and wait for ``topic`` will not be delivered."""
-        due = out_ms + PRECISION_MS
-        low, high = due << _OFFSET_BITS, (due + 1) << _OFFSET_BITS
-        for entry in self._heap:
-            record = self._timers.record(entry & _OFFSET_MASK) if low <= entry < high else None
-            if record is not None and unique_id.encode() in record:
-                properties = read_record(record).properties
-                if (properties.get("UNIQ_KEY"), properties.get("REAL_TOPIC")) == (unique_id, topic):
-                    self._recalled.add(entry & _OFFSET_MASK)
+    def recall(self, topic: str, unique_id: str, when_ms: int, client: str) -> None:
+        """The timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic`` will not be delivered.
+
+        ``client``: "ip:port" of who asks. Raises Refused (13) for an id that no message can have.
+        """
+        properties = {"UNIQ_KEY": unique_id, _RECALLS: unique_id, "TIMER_DELIVER_MS": str(when_ms)}
+        self.put(Draft(topic, 0, b"0", properties, 0, 0, self._clock.now_ms(), client))
+
+    def sweep(self) -> None:
+        """Forgets timers whose messages the memory bound has taken, once they are more than half."""
+        oldest = self._timers.min_offset
+        if len(self._heap) > _SWEEP_FROM + 2 * (self._timers.max_offset - oldest):
+            self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK >= oldest]
+            heapq.heapify(self._heap)
 
     def _timer_out(self, properties: dict[str, str]) -> int | None:
         """The second, in milliseconds, after which the message leaves; None where it asks for none or for one that has passed."""
@@ -128,7 +137,7 @@ class Schedule:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL_TIMER)
         now, value = self._clock.now_ms(), int(properties[name])
         when = now + value * _RELATIVE[name] if name in _RELATIVE else value
-        if when > now + MAX_DELAY_MS or (when <= now and "TIMER_DEL_UNIQKEY" in properties):
+        if when > now + MAX_DELAY_MS or (when <= now and _RECALLS in properties):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL_TIMER)
         return (when - 1) // PRECISION_MS * PRECISION_MS if when > now else None
 
@@ -136,28 +145,43 @@ class Schedule:
 
     def _ring(self) -> None:
         now = self._clock.now_ms()
+        lost: list[str] = []
         room = _BATCH
         for index, at in enumerate(self._heads()):
             queue = self._level(index)
             while room and at < queue.max_offset and self._due(index, at) <= now:
-                self._deliver(queue.record(at), {})
+                record = queue.record(at)
+                if record is not None:
+                    self._deliver(read_record(record), {}, lost)
                 at, room = max(at + 1, queue.min_offset), room - 1
             self._next[index] = at
-        while room and self._heap and self._heap[0] >> _OFFSET_BITS <= now:
-            offset = heapq.heappop(self._heap) & _OFFSET_MASK
-            if offset in self._recalled:
-                self._recalled.discard(offset)
-            else:
-                record = self._timers.record(offset)
-                enqueued = self._timers.stored_ms(offset)
-                self._deliver(record, {"TIMER_ENQUEUE_MS": str(enqueued), "TIMER_DEQUEUE_MS": str(now)})
+        room = _BATCH
+        while room and self._heap and self._heap[0] >> _DUE_SHIFT <= now:
+            self._timer_due(heapq.heappop(self._heap), now, lost)
             room -= 1
+        if lost:
+            logger.warning("%s: messages that were due are lost, %d of them: %s", self._state.name, len(lost), lost[-1])
         self._arm()
 
-    def _deliver(self, record: bytes | None, added: dict[str, str]) -> None:
+    def _timer_due(self, entry: int, now: int, lost: list[str]) -> None:
+        """The recalls of a second come before its messages."""
+        if self._second != entry >> _DUE_SHIFT:
+            self._second = entry >> _DUE_SHIFT
+            self._recalled = set()
+        offset = entry & _OFFSET_MASK
+        record = self._timers.record(offset)
         if record is None:
             return
         draft = read_record(record)
+        properties = draft.properties
+        if not entry & _MESSAGE:
+            self._recalled.add(hash((properties.get("REAL_TOPIC"), properties.get(_RECALLS))))
+        elif not self._recalled or hash((properties["REAL_TOPIC"], properties.get("UNIQ_KEY"))) not in self._recalled:
+            enqueued = self._timers.stored_ms(offset)
+            self._deliver(draft, {"TIMER_ENQUEUE_MS": str(enqueued), "TIMER_DEQUEUE_MS": str(now)}, lost)
+
+    def _deliver(self, draft: Draft, added: dict[str, str], lost: list[str]) -> None:
+        """Stores it where it belongs; ``lost`` gets the reason where that cannot be."""
         draft.topic = draft.properties["REAL_TOPIC"]
         draft.queue_id = int(draft.properties["REAL_QID"])
         plain = draft.properties
@@ -171,13 +195,13 @@ class Schedule:
                 draft.properties = plain  # the times do not fit any more
                 self._writer.put(draft)
         except (Refused, ProtocolError) as error:
-            logger.warning("%s: a message that was due for %s is lost: %s", self._state.name, draft.topic, error)
+            lost.append(f"{draft.topic}: {error}")
 
     def _arm(self) -> None:
         """Sets the alarm to what is due next."""
         waiting = [self._due(index, at) for index, at in enumerate(self._heads()) if at < self._level(index).max_offset]
         if self._heap:
-            waiting.append(self._heap[0] >> _OFFSET_BITS)
+            waiting.append(self._heap[0] >> _DUE_SHIFT)
         if waiting:
             self._alarm.by(min(waiting))
 
@@ -191,14 +215,6 @@ class Schedule:
     def _due(self, index: int, offset: int) -> int:
         stored = self._level(index).stored_ms(offset)
         return 0 if stored is None else stored + self._delays[index]
-
-    def _sweep(self) -> None:
-        """Forgets timers whose messages the memory bound has taken."""
-        oldest = self._timers.min_offset
-        if len(self._heap) > _SWEEP_FROM + 2 * (self._timers.max_offset - oldest):
-            self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK >= oldest]
-            heapq.heapify(self._heap)
-            self._recalled = {offset for offset in self._recalled if offset >= oldest}
 
 
 def _hide(draft: Draft, topic: str, queue_id: int) -> None:

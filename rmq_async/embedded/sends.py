@@ -205,7 +205,7 @@ class SendMessageProcessor:
 
     def _put_special(self, draft: Draft, queue_id: int, max_reconsume_times: int | None) -> _Stored:
         """A message that asks for more than storing, or already went through a broker."""
-        properties = draft.properties
+        asked_for, properties = draft.topic, draft.properties
         for name in (*_ADDED, "POP_CK"):
             properties.pop(name, None)
         unique_id = properties.get("UNIQ_KEY") or self._unique_id()
@@ -220,7 +220,7 @@ class SendMessageProcessor:
             remark = f"the broker[{self._state.ip}] sending transaction message is forbidden"
             raise Refused(ResponseCode.NO_PERMISSION, remark)
         handle = None
-        if draft.topic == TIMER_TOPIC and "TIMER_OUT_MS" in properties:
+        if draft.topic == TIMER_TOPIC != asked_for:  # not what a client sends there itself
             handle = recall_handle(properties["REAL_TOPIC"], self._state.name, int(properties["TIMER_OUT_MS"]), unique_id)
         return _Stored(queue_id, place.offset, f"{self._id_prefix}{place.position:016X}", unique_id, handle)
 

@@ -159,20 +159,24 @@ class CommitLog:
             self._forget_oldest()
 
     def index(self, count: int) -> bool:
-        """Takes the keys of ``count`` more records into ``keys``; whether those of all are there now."""
+        """Takes more records into ``keys`` until they and their keys are ``count``; whether those of all are there now."""
         offsets, keys = self._offsets, self.keys
         at = bisect_left(offsets, keys.end, self._first)
-        end = min(at + count, len(offsets))
         before = len(keys)
-        for number in range(at, end):
-            queue = self._queues[number]
+        while at < len(offsets) and count > 0:
+            queue = self._queues[at]
             if queue is not None:
-                for key in keys_of(self._records[number]):
-                    keys.add(key_hash(queue.broker_name, queue.topic, key), offsets[number])
-        keys.end = offsets[end] if end < len(offsets) else self.end
+                found = keys_of(self._records[at])
+                count -= len(found)
+                for key in found:
+                    keys.add(key_hash(queue.broker_name, queue.topic, key), offsets[at])
+            at += 1
+            count -= 1
+        keys.end = offsets[at] if at < len(offsets) else self.end
         self.memory += (len(keys) - before) * ENTRY_SIZE
         while self.memory > self.max_memory and len(self) > 1:
             self._forget_oldest()
+            self._forget_keys()
         return keys.end == self.end
 
     def view(self, offset: int) -> tuple[bytes, Queue] | None:
