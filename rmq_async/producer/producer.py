@@ -31,13 +31,12 @@ from ..config import ClientConfig, ProducerConfig, split_options
 from ..errors import ClientStateError, ConfigError, RequestTimeoutError, WrongLoopError
 from ..results import BatchSendResult, SendResult
 from ..transport import check_not_forked, generation
-from .call import ReadReply, Result, SendCall
-from .credits import Epoch, finished
+from .call import SendCall
+from .credits import finished
 from .deferred import DeferredSend, check_callback
-from .lanes import Lane, Target
 from .outgoing import Outgoing
 from .replies import SEND_OK, stored, stored_batch, stored_message
-from .selectors import Selector, Wish, checked_wish, wish_of
+from .selectors import Selector, checked_wish, wish_of
 from .sender import Sender
 
 __all__ = ["Producer", "ProducerState"]
@@ -306,7 +305,7 @@ class Producer:
         size = len(message.body)
         if queue is not None or selector is not None or key is not None or message.sharding_key is not None:
             wish = checked_wish(message.topic, queue, selector, message.sharding_key if key is None else key)
-            return await self._in_order(sender, outgoing, message, wish, 1, size, stored_message, started, deadline)
+            return await sender.in_order(outgoing, message, wish, 1, size, stored_message, started, deadline)
         credit, retries = sender.credits, sender.retries
         epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
         try:
@@ -318,38 +317,6 @@ class Producer:
             return await sender.finish(begun, outgoing, lane, target, stored_message, started, deadline, retries)
         finally:
             credit.give_back(epoch, 1, size)
-
-    async def _in_order(
-        self,
-        sender: Sender,
-        outgoing: Outgoing,
-        message: Message | None,
-        wish: Wish,
-        number: int,
-        size: int,
-        read: ReadReply[Result],
-        started: float,
-        deadline: float,
-    ) -> Result:
-        """One queue, chosen once. Whatever has to be waited for is waited for in call order. ``message``: None for a batch."""
-        credit = sender.credits
-        epoch: Epoch | None = None
-        place = sender.line(outgoing.topic).join()
-        try:
-            try:
-                await place.turn(deadline)
-                epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
-                outgoing, lane, target = await self._aim(sender, outgoing, message, wish, deadline)
-                place = sender.onward(place, target)
-                failed = await sender.connect_in_order(place, target, deadline)
-                retries = self._retries(target)
-                begun = sender.begin(outgoing, lane, target, started, deadline, retries, target) if failed is None else None
-            finally:
-                place.leave()
-            return await sender.finish(begun, outgoing, lane, target, read, started, deadline, retries, target, failed)
-        finally:
-            if epoch is not None:
-                credit.give_back(epoch, number, size)
 
     async def send_async(
         self,
@@ -387,12 +354,12 @@ class Producer:
             credit = sender.credits
             epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
             try:
-                outgoing, lane, target = await self._aim(sender, outgoing, message, wish, deadline)
+                outgoing, lane, target = await sender.aim(outgoing, message, wish, deadline)
                 if place is None:
                     retries = self.config.async_retries
                     failed = await sender.connect_first(lane, target, deadline, retries)
                 else:
-                    retries = self._retries(target)
+                    retries = sender.retries_on(target)
                     place = sender.onward(place, target)
                     failed = await sender.connect_in_order(place, target, deadline)
             except BaseException:
@@ -436,7 +403,7 @@ class Producer:
             credit = sender.oneway_credits
             epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
             try:
-                outgoing, _, target = await self._aim(sender, outgoing, message, wish, deadline)
+                outgoing, _, target = await sender.aim(outgoing, message, wish, deadline)
                 if place is not None:
                     place = sender.onward(place, target)
                     await place.turn(deadline)
@@ -463,7 +430,7 @@ class Producer:
         number = len(outgoing.batch_ids or ())
         if queue is not None:
             wish = checked_wish(outgoing.topic, queue, None, None)
-            return await self._in_order(sender, outgoing, None, wish, number, size, stored_batch, started, deadline)
+            return await sender.in_order(outgoing, None, wish, number, size, stored_batch, started, deadline)
         credit, retries = sender.credits, self.config.retries
         epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
         try:
@@ -494,22 +461,6 @@ class Producer:
             raise RequestTimeoutError(f"flush: {unfinished} messages are unfinished after {timeout} s")
 
     # -- inside
-
-    async def _aim(
-        self, sender: Sender, outgoing: Outgoing, message: Message | None, wish: Wish | None, deadline: float
-    ) -> tuple[Outgoing, Lane, Target]:
-        """Compresses if need be, and finds the queue: the one wished for or the next. ``message``: None for a batch."""
-        if message is not None and len(outgoing.body) >= sender.encoder.compress_over:
-            outgoing = await sender.compressed(outgoing)
-        lane = sender.lanes.get(outgoing.topic) or await sender.lane(outgoing.topic, deadline)
-        if wish is None:
-            return outgoing, lane, lane.next()
-        if wish.queue is not None or message is None:
-            return outgoing, lane, lane.target(cast(MessageQueue, wish.queue))
-        return outgoing, lane, await sender.selected(lane, message, wish.selector, wish.key, deadline)
-
-    def _retries(self, fixed: Target | None) -> int:
-        return self.config.retries if fixed is None or self.config.retry_same_queue else 0
 
     def _usable(self) -> Sender:
         """The sender of a running producer on its own loop in its own process."""

@@ -34,7 +34,7 @@ from .oneway import MAX_OPEN, WindowReceiver, pacing_of
 from .order import Line, Place
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing
 from .policy import attempt_cap
-from .selectors import Selector, ask, awaited, one_of, select_by_hash
+from .selectors import Selector, Wish, ask, awaited, one_of, select_by_hash
 
 __all__ = ["Sender"]
 
@@ -262,6 +262,57 @@ class Sender:
         connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
 
     # -- queues that the caller, or a key, decides
+
+    async def in_order(
+        self,
+        outgoing: Outgoing,
+        message: Message | None,
+        wish: Wish,
+        number: int,
+        size: int,
+        read: ReadReply[Result],
+        started: float,
+        deadline: float,
+    ) -> Result:
+        """A whole call with one queue, chosen once. Whatever has to be waited for is waited for in call order.
+
+        ``message``: None for a batch. ``number`` and ``size``: of credits.
+        """
+        credit = self.credits
+        epoch: Epoch | None = None
+        place = self.line(outgoing.topic).join()
+        try:
+            try:
+                await place.turn(deadline)
+                epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
+                outgoing, lane, target = await self.aim(outgoing, message, wish, deadline)
+                place = self.onward(place, target)
+                failed = await self.connect_in_order(place, target, deadline)
+                retries = self.retries_on(target)
+                begun = self.begin(outgoing, lane, target, started, deadline, retries, target) if failed is None else None
+            finally:
+                place.leave()
+            return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries, target, failed)
+        finally:
+            if epoch is not None:
+                credit.give_back(epoch, number, size)
+
+    async def aim(
+        self, outgoing: Outgoing, message: Message | None, wish: Wish | None, deadline: float
+    ) -> tuple[Outgoing, Lane, Target]:
+        """Compresses if need be, and finds the queue: the one wished for or the next. ``message``: None for a batch."""
+        if message is not None and len(outgoing.body) >= self.encoder.compress_over:
+            outgoing = await self.compressed(outgoing)
+        lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
+        if wish is None:
+            return outgoing, lane, lane.next()
+        if wish.queue is not None or message is None:
+            return outgoing, lane, lane.target(cast(MessageQueue, wish.queue))
+        return outgoing, lane, await self.selected(lane, message, wish.selector, wish.key, deadline)
+
+    def retries_on(self, fixed: Target | None) -> int:
+        """How many attempts a call may make after its first; ``fixed``: the only queue it may go to."""
+        return self.config.retries if fixed is None or self.config.retry_same_queue else 0
 
     async def selected(self, lane: Lane, message: Message, selector: Selector | None, key: object, deadline: float) -> Target:
         """The queue a selector picks for the message; by hash of the key where none is given."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .connection import Connection, RequestHandler, not_supported
+from .connection import Connection
 from .pending import Pending, Receiver
 from .pool import ConnectionPool
 from .process import check_not_forked, generation
+from .serving import RequestHandler, not_supported
 from .states import CloseReason, ConnectionState
 from .waiting import wait_until
 

@@ -19,8 +19,8 @@ from typing import Final, cast
 
 import msgspec
 
-from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, SerializeType
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command
+from rmq_protocol.constants import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, SerializeType
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
@@ -28,9 +28,10 @@ from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendT
 from ..errors import ConnectionLostError, RequestTimeoutError
 from .coalescer import GATHER_FROM, WriteCoalescer
 from .pending import Pending, Receiver, overdue, request_name
+from .serving import RequestHandler, answer_to
 from .states import CloseReason, ConnectionState, next_state
 
-__all__ = ["Connection", "RequestHandler", "not_supported"]
+__all__ = ["Connection"]
 
 logger = logging.getLogger("rmq_async.transport")
 
@@ -42,8 +43,6 @@ BLOCKED_AFTER: Final = 0.1
 GRACE_STEP: Final = 0.01
 GRACE_STEPS: Final = 50
 GRACE_AFTER_WRITE: Final = 0.1
-
-RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | None]
 
 
 class Connection(asyncio.Protocol):
@@ -431,18 +430,7 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, command: RemotingCommand) -> None:
         """A request of the server to this client."""
-        parts: list[bytes] | None = None
-        try:
-            response = self._on_request(self, command) if self._on_request is not None else not_supported(command)
-            if response is not None and not command.is_oneway:
-                parts = encode_command(response, self.serialize_type)
-        except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection; it is reported and answered
-            self._loop.call_exception_handler(
-                {"message": f"handler of {request_name(command.code)} from {self.address} raised", "exception": error}
-            )
-            if not command.is_oneway:
-                failure = make_response(command, ResponseCode.SYSTEM_ERROR, type(error).__name__)
-                parts = encode_command(failure, self.serialize_type)
+        parts = answer_to(self, command, self._on_request, self._loop)
         if parts is None or self._state is ConnectionState.CLOSED:
             return
         if self._writer.paused:
@@ -585,8 +573,3 @@ class Connection(asyncio.Protocol):
         error = ConnectionLostError(f"{what}: connection lost, {why}{cause}", maybe_stored=written, address=self.address)
         error.__cause__ = self.close_cause
         return error
-
-
-def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """What a RocketMQ peer answers to a request code it does not know (``NettyRemotingAbstract``)."""
-    return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

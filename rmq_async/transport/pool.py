@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from ..config import ClientConfig
 from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
-from .connection import Connection, RequestHandler
+from .connection import Connection
 from .process import check_not_forked, generation
+from .serving import RequestHandler
 from .states import CloseReason
 from .waiting import wait_until
 
