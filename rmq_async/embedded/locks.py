@@ -26,38 +26,50 @@ MAX_NAME_LENGTH: Final = 512
 
 class QueueLocks:
     def __init__(self) -> None:
-        self._locks: dict[tuple[str, MessageQueue], tuple[str, float]] = {}
+        self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         """By group and queue: who has it, and until when (``time.monotonic``)."""
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._locks)
+        return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
         """The queues that are the client's now. Raises Refused (1) where there is no room for one more."""
         now = time.monotonic()
         taken: list[MessageQueue] = []
         for queue in queues:
-            key = (group, queue)
-            owner, until = self._locks.get(key, (client_id, 0.0))
+            owner, until = self._groups.get(group, {}).get(queue, ("", 0.0))
             if owner != client_id and until > now:
                 continue
-            if key not in self._locks and len(self._locks) >= MAX_LOCKS and not self._expire(now):
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more")
-            self._locks[key] = (client_id, now + LOCK_LIFE)
+            if not until:
+                if self._count >= MAX_LOCKS and not self._expire(now):
+                    raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more")
+                self._count += 1
+            self._groups.setdefault(group, {})[queue] = (client_id, now + LOCK_LIFE)
             taken.append(queue)
         return taken
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
         """What another client has stays locked."""
+        locks = self._groups.get(group, {})
         for queue in queues:
-            owner, _ = self._locks.get((group, queue), ("", 0.0))
-            if owner == client_id:
-                self._locks.pop((group, queue), None)
+            if locks.get(queue, ("", 0.0))[0] == client_id:
+                del locks[queue]
+                self._count -= 1
+        if not locks:
+            self._groups.pop(group, None)
+
+    def any_of(self, group: str) -> bool:
+        """Whether somebody has a queue of the group."""
+        now = time.monotonic()
+        return any(until > now for _, until in self._groups.get(group, {}).values())
 
     def _expire(self, now: float) -> bool:
         """Forgets what nobody has any more; whether that made room."""
-        self._locks = {key: lock for key, lock in self._locks.items() if lock[1] > now}
-        return len(self._locks) < MAX_LOCKS
+        kept = {group: {queue: lock for queue, lock in locks.items() if lock[1] > now} for group, locks in self._groups.items()}
+        self._groups = {group: locks for group, locks in kept.items() if locks}
+        self._count = sum(map(len, self._groups.values()))
+        return self._count < MAX_LOCKS
 
     def expire(self) -> None:
         self._expire(time.monotonic())

@@ -20,7 +20,7 @@ from rmq_protocol.ids import format_host, pack_host
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.stored import encode_stored
 
-__all__ = ["Draft", "keys_of", "pack_record", "queue_offset", "read_record", "stored_ms"]
+__all__ = ["Draft", "keys_of", "pack_record", "physical_offset", "queue_offset", "read_record", "stored_ms"]
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _HEAD_SIZE: Final = _HEAD.size
@@ -30,6 +30,7 @@ _NO_V6: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _FLAG_TO_BORN: Final = struct.Struct(">iqqiq")
 _FLAG_AT: Final = 16
 _QUEUE_OFFSET_AT: Final = 20
+_POSITION_AT: Final = 28
 _SYS_FLAG_AT: Final = 36
 _BORN_HOST_AT: Final = 48
 _INT: Final = struct.Struct(">i")
@@ -56,6 +57,10 @@ class Draft(msgspec.Struct):
 
 def queue_offset(record: bytes) -> int:
     return int(_LONG.unpack_from(record, _QUEUE_OFFSET_AT)[0])
+
+
+def physical_offset(record: bytes) -> int:
+    return int(_LONG.unpack_from(record, _POSITION_AT)[0])
 
 
 def stored_ms(record: bytes) -> int:

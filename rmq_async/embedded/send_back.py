@@ -10,7 +10,7 @@ import random
 from typing import Final
 
 from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, Perm, RequestCode, ResponseCode
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader
 from rmq_protocol.ids import pack_offset_id
 
@@ -25,6 +25,10 @@ __all__ = ["SendBackProcessor"]
 
 _FIRST_LEVEL: Final = 3
 """Delay level of the first retry; each further one waits a level longer."""
+_UNIT_SUBSCRIBED: Final = 2
+"""Bit of a topic's sysFlag."""
+_WRITE: Final = int(Perm.WRITE)
+_MAX_INT: Final = 0x7FFFFFFF
 
 
 class SendBackProcessor:
@@ -41,7 +45,9 @@ class SendBackProcessor:
         max_times, queues = self._policy(group)
         if queues <= 0:
             return make_response(command, ResponseCode.SUCCESS)
-        retry = state.topics.ensure(RETRY_TOPIC_PREFIX + group, queues)
+        retry = state.topics.ensure(RETRY_TOPIC_PREFIX + group, queues, _UNIT_SUBSCRIBED if header.unitMode else 0).config
+        if not retry.perm & _WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{retry.topic_name}] sending message is forbidden")
         found = state.log.view(header.offset)
         if found is None or found[1].broker_name != state.name:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
@@ -55,22 +61,24 @@ class SendBackProcessor:
         if draft.reconsume_times >= max_times or header.delayLevel < 0:
             self._bury(draft, group, "0")
         else:
-            properties["DELAY"] = str(header.delayLevel or _FIRST_LEVEL + draft.reconsume_times)
-            draft.topic = retry.config.topic_name
-            draft.queue_id = random.randrange(max(1, retry.config.write_queue_nums))
-        draft.reconsume_times = min(draft.reconsume_times + 1, 0x7FFFFFFF)
+            properties["DELAY"] = str(header.delayLevel or min(_FIRST_LEVEL + draft.reconsume_times, _MAX_INT))
+            draft.topic = retry.topic_name
+            draft.queue_id = random.randrange(max(1, retry.write_queue_nums))
+        draft.reconsume_times = min(draft.reconsume_times + 1, _MAX_INT)
         draft.prepared_offset = 0
         self._schedule.put(draft)
         return make_response(command, ResponseCode.SUCCESS)
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
-        """Turns a send to a retry topic to the dead-letter topic where the message was consumed too often. Raises Refused (26).
+        """Turns a send to a retry topic to the dead-letter topic where the message was consumed too often, or the group consumes
+        in order: it holds a lock, and sends nothing there before it has given up. Raises Refused (26).
 
         ``max_times``: as the client says; None for what the group's settings say.
         """
         group = draft.topic.removeprefix(RETRY_TOPIC_PREFIX)
         allowed, _ = self._policy(group)
-        if draft.reconsume_times > (allowed if max_times is None else max_times):
+        too_often = draft.reconsume_times > (allowed if max_times is None else max_times)
+        if too_often or self._state.locks.any_of(group):
             self._bury(draft, group, "-1")
 
     def _bury(self, draft: Draft, group: str, level: str) -> None:

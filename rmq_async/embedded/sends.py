@@ -212,7 +212,7 @@ class SendMessageProcessor:
         properties.update(UNIQ_KEY=unique_id, **_ADDED)
         if draft.topic.startswith(RETRY_TOPIC_PREFIX):
             self._send_back.bury(draft, max_reconsume_times)
-        if properties.get("TRAN_MSG", "").lower() == "true":
+        if properties.get("TRAN_MSG", "").lower() == "true" and not _is_retry(draft):
             place = self._transactions.put_half(draft)
         elif draft.sys_flag & _TRANSACTION in (0, _COMMITTED):
             place = self._schedule.put(draft)
@@ -272,6 +272,12 @@ class SendMessageProcessor:
         month = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         self._made += 1
         return pack_unique_id(self._unique_prefix, now - round(month.timestamp() * 1000), self._made)
+
+
+def _is_retry(draft: Draft) -> bool:
+    """Old consumers send back what was committed once without taking TRAN_MSG out."""
+    level = draft.properties.get("DELAY", "")
+    return draft.reconsume_times > 0 and level.isascii() and level.isdecimal() and bool(level.strip("0"))
 
 
 def _reply(opaque: int, stored: _Stored) -> bytes:

@@ -22,7 +22,7 @@ from typing import Final
 from rmq_protocol.heartbeat import java_hash
 
 from .index import ENTRY_SIZE, KeyIndex, key_hash
-from .records import keys_of, stored_ms
+from .records import keys_of, physical_offset, stored_ms
 
 __all__ = ["CommitLog", "Queue", "tag_code"]
 
@@ -30,6 +30,8 @@ RECORD_OVERHEAD: Final = 128
 _CUT_FROM: Final = 1024
 _FIXED_SIZE: Final = 80
 """Bytes of a record up to its store time, whatever hosts are in it."""
+_LOOK_UP_COST: Final = 16
+"""Looking a record of a queue up in the log costs so many times what it costs to pass one by."""
 _SWEEP_EVERY: Final = 256
 """Records forgotten between two sweeps of the index; what those leave there still counts against the bound."""
 
@@ -208,19 +210,25 @@ class CommitLog:
 
     def earliest_ms(self) -> int:
         """When the oldest record was stored; -1 where there is none."""
-        for _, queue in self.records():
-            return queue.stored_ms(queue.min_offset) or -1
-        return -1
+        return stored_ms(self._records[self._first]) if len(self) else -1
 
     def drop(self, queues: Collection[Queue]) -> None:
         """Forgets the queues' records, wherever they are, but for when they were stored; the queues are not to be used any more."""
-        gone = set(queues)
-        for at in range(self._first, len(self._records)):
+        gone = {queue for queue in queues if queue.max_offset > queue.min_offset}
+        count = sum(queue.max_offset - queue.min_offset for queue in gone)
+        for at in self._places(gone) if count * _LOOK_UP_COST < len(self) else range(self._first, len(self._records)):
             if self._queues[at] in gone:
                 rest = self._records[at][:_FIXED_SIZE]
                 self.memory -= len(self._records[at]) - len(rest)
                 self._records[at] = rest
                 self._queues[at] = None
+
+    def _places(self, queues: Collection[Queue]) -> Iterator[int]:
+        for queue in queues:
+            for offset in range(queue.min_offset, queue.max_offset):
+                record = queue.record(offset)
+                if record is not None:
+                    yield bisect_left(self._offsets, physical_offset(record), self._first)
 
     def clear(self) -> None:
         """Every record goes as if the memory bound had reached it: offsets go on where they are."""
@@ -247,7 +255,7 @@ class CommitLog:
         self.memory -= self.keys.forget(self.start) * ENTRY_SIZE
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # of up to 32 kB each
 def tag_code(tags: str | None) -> int:
     """The number a consume queue keeps for a message's tags: Java's ``String.hashCode``, 0 for none."""
     return java_hash(tags) if tags else 0

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, Perm, ResponseCode
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RETRY_TOPIC_PREFIX, Perm, ResponseCode
 from rmq_protocol.headers import CreateTopicRequestHeader
 from rmq_protocol.message import is_blank
 from rmq_protocol.topics import TopicConfig
@@ -185,7 +185,9 @@ class TopicTable:
         return topic
 
     def for_send(self, name: str, default_topic: str, queues: int) -> Topic:
-        """The topic to send to, created after ``default_topic`` where that is allowed. Raises Refused (29, 16, 17)."""
+        """The topic to send to, created after ``default_topic`` where that is allowed, or a group's retry topic, always.
+
+        Raises Refused (29, 16, 17)."""
         topic = self._sendable.get(name)
         if topic is not None:
             return topic
@@ -196,6 +198,8 @@ class TopicTable:
             raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         model = self._topics.get(default_topic) if self._auto_create else None
         if model is None or not model.config.perm & _INHERIT:
+            if name.startswith(RETRY_TOPIC_PREFIX):
+                return self.ensure(name)
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!\n{FAQ}")
         count = max(0, min(queues, model.config.write_queue_nums))
         return self._put(TopicConfig(name, count, count, model.config.perm & ~_INHERIT))
