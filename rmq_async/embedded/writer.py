@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from rmq_protocol.constants import MAX_BODY_SIZE, MAX_PROPERTIES_SIZE, ResponseCode
+from rmq_protocol.constants import MAX_BODY_SIZE, MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, ResponseCode
 from rmq_protocol.properties import properties_text
 
 from .pulls import HeldPulls
@@ -35,8 +35,10 @@ class MessageWriter:
         self._held = held
 
     def put(self, draft: Draft) -> Place:
-        """Raises Refused (17, 13) where the topic is gone, or the properties are too long."""
+        """Raises Refused (17, 13) where the topic is gone, or the properties are too long. A group's retry topic comes back."""
         topic = self._state.topics.get(draft.topic)
+        if topic is None and draft.topic.startswith(RETRY_TOPIC_PREFIX):
+            topic = self._state.topics.ensure(draft.topic, draft.queue_id + 1)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{draft.topic}] not exist, apply first please!\n{FAQ}")
         properties = draft.properties
