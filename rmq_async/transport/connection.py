@@ -386,7 +386,7 @@ class Connection(asyncio.Protocol):
                         self._general_frame(Frame(0, frame, b""))
                         continue
                     if reply.flag & RESPONSE_FLAG and (pending := table.pop(reply.opaque, None)) is not None:
-                        if pending.typed:
+                        if pending.typed and pending.sequence:
                             receiver = pending.receiver
                             if not receiver.done():
                                 receiver.set_result(reply)
@@ -409,12 +409,13 @@ class Connection(asyncio.Protocol):
         if not command.is_response:
             self._serve(command)
             return
-        pending = self._remove(command.opaque)
-        if pending is None:
+        pending = self._table.get(command.opaque)
+        if pending is None or not pending.sequence:  # what is held back was never asked: opaques can be guessed
             self.strays += 1
             if self.strays & (self.strays - 1) == 0:
                 logger.debug("%s: %d answers to nothing that was asked (dropped)", self.address, self.strays)
             return
+        self._remove(command.opaque)
         receiver = pending.receiver
         if receiver.done():
             return

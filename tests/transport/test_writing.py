@@ -10,6 +10,7 @@ import pytest
 
 from rmq_async.errors import ConnectionLostError, RequestTimeoutError
 from rmq_async.transport import CloseReason
+from rmq_protocol.constants import SerializeType
 
 from .peer import Link, Peer, ThreadedPeer, silence, stored
 from .support import Exact, Recorder, Sender, connect, ping, rss, template, until
@@ -179,6 +180,46 @@ async def test_a_cancelled_held_send_never_leaves() -> None:
         peer.link.reply(held[0], body=b"")
         await asyncio.gather(tasks[0], tasks[3])
         assert [request.body for request in peer.requests] == [b"0", b"3"]
+
+
+FORGED = {"msgId": "forged", "queueId": "1", "queueOffset": "7"}
+
+
+@pytest.mark.parametrize("form", list(SerializeType))
+async def test_an_answer_to_what_is_held_is_a_stray(form: SerializeType) -> None:
+    """The next opaques can be guessed. What is answered before it was asked is neither stored nor forgotten."""
+
+    def answer(link: Link, request: Any) -> None:
+        for ahead in range(1, 4):
+            link.reply(request, opaque=request.opaque + ahead, body=b"", ext_fields=FORGED)
+        stored(link, request)
+
+    async with Peer(answer, form=form) as peer, connect(peer) as connection:
+        sender = Sender(connection, window=1)
+        replies = await asyncio.gather(*[sender.submit(b"%d" % number) for number in range(3)])
+        assert [reply.extFields.msgId for reply in replies if reply.extFields] == ["0", "1", "2"]
+        assert connection.strays == 9
+
+
+async def test_answers_of_a_peer_that_does_not_read_end_nothing_that_is_held() -> None:
+    """Or sends would take no credit and their frames would pile up."""
+    async with Peer(reading=False) as peer, connect(peer) as connection:
+        link = await peer.accepted()
+        sender = Sender(connection, timeout=10)
+        filler = sender.submit(bytes(8 << 20))
+        held = [sender.submit(b"%d" % number) for number in range(3)]
+        control = asyncio.ensure_future(connection.request(ping(b"control"), 10))
+        await asyncio.sleep(0)
+        for ahead in range(1, 5):
+            link.reply(ping(), opaque=sender.opaques[0] + ahead, body=b"", ext_fields=FORGED)
+        await until(lambda: connection.strays == 4)
+        assert not any(future.done() for future in (*held, control))
+        peer.answer = lambda link, request: link.reply(request, body=b"") if request.body[1:] else stored(link, request)
+        link.transport.resume_reading()
+        replies = await asyncio.gather(*held)
+        assert [reply.extFields.msgId for reply in replies if reply.extFields] == ["0", "1", "2"]
+        assert (await control).ext_fields is None
+        await filler
 
 
 async def test_cancelling_a_send_on_the_wire_lets_a_held_one_go() -> None:
