@@ -194,14 +194,16 @@ class DeferredSend(Generic[Result]):
     def _continue(self, call: SendCall[Result]) -> None:
         self._settled = True
         self._task = asyncio.get_running_loop().create_task(self._run(call), name="rmq_async send retry")
+        self._task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Also of a Task that was cancelled by others before it had begun, of which ``_run`` knows nothing."""
+        if task.cancelled() and not self.future.done():
+            self.future.cancel()
 
     async def _run(self, call: SendCall[Result]) -> None:
         try:
             result = await call.run()
-        except asyncio.CancelledError:
-            if not self.future.done():
-                self.future.cancel()
-            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
             self._fail(error)
         else:

@@ -166,6 +166,25 @@ async def test_cancelling_while_it_is_being_tried_again(cluster: Cluster) -> Non
         assert [type(error) for error in calls.errors] == [asyncio.CancelledError], steps
 
 
+async def test_a_retry_that_others_cancel_before_it_begins_ends_the_send(cluster: Cluster) -> None:
+    calls = Calls()
+    cluster.a.answer = refuse(1)
+
+    def retries() -> list[asyncio.Task[Any]]:
+        return [task for task in asyncio.all_tasks() if task.get_name() == "rmq_async send retry"]
+
+    async with producer(cluster) as sender:
+        future = await sender.send_async(message(), **calls.both)
+        while not retries():
+            await spin()
+        retries()[0].cancel()
+        await outcomes(future)
+        assert future.cancelled()
+        assert sender._sender.credits.taken == 0
+    assert [type(error) for error in calls.errors] == [asyncio.CancelledError]
+    assert len(cluster.sends) == 1
+
+
 async def test_a_callback_may_cancel_the_futures_its_own_included(cluster: Cluster) -> None:
     """The first answer wins a race and the others are given up: each gets one callback, and one credit goes back."""
     calls = Calls()
@@ -214,6 +233,30 @@ async def test_a_callback_may_send(cluster: Cluster) -> None:
         await until(lambda: len(sent) == 5)
         await asyncio.gather(*sent)
     assert cluster.a.bodies == [b"body", *[b"follow"] * 5]
+
+
+async def test_a_callback_may_send_at_once(cluster: Cluster) -> None:
+    """Within the read that brought the answer, while other frames of that read still wait to be looked at."""
+    calls = Calls()
+    left = 100
+
+    async with producer(cluster, broker_window=2, async_limit=4) as sender:
+
+        def again(result: Any) -> None:
+            nonlocal left
+            calls.results.append(result)
+            if left:
+                left -= 1
+                sending = sender.send_async(message(b"%d" % left), on_success=again, on_error=calls.errors.append)
+                with pytest.raises(StopIteration):
+                    sending.send(None)
+
+        await sender.send(message())
+        for _ in range(4):
+            await sender.send_async(message(), on_success=again, on_error=calls.errors.append)
+        await until(lambda: calls.count == 104)
+    assert not calls.errors
+    assert [body for body in cluster.a.bodies if body != b"body"] == [b"%d" % number for number in reversed(range(100))]
 
 
 async def test_a_callback_may_stop_the_producer(cluster: Cluster) -> None:
