@@ -13,16 +13,19 @@ import msgspec
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.send_codec import SendReply
+from rmq_protocol.validation import is_not_allowed_send_topic
 
 from ..client.instance import ClientInstance
 from ..client.route_table import TopicRoute
 from ..client.single_flight import own_copy
 from ..config import ProducerConfig
 from ..errors import (
+    BackpressureError,
     BrokerError,
     BrokerNotFoundError,
     ClientStateError,
     ConnectError,
+    ConnectionLostError,
     RequestTimeoutError,
     RocketMQError,
 )
@@ -96,7 +99,9 @@ class Sender:
             route = routes.cached(topic) or route  # it may have changed since
             lane = self.lanes.get(topic)
             if lane is None or lane.route is not route:
-                lane = self.lanes[topic] = Lane(route, self._settings)
+                lane = Lane(route, self._settings)
+                if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
+                    self.lanes[topic] = lane
         return lane
 
     def lane_now(self, topic: str) -> Lane | None:
@@ -338,10 +343,18 @@ class Sender:
         return following
 
     async def connect_in_order(self, place: Place, target: Target, deadline: float) -> RocketMQError | None:
-        """``connect`` for the call whose ``place`` this is; a failure is shared by all who wait for the same address."""
-        await place.turn(deadline)
+        """``connect`` for the call whose ``place`` this is.
+
+        A failure is shared by all who wait for the same address, unless it was only this call's time that was over.
+        """
+        try:
+            await place.turn(deadline)
+        except BackpressureError:
+            return RequestTimeoutError(f"no connection to {target.address} in time", maybe_stored=False, address=target.address)
+        except (ConnectError, ConnectionLostError) as shared:
+            return shared
         error = await self.connect(target, deadline)
-        if error is not None:
+        if error is not None and not isinstance(error, RequestTimeoutError):
             self.line(target.address).fail(lambda: cast(RocketMQError, own_copy(error)))
         return error
 

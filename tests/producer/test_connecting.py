@@ -130,6 +130,22 @@ async def test_a_lone_black_hole_ends_with_the_budget(cluster: Cluster, send: Se
                 await send(sender, timeout=0.2, queue=cluster.queue())
 
 
+async def test_whoever_has_no_time_to_connect_leaves_their_time_to_the_others(cluster: Cluster) -> None:
+    """Those behind it in the same line are not ended by its deadline, and not told of another reason by their own."""
+    with black_hole() as port:
+        cluster.name_server.routes[TOPIC] = replace(
+            cluster.route(), broker_datas=(BrokerData("a", {0: f"127.0.0.1:{port}"}, "c"),)
+        )
+        async with producer(cluster) as sender:
+
+            async def send(timeout: float) -> None:
+                with timed(timeout, timeout), pytest.raises(errors.RequestTimeoutError, match="no connection") as caught:
+                    await sender.send(message(), queue=cluster.queue(), timeout=timeout)
+                assert not caught.value.maybe_stored
+
+            await asyncio.gather(send(0.03), send(0.2), send(0.1))
+
+
 async def test_a_late_stored_resolves_the_call_while_it_connects_elsewhere(pair: Cluster) -> None:
     """The first attempt is given up after 0.2 s, the second meets a black hole, and the first one's answer comes at 0.3 s."""
     with black_hole() as port:

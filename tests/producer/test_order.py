@@ -229,6 +229,15 @@ async def test_the_same_queue_may_be_tried_again_on_demand(pair: Cluster) -> Non
     assert len(caught.value.attempts) == 2
 
 
+async def test_whoever_shares_a_failed_connect_may_try_again_as_well(cluster: Cluster) -> None:
+    await cluster.a.stop()
+    async with producer(cluster, retry_same_queue=True, retries=1) as sender:
+        sends = [sender.send(message(), queue=cluster.queue()) for _ in range(3)]
+        failures = await outcomes(*sends, _resolved(sender.send_async(message(), queue=cluster.queue())))
+    assert [type(error) for error in failures] == [errors.SendError] * 4
+    assert {len(error.attempts) for error in failures} == {2}
+
+
 async def test_a_queue_is_used_as_it_is_given(pair: Cluster) -> None:
     async with producer(pair) as sender:
         for number in (0, 1, 77):

@@ -43,6 +43,11 @@ def bad_messages() -> list[tuple[str, Message, int, str]]:
         ("memoryview", Message(TOPIC, memoryview(b"x")), 13, "bytes, not memoryview"),  # type: ignore[arg-type]
         ("None", Message(TOPIC, None), 13, "bytes, not NoneType"),  # type: ignore[arg-type]
         ("topic None", Message(None, b"x"), -1, "topic must be a str"),  # type: ignore[arg-type]
+        ("topic list", Message([TOPIC], b"x"), -1, "topic must be a str, not list"),  # type: ignore[arg-type]
+        ("topic bytes", Message(b"T", b"x"), -1, "topic must be a str, not bytes"),  # type: ignore[arg-type]
+        ("topic and body", Message({}, 5), -1, "topic must be a str, not dict"),  # type: ignore[arg-type]
+        ("list", Message(TOPIC, ["x"]), 13, "bytes, not list"),  # type: ignore[arg-type]
+        ("number", Message(TOPIC, 5), 13, "bytes, not int"),  # type: ignore[arg-type]
     ]
 
 
@@ -79,6 +84,17 @@ async def test_topics_of_the_broker(cluster: Cluster) -> None:
             cluster.name_server.routes[topic] = cluster.route()
             with pytest.raises(InvalidMessageError, match=topic):
                 await sender.send(message(topic=topic))
+    assert not cluster.sends
+
+
+async def test_a_topic_of_the_broker_stays_refused_once_its_queues_were_asked_for(cluster: Cluster) -> None:
+    topic = "SCHEDULE_TOPIC_XXXX"
+    cluster.name_server.routes[topic] = cluster.route()
+    async with producer(cluster) as sender:
+        assert await sender.fetch_publish_queues(topic)
+        for way in WAYS[:5]:
+            with pytest.raises(InvalidMessageError, match=topic):
+                await way(sender, message(topic=topic))
     assert not cluster.sends
 
 
