@@ -17,7 +17,7 @@ from .constants import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, LanguageCode, Serial
 from .errors import LocalProtocolError, RemoteProtocolError
 from .frame import Frame, encode_frame
 
-__all__ = ["RemotingCommand", "decode_command", "encode_command", "make_response"]
+__all__ = ["RemotingCommand", "decode_command", "encode_command", "make_response", "plain_text"]
 
 ExtFields = dict[str, str | None]
 
@@ -63,8 +63,15 @@ class _JsonHeader(msgspec.Struct, gc=False):
     extFields: dict[str, Any] | None = None  # noqa: N815 - the member's name on the wire
 
 
+def plain_text(value: object) -> str:
+    """For encoders: the text of a subclass of str (a NumPy string, say), which msgspec does not take by itself."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"{type(value).__name__} is not text")
+
+
 _decode_json = msgspec.json.Decoder(_JsonHeader).decode
-_encode_json = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder(enc_hook=plain_text).encode
 
 
 def decode_command(frame: Frame) -> RemotingCommand:

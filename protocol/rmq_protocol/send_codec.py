@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from .command import RemotingCommand, decode_command
+from .command import RemotingCommand, decode_command, plain_text
 from .constants import ONEWAY_FLAG, VERSION, LanguageCode, RequestCode, SerializeType
 from .errors import LocalProtocolError, RemoteProtocolError
 from .frame import Frame
@@ -43,7 +43,7 @@ JOIN_BELOW: Final = 2048
 _WORDS = struct.Struct(">II").pack
 _INT = struct.Struct(">i").pack
 _BINARY_FIXED = struct.Struct(">hBh").pack
-_encode_text = msgspec.json.Encoder().encode
+_encode_text = msgspec.json.Encoder(enc_hook=plain_text).encode
 _BORN_DIGITS = 13
 ID_LENGTH: Final = 32
 """Digits of a unique id with an IPv4 address in it; 56 with an IPv6 address."""

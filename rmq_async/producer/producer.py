@@ -74,7 +74,7 @@ class Producer:
         check_group(group)
         if group == DEFAULT_PRODUCER_GROUP:
             raise ConfigError(f"producer group {group} is reserved, choose a name of your own")
-        self.group = group
+        self.group = str.__str__(group)  # a subclass's text: the encoders take nothing else
         self.client_config, self.config = split_options("Producer", namesrv, client, options, config, producer=True)
         self._state = ProducerState.NEW
         self._instance: ClientInstance | None = None

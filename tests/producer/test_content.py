@@ -117,6 +117,30 @@ async def test_later_changes_of_the_given_mapping_do_not_reach_it(cluster: Clust
     assert "q" not in cluster.sends[0].properties
 
 
+class Text(str):
+    """As NumPy's."""
+
+
+class Bytes(bytes):
+    """As NumPy's."""
+
+
+@pytest.mark.parametrize("form", ["json", "rocketmq"])
+async def test_subclasses_of_str_and_bytes_are_text_and_bytes(cluster: Cluster, form: str) -> None:
+    topic, queue = Text(TOPIC), cluster.queue()
+    options: dict[str, Any] = {"tags": Text("t"), "keys": [Text("k")], "properties": {Text("p"): Text("v")}}
+    async with producer(cluster, Text("group"), serialize_type=form, oneway_window=0) as sender:
+        await sender.send(Message(topic, b"x"))
+        await sender.send(Message(topic, Bytes(b"x"), **options))
+        await sender.send(Message(topic, Bytes(b"x" * 3000)), queue=queue)
+        await (await sender.send_async(Message(topic, Bytes(b"x" * 5000))))
+        await sender.send_oneway(Message(topic, b"x"))
+        await sender.send_batch([Message(topic, Bytes(b"x"))] * 2)
+        await until(lambda: len(cluster.sends) == 6)
+    assert {(sent.fields["a"], sent.fields["b"]) for sent in cluster.sends} == {("group", TOPIC)}
+    assert {"TAGS": "t", "KEYS": "k", "p": "v"}.items() <= cluster.sends[1].properties.items()
+
+
 async def test_topics_and_names_that_look_like_formats(cluster: Cluster) -> None:
     """Headers are templates: nothing in a name or a value may be taken for a place in them."""
     topic = "%s%d%(x)s|%b-%"
