@@ -91,7 +91,7 @@ class UniqueIds:
         if wall != self._wall:
             self._wall = wall
             self._begins, self._ends = wall / 1000, (wall + 1) / 1000
-            self.born_ms = b"%d" % wall
+            self.born_ms = b"%013d" % wall
         if self._number == self._stop or wall > self._millisecond:
             self._millisecond = now = max(wall, self._millisecond + 1)
             if not self._month_begins <= now < self._month_ends:

@@ -53,6 +53,15 @@ async def test_an_id_holds_address_process_and_the_time_since_the_month_began(zo
     assert second == first._replace(counter=(first.counter + 1) & 0xFFFF)
 
 
+async def test_born_times_have_thirteen_digits_whatever_the_clock_says(clock: Clock) -> None:
+    """Frames are measured before they are written; a board without a battery begins in 1970."""
+    ids = UniqueIds(bytes(4))
+    for clock.now in (0.5, 86_400.25, 1e9 - 0.5, 1e9, 2e9):
+        ids.next()
+        assert (len(ids.born_ms), int(ids.born_ms)) == (13, int(clock.now * 1000))
+        assert ids.now() == ids.born_ms
+
+
 async def test_an_ipv6_address_makes_56_characters() -> None:
     address = packed_ip("fd00::1%eth0")
     assert address is not None
