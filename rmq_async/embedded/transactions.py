@@ -43,7 +43,7 @@ _ROLLBACK: Final = int(SysFlag.TRANSACTION_ROLLBACK)
 _STATE: Final = int(TRANSACTION_MASK)
 _CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 _IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-_BATCH: Final = 256
+_BATCH: Final = 64
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 """Half messages looked at in one go, and bytes of them, before the event loop serves others again."""
 
