@@ -8,7 +8,8 @@ With 64 sends in flight answers come one by one, and so would writes. While the 
 frames therefore wait for the next answers; where none come they leave after 20 ms, by one timer that a busy connection sets
 fifty times a second at most.
 
-The transport's buffer is watched with a high-water mark of zero: not paused means that the kernel has taken every byte.
+The transport's buffer is watched with a high-water mark of zero: not paused means that the kernel has taken every byte. (With
+TLS it has not yet taken up to 64 KiB of them, which wait encrypted in the transport below.)
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class WriteCoalescer:
         self.writes = 0
 
     def attach(self, transport: asyncio.Transport) -> None:
-        transport.set_write_buffer_limits(high=0, low=0)
+        tls = transport.get_extra_info("sslcontext") is not None  # pauses at its high-water mark, others above it
+        transport.set_write_buffer_limits(high=1 if tls else 0, low=0)
         self._transport = transport
 
     @property

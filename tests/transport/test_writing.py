@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
 
 from rmq_async.errors import ConnectionLostError, RequestTimeoutError
-from rmq_async.transport import CloseReason
+from rmq_async.transport import CloseReason, Connection
 from rmq_protocol.constants import SerializeType
 
 from .peer import Link, Peer, ThreadedPeer, silence, stored
@@ -377,6 +381,30 @@ async def test_oneway_frames_that_never_left_are_reported_on_close() -> None:
         with pytest.raises(ConnectionLostError):
             connection.submit_oneway(FRAME, reported.append, 5)
         assert reported == [1, 2, 3, 4]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_sends_over_tls_leave_at_once(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    subprocess.run([*making, "-subj", "/CN=localhost", "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=certificate)
+    theirs.load_cert_chain(certificate, key)
+    ours.check_hostname = False
+    loop = asyncio.get_running_loop()
+    peer = Peer(stored)
+    async with await loop.create_server(lambda: Link(peer), "127.0.0.1", 0, ssl=theirs) as server:
+        host, port = server.sockets[0].getsockname()
+        connection = Connection(f"{host}:{port}", max_frame_size=1 << 20)
+        await loop.create_connection(lambda: connection, host, port, ssl=ours)
+        sender = Sender(connection, timeout=1)
+        for number in range(3):
+            assert (await sender.send(b"%d" % number)).code == 0
+            assert not connection._writer.paused
+        await asyncio.gather(*[sender.submit(b"%d" % number) for number in range(300)])
+        connection.close(CloseReason.LOCAL)
+        await connection.closed
+        await peer.stop()
 
 
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read() -> None:
