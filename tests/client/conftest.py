@@ -1,22 +1,18 @@
-"""Every test here runs on asyncio and on uvloop, and must leave nothing: no task, no socket, no shared instance."""
+"""Every test here must leave nothing: no task, no socket, no shared instance."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import psutil
 import pytest
-import uvloop
 
 from rmq_async.client import instance
 
+from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .support import until
-
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def sockets() -> set[int]:

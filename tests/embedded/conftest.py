@@ -1,4 +1,4 @@
-"""Every test runs on asyncio and on uvloop, and must leave no task and no socket behind."""
+"""Every test must leave no task and no socket behind."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import contextlib
 import gc
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 
 from rmq_async.embedded import EmbeddedRocketMQ
 
+from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .raw import RawClient
-
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def sockets() -> set[int]:

@@ -1,4 +1,4 @@
-"""Every test here runs on asyncio and on uvloop, and must leave nothing: no task, no socket, no credit, no table entry."""
+"""Every test here must leave nothing: no task, no socket, no credit, no table entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-import uvloop
 
 from rmq_async.client import instance
 from rmq_async.client.single_flight import SingleFlight
@@ -24,16 +23,13 @@ from rmq_async.producer.order import Line
 from rmq_async.producer.sender import Sender
 from rmq_async.transport import Connection, ConnectionPool
 
+from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .peers import Cluster
 from .support import until
 
 PROTOCOL_TESTS = Path(__file__).parents[1] / "protocol"
 sys.path.append(str(PROTOCOL_TESTS))  # for the runner of the golden vectors
 pytest.register_assert_rewrite("vectors")
-
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""Every async test here runs on asyncio and on uvloop, and must leave no task and no socket behind."""
+"""Every async test here must leave no task and no socket behind."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import contextlib
 import gc
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
 
 def sockets() -> set[int]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
-import uvloop
 
 from rmq_async.transport import Connection, ConnectionPool, ConnectionState
 
+from ..loops import BOTH, LoopFactory
 from .support import until
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+def pytest_asyncio_loop_factories() -> Mapping[str, LoopFactory]:
+    return BOTH
 
 
 def sockets() -> set[int]:

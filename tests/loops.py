@@ -1,0 +1,29 @@
+"""Which event loops the asynchronous tests run on.
+
+Tests of the transport, where the loops differ, run on asyncio's and on uvloop. A test of a room above it runs on one of the two,
+chosen by its name, so that both carry half of each room at half the time; RMQ_LOOPS=both runs everything on both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from zlib import crc32
+
+import pytest
+import uvloop
+
+__all__ = ["BOTH", "pytest_asyncio_loop_factories"]
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+BOTH: Mapping[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """The hook of pytest-asyncio, for a room's conftest to import."""
+    if os.environ.get("RMQ_LOOPS") == "both":
+        return BOTH
+    name = sorted(BOTH)[crc32(item.nodeid.encode()) % 2]
+    return {name: BOTH[name]}
