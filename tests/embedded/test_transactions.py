@@ -270,6 +270,21 @@ async def test_the_producer_is_asked_about_a_transaction_without_an_end(
     assert await checks(producer) == []
 
 
+async def test_as_on_a_real_broker_an_end_that_crosses_with_a_question_leaves_the_message_open(
+    server: EmbeddedRocketMQ, broker: RawClient, producer: RawClient, clock: ManualClock
+) -> None:
+    half = await put_half(broker)
+    await clock.advance(30)
+    assert (await end(broker, half, COMMIT)).code == 0
+    await clock.advance(30)
+    first, second = await checks(producer)
+    assert (await end(producer, answer_to(second), COMMIT)).code == 0
+    assert len(server.messages("T")) == 2
+    assert (await end(producer, answer_to(first), ROLLBACK)).code == 0
+    await clock.advance(3600)
+    assert await checks(producer) == []
+
+
 async def test_what_is_younger_than_the_timeout_waits_for_the_next_round(
     broker: RawClient, producer: RawClient, clock: ManualClock
 ) -> None:
