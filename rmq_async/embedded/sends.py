@@ -217,8 +217,7 @@ class SendMessageProcessor:
         elif draft.sys_flag & _TRANSACTION in (0, _COMMITTED):
             place = self._schedule.put(draft)
         else:
-            remark = f"the broker[{self._state.ip}] sending transaction message is forbidden"
-            raise Refused(ResponseCode.NO_PERMISSION, remark)
+            raise self._not_a_half()
         handle = None
         if draft.topic == TIMER_TOPIC != asked_for:  # not what a client sends there itself
             handle = recall_handle(properties["REAL_TOPIC"], self._state.name, int(properties["TIMER_OUT_MS"]), unique_id)
@@ -233,6 +232,8 @@ class SendMessageProcessor:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {name}")
         if len(name) > MAX_TOPIC_LENGTH:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"message topic length over 127: {len(name)}")
+        if header.f & _TRANSACTION not in (0, _COMMITTED):
+            raise self._not_a_half()
         if not body:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
         if len(body) > MAX_BODY_SIZE:
@@ -258,6 +259,10 @@ class SendMessageProcessor:
             )
             ids.append(f"{self._id_prefix}{position:016X}")
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
+
+    def _not_a_half(self) -> Refused:
+        """For flags of a transaction without one: a real broker stores that, and nobody ever sees it."""
+        return Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
 
     def _wrong_queue(self, connection: Connection, topic: Topic, queue_id: int) -> int:
         raise Refused(

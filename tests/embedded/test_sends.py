@@ -246,6 +246,8 @@ async def test_transaction_flags_without_the_property_are_refused(server: Embedd
     for flag in ("4", "12"):
         half = await broker.send("T", properties={"UNIQ_KEY": "u"}, f=flag)
         assert (half.code, half.remark) == (16, "the broker[127.0.0.1] sending transaction message is forbidden")
+        batch = await broker.send("T", batch_body(2), code=320, m="true", f=flag)
+        assert (batch.code, batch.remark) == (half.code, half.remark)
     assert server.messages("T") == []
     assert (await broker.send("T", properties={"UNIQ_KEY": "u", "TRAN_MSG": "false"}, f="8")).code == 0
 
