@@ -24,7 +24,7 @@ from .options import FAILED, WRONG_USE, json_option, namesrv_option, needs_comma
 from .output import Output
 from .pull import pull
 from .send import send
-from .server import MAX_BROKERS, run_server
+from .server import MAX_BROKERS, MAX_MEGABYTES, run_server
 from .topic import topic
 
 __all__ = ["rmq", "run_command"]
@@ -145,13 +145,20 @@ def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size
     "--port", type=click.IntRange(0, 65535), default=9876, show_default=True, help="Port of the name server; 0: a free one."
 )
 @click.option("--brokers", type=click.IntRange(1, MAX_BROKERS), default=1, show_default=True, help="Number of brokers.")
-def server(as_json: bool, host: str, port: int, brokers: int) -> int:
+@click.option(
+    "--max-memory",
+    type=click.IntRange(1, MAX_MEGABYTES),
+    default=256,
+    show_default=True,
+    help="MiB of messages kept; above it the oldest go.",
+)
+def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -> int:
     """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
 
     Brokers listen on free ports; clients find them through the name server. Nothing is written to disk, and whoever reaches the
     address can read and write everything.
     """
-    return rmq_async.run(run_server(host, port, brokers, Output(as_json=as_json)))
+    return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
 
 
 for command in (send, pull, topic, message):

@@ -11,19 +11,20 @@ from rmq_async.embedded import MAX_BROKERS, EmbeddedRocketMQ
 
 from .output import Output
 
-__all__ = ["MAX_BROKERS", "run_server"]
+__all__ = ["MAX_BROKERS", "MAX_MEGABYTES", "run_server"]
 
+MAX_MEGABYTES: Final = 1 << 20
 DESCRIPTORS: Final = 65_536
 
 
-async def run_server(host: str, port: int, brokers: int, output: Output) -> int:
-    """Serves until SIGTERM or SIGINT. Raises OSError, saying which address, where it cannot listen."""
+async def run_server(host: str, port: int, brokers: int, megabytes: int, output: Output) -> int:
+    """Serves until SIGTERM or SIGINT. ``megabytes``: of messages. Raises OSError, saying which address, where it cannot listen."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     _allow_many_connections()
-    server = EmbeddedRocketMQ(host=host, port=port, brokers=brokers)
+    server = EmbeddedRocketMQ(host=host, port=port, brokers=brokers, max_memory=megabytes << 20)
     try:
         await server.start()
     except OSError as error:
