@@ -212,8 +212,9 @@ def _pull_fields(queue: int, offset: int) -> dict[str, str | None]:
 class Server:
     """``rmq server`` in a process of its own, with warnings as errors."""
 
-    def __init__(self, process: asyncio.subprocess.Process, broker: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, namesrv: str, broker: str) -> None:
         self.process = process
+        self.namesrv = namesrv
         self.broker = broker
 
     def memory(self, name: str) -> float:
@@ -241,8 +242,8 @@ async def running_server(megabytes: int) -> AsyncIterator[Server]:
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 20)
-        yield Server(process, msgspec.json.decode(line)["brokers"]["broker-a"])
+        told = msgspec.json.decode(await asyncio.wait_for(process.stdout.readline(), 20))
+        yield Server(process, told["namesrv"], told["brokers"]["broker-a"])
     finally:
         if process.returncode is None:
             process.kill()

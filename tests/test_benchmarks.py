@@ -113,6 +113,16 @@ def check_side(mode: str, figures: dict[str, object]) -> None:
         assert figures[name] >= 0, name  # type: ignore[operator]
 
 
+async def test_the_embedded_brokers_rates_are_measured_in_every_mode() -> None:
+    code, out, error = await run("embedded.py", "--rounds", "1", "--seconds", "0.1", "--max-memory", "16", "--json", "-")
+    assert code == 0, error
+    result = json.loads(out)
+    assert list(result["modes"]) == ["depth-64", "batch-8", "oneway", "pulls"]
+    for figures in result["modes"].values():
+        assert figures["rate"] > 0
+    assert result["settings"]["max_memory"] == 16
+
+
 async def test_failed_sends_are_named_and_end_with_code_1() -> None:
     async with EmbeddedRocketMQ() as server:
         server.fail_next(13, 1_000_000, request=310)  # MESSAGE_ILLEGAL: not retried
