@@ -195,17 +195,15 @@ def _check(message: Message) -> None:
             keys = keys.split(" ")
         elif not isinstance(keys, Iterable):
             raise InvalidMessageError(f"keys must be a str or several, not {type(keys).__name__}")
-        keys = tuple(keys)
-        for key in keys:
-            _check_text("key", key)
+        keys = [_checked_text("key", key) for key in tuple(keys)]
         keys = [key for key in keys if key]
     force_setattr(message, "keys", _Keys(keys))
     if message.tags is not None:
-        _check_text("tags", message.tags)
+        force_setattr(message, "tags", _checked_text("tags", message.tags))
     if message.sharding_key is not None:
-        _check_text("sharding_key", message.sharding_key)
+        force_setattr(message, "sharding_key", _checked_text("sharding_key", message.sharding_key))
     if message.unique_id is not None:
-        _check_text("unique_id", message.unique_id)
+        force_setattr(message, "unique_id", _checked_text("unique_id", message.unique_id))
         if is_blank(message.unique_id):
             raise InvalidMessageError("unique_id is blank")
     flag: Any = message.flag
@@ -225,10 +223,9 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     given: Any = properties
     if not isinstance(given, Mapping):
         raise InvalidMessageError(f"properties must be a mapping, not {type(given).__name__}")
-    checked = dict(properties)
-    for name, value in checked.items():
-        _check_text("property name", name)
-        _check_text(f"value of property {name}", value)
+    checked: dict[str, str] = {}
+    for name, value in dict(properties).items():
+        checked[_checked_text("property name", name)] = _checked_text(f"value of property {name}", value)
         if name in RESERVED_NAMES:
             raise InvalidMessageError(f"property {name} is reserved for the system")
         if is_blank(name) or is_blank(value):
@@ -236,7 +233,8 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return checked
 
 
-def _check_text(what: str, text: object) -> None:
+def _checked_text(what: str, text: object) -> str:
+    """The text itself; of a subclass of str, such as an Enum of texts, the plain text, which formatting would not give."""
     if not isinstance(text, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(text).__name__}")
     if "\x01" in text or "\x02" in text or "\x00" in text:
@@ -246,6 +244,7 @@ def _check_text(what: str, text: object) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidMessageError(f"{what} {text!r} holds a lone surrogate and has no UTF-8 form") from None
+    return str.__str__(text)
 
 
 def _check_delay(message: Message) -> None:

@@ -118,7 +118,13 @@ async def test_later_changes_of_the_given_mapping_do_not_reach_it(cluster: Clust
 
 
 class Text(str):
-    """As NumPy's."""
+    """As an Enum of texts, it is formatted as something else."""
+
+    def __format__(self, spec: str) -> str:
+        return "formatted"
+
+    def __str__(self) -> str:
+        return "made a str"
 
 
 class Bytes(bytes):
@@ -129,6 +135,7 @@ class Bytes(bytes):
 async def test_subclasses_of_str_and_bytes_are_text_and_bytes(cluster: Cluster, form: str) -> None:
     topic, queue = Text(TOPIC), cluster.queue()
     options: dict[str, Any] = {"tags": Text("t"), "keys": [Text("k")], "properties": {Text("p"): Text("v")}}
+    options |= {"sharding_key": Text("s"), "unique_id": Text("u")}
     async with producer(cluster, Text("group"), serialize_type=form, oneway_window=0) as sender:
         await sender.send(Message(topic, b"x"))
         await sender.send(Message(topic, Bytes(b"x"), **options))
@@ -138,7 +145,8 @@ async def test_subclasses_of_str_and_bytes_are_text_and_bytes(cluster: Cluster, 
         await sender.send_batch([Message(topic, Bytes(b"x"))] * 2)
         await until(lambda: len(cluster.sends) == 6)
     assert {(sent.fields["a"], sent.fields["b"]) for sent in cluster.sends} == {("group", TOPIC)}
-    assert {"TAGS": "t", "KEYS": "k", "p": "v"}.items() <= cluster.sends[1].properties.items()
+    expected = {"TAGS": "t", "KEYS": "k", "p": "v", "__SHARDINGKEY": "s", "UNIQ_KEY": "u"}
+    assert expected.items() <= cluster.sends[1].properties.items()
 
 
 async def test_topics_and_names_that_look_like_formats(cluster: Cluster) -> None:
