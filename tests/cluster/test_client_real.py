@@ -109,9 +109,12 @@ async def test_the_broker_lists_each_group_once_until_it_leaves(cluster: RealClu
             instance.register_producer("GP1")
             instance.register_producer("GP2")
             await consumer.pull(queue, 0)
-            await asyncio.sleep(0.2)
+            deadline = monotonic() + 5.0
+            while not (await producers("GP1") and await producers("GP2") and await consumers("GC")):
+                assert monotonic() < deadline, "no heartbeat named the groups"
+                await asyncio.sleep(0.02)
             assert await producers("GP1") == await producers("GP2") == await consumers("GC") == [instance.client_id]
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(1.5)
             assert await producers("GP1") == [instance.client_id]
             await instance.unregister_producer("GP1", 3.0)
             assert (await producers("GP1"), await producers("GP2")) == ([], [instance.client_id])
