@@ -53,7 +53,7 @@ class PullConsumer(ClientUser):
         check_group(group)
         config, _ = split_options("PullConsumer", namesrv, client, options)
         super().__init__(config)
-        self._group = group
+        self._group = str.__str__(group)  # a subclass's text: the encoders take nothing else
         self._readers: set[Reader] = set()
 
     @property

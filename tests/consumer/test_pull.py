@@ -58,6 +58,23 @@ async def test_what_was_put_is_pulled_with_its_place_in_the_queue() -> None:
         assert part.next_offset == 5
 
 
+class Text(str):
+    """As NumPy's."""
+
+
+async def test_subclasses_of_str_are_text() -> None:
+    async with embedded() as (server, feeder):
+        await put(feeder, QUEUE, [b"x"], tags="red")
+        async with PullConsumer(Text("other"), namesrv=Text(server.namesrv)) as consumer:
+            topic = Text(TOPIC)
+            queue = MessageQueue(topic, Text("broker-a"), 0)
+            assert queue in await consumer.queues(topic)
+            assert (await consumer.pull(queue, 0, tags=Text("red"))).messages[0].body == b"x"
+            assert [message.body async for message in consumer.read(topic, tags=Text("red"))] == [b"x"]
+            await consumer.commit(queue, 1)
+            assert (await consumer.committed(queue), await consumer.max_offset(queue)) == (1, 1)
+
+
 async def test_an_empty_end_and_a_wrong_offset_are_results() -> None:
     async with embedded() as (server, consumer):
         empty = await consumer.pull(QUEUE, 0)
