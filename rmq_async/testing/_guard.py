@@ -32,7 +32,7 @@ def main(owner: int, directory: str | None) -> None:
         return
     os.setsid()  # leave the group before it is killed
     os.killpg(group, signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while directory and os.path.exists(directory) and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)
         time.sleep(0.1)

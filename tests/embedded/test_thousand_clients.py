@@ -88,6 +88,10 @@ class Crowd:
             if number % 50 == 49:
                 await asyncio.sleep(0.02)
 
+    def patient(self) -> set[Nuisance]:
+        """Those that broke no rule yet."""
+        return {nuisance for nuisance in self.open if nuisance.kind >= HALF_A_FRAME}
+
     async def disperse(self) -> None:
         self.ending = True
         await asyncio.gather(*self.coming, return_exceptions=True)
@@ -130,20 +134,25 @@ async def run(process: asyncio.subprocess.Process, rng: random.Random) -> None:
         crowd = Crowd(told["brokers"]["broker-a"], rng)
         try:
             await crowd.gather()
+            deadline = time.monotonic() + 10
+            while len(crowd.patient()) < CLIENTS / 2:  # a thousand at once are more than a backlog holds: some try again
+                assert time.monotonic() < deadline, len(crowd.patient())
+                await asyncio.sleep(0.01)
+            patient = crowd.patient()
             worst = []
             for _ in range(ROUNDS):  # a machine that was busy elsewhere gets another chance
                 worst.append((await latencies(client))[SENDS * 99 // 100])
                 if worst[-1] < 0.05 and crowd.thrown_out > CLIENTS / 4:
                     break
             grown = server.memory_info().rss - before
-            staying = sum(nuisance.kind >= HALF_A_FRAME for nuisance in crowd.open)
+            staying = patient & crowd.open
             async with RawClient(told["namesrv"]) as names:
                 assert (await names.ask(105, {"topic": "T"})).code == 0
         finally:
             await crowd.disperse()
         print(f"p99 {[f'{value * 1000:.1f} ms' for value in worst]}, {grown / 1e6:.1f} MB more, {crowd.thrown_out} thrown out")
         assert min(worst) < 0.05
-        assert staying == CLIENTS / 2
+        assert staying == patient
         assert crowd.thrown_out > CLIENTS / 4
         assert grown < 24_000_000
         assert (await client.send("T")).code == 0
