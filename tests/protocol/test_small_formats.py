@@ -213,7 +213,8 @@ resources = st.lists(st.sampled_from(["%RETRY%", "%DLQ%", "%", "ns", "T", "TBW10
 def test_a_namespace_comes_off_as_it_went_on(namespace: str, resource: str) -> None:
     wrapped = ns.with_namespace(namespace, resource)
     assert ns.with_namespace(namespace, wrapped) == wrapped
-    if wrapped != resource and "%" not in namespace:
+    brokers_own = namespace.startswith(("rmq_sys_", "CID_RMQ_SYS_"))  # then the whole name is, and has none
+    if wrapped != resource and "%" not in namespace and not brokers_own:
         assert ns.has_namespace(wrapped, namespace)
         assert ns.namespace_of(wrapped) == namespace
         assert ns.without_namespace(wrapped, namespace) == ns.without_namespace(wrapped) == resource
