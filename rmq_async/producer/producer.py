@@ -245,7 +245,7 @@ class Producer:
                 outgoing = sender.encoder.encode(message)
                 return await sender.finish(None, outgoing, lane, target, stored_message, started, deadline, sender.retries)
             ids = sender.ids
-            unique_id = ids.next()
+            unique_id = ids.next_at(started)
             future: asyncio.Future[SendReply] = sender.create_future()
             first_deadline = sender.first_deadline(deadline, sender.retries) if lane.several else deadline
             pending = connection.start_plain(
@@ -269,10 +269,16 @@ class Producer:
                     and (offset_id := fields.msgId) is not None
                     and (offset := fields.queueOffset) is not None
                 ):
-                    region, handle = fields.MSG_REGION, fields.recallHandle
-                    traced = fields.TRACE_ON is not False
                     return SendResult(
-                        SEND_OK, unique_id, offset_id, target.queue, offset, fields.transactionId, region, traced, handle
+                        SEND_OK,
+                        unique_id,
+                        offset_id,
+                        target.queue,
+                        offset,
+                        fields.transactionId,
+                        fields.MSG_REGION,
+                        fields.TRACE_ON is not False,
+                        fields.recallHandle,
                     )
                 result = stored(reply, unique_id, target, 1)
                 if result is not None:

@@ -53,6 +53,15 @@ class Connection(asyncio.Protocol):
     connection is closed as dead.
     """
 
+    # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
+    __slots__ = (
+        "__weakref__", "_dead_after", "_decoder", "_expects_answer", "_flushed", "_grace", "_held", "_held_control",
+        "_held_oneways", "_loop", "_on_closed", "_on_request", "_opaque", "_others", "_reads", "_scan_at", "_sequence",
+        "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
+        "_wrote_at", "address", "close_cause", "close_reason", "closed", "is_open", "last_used", "local_ip", "pacing",
+        "serialize_type", "strays",
+    )  # fmt: skip
+
     def __init__(
         self,
         address: str,

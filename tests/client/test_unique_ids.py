@@ -34,6 +34,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The same for the monotonic one."""
+    ticks = Clock(100.0)
+    monkeypatch.setattr(unique_ids, "_monotonic", ticks)
+    return ticks
+
+
 @pytest.fixture(params=["UTC0", "CET-1CEST,M3.5.0,M10.5.0/3", "EST5EDT,M3.2.0,M11.1.0"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("TZ", request.param)
@@ -60,6 +68,28 @@ async def test_born_times_have_thirteen_digits_whatever_the_clock_says(clock: Cl
         ids.next()
         assert (len(ids.born_ms), int(ids.born_ms)) == (13, int(clock.now * 1000))
         assert ids.now() == ids.born_ms
+
+
+async def test_ids_by_a_monotonic_time_that_was_read_already_are_those_of_the_clock(clock: Clock, ticks: Clock) -> None:
+    ids = UniqueIds(LOCALHOST)
+    clock.now = start = int(clock.now) + 0.0005
+    for passed in (0.0, 0.0004, 0.0006, 0.0006, 0.01, 5.0):
+        clock.now, ticks.now = start + passed, 100.0 + passed
+        first, second = unpack_unique_id(ids.next_at(ticks.now)), unpack_unique_id(ids.next())
+        assert int(ids.born_ms) == int(clock.now * 1000)
+        assert second == first._replace(counter=(first.counter + 1) & 0xFFFF)
+    clock.now -= 60  # set back: seen with the next millisecond
+    ids.next_at(ticks.now)
+    ids.next_at(ticks.now + 0.001)
+    assert int(ids.born_ms) == int(clock.now * 1000)
+
+
+async def test_whatever_time_they_are_asked_for_no_id_comes_twice() -> None:
+    ids = UniqueIds(LOCALHOST)
+    now = time.monotonic()
+    seen = [ids.next_at(when) for _ in range(3000) for when in (now, now - 10.0, time.monotonic(), now + 1e6)]
+    seen += [ids.next_at(now) for _ in range(140_000)] + ids.take(1000)
+    assert len(set(seen)) == len(seen)
 
 
 async def test_an_ipv6_address_makes_56_characters() -> None:
