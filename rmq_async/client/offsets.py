@@ -59,6 +59,7 @@ _TELLS_NONE_FROM: Final = 413
 """``MQVersion.V5_0_0``: from here on a broker can be told not to say 0 for none."""
 _FIRST_REST: Final = 0.001
 _LAST_REST: Final = 0.1
+_NO_STATISTICS: Final = "java.util.NoSuchElementException"
 
 
 async def max_offset(instance: ClientInstance, queue: MessageQueue) -> int:
@@ -73,7 +74,8 @@ async def until_readable(instance: ClientInstance, broker_name: str, topic: str)
     A broker acknowledges what is in its commit log and builds the queues from it a moment later (measured on 5.5.0: every
     second ``max_offset`` that follows an acknowledged send at once does not count it, whatever its ``committed`` field says).
     Only its runtime information tells how far behind the queues are; it costs the broker 60 ms, so this is for the beginning
-    of a reading. A broker that does not give it is taken at its word.
+    of a reading. In its first second a broker has none and fails over it (5.5.0 and 4.9.7): it is asked again. A broker that
+    does not give it is taken at its word.
     """
     deadline = monotonic() + instance.config.request_timeout
     rest = _FIRST_REST
@@ -81,6 +83,9 @@ async def until_readable(instance: ClientInstance, broker_name: str, topic: str)
     while (left := deadline - monotonic()) > 0:
         command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
         response, address = await instance.ask_broker(broker_name, topic, command, left, any_replica=True)
+        if response.code == ResponseCode.SYSTEM_ERROR and _NO_STATISTICS in (response.remark or ""):
+            await asyncio.sleep(_LAST_REST)
+            continue
         try:
             table = decode_body(KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
             end, behind = int(table["commitLogMaxOffset"]), int(table["dispatchBehindBytes"])

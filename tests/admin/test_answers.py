@@ -193,14 +193,20 @@ async def test_what_only_shares_a_hash_is_left_out() -> None:
         assert await admin.query_message("t", "id") == ()
 
 
-async def test_an_id_that_is_not_indexed_yet_is_asked_for_again_when_it_is() -> None:
+FRESH = (1, "java.util.NoSuchElementException, java.base/java.util.LinkedList.getLast(LinkedList.java:261)", b"")
+BEHIND = (0, None, b'{"table":{"commitLogMaxOffset":"5","dispatchBehindBytes":"3"}}')
+
+
+@pytest.mark.parametrize("before", [[], [BEHIND], [FRESH, FRESH, BEHIND]], ids=["at once", "behind", "just started"])
+async def test_an_id_that_is_not_indexed_yet_is_asked_for_again_when_it_is(before: list[Any]) -> None:
     async with one_broker({}) as (broker, admin):
         waited = False
+        answers = [*before, SETTLED]
 
         def settle(request: RemotingCommand) -> Any:
             nonlocal waited
-            waited = True
-            return SETTLED
+            waited = len(answers) == 1
+            return answers.pop(0)
 
         scripted(broker, {28: settle, 12: lambda request: (0, None, stored(broker, 1)) if waited else NOT_FOUND})
         assert (await admin.view_message("t", "id")).commit_log_offset == 1
