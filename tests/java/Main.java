@@ -73,7 +73,9 @@ final class Main {
         try {
             body.run(world, out);
         } catch (Throwable error) {
-            out.line("! %s", out.error(error));
+            for (Throwable each = error; each != null; each = each.getCause()) {
+                out.line("! %s", out.error(each));
+            }
             error.printStackTrace();
         }
         System.err.printf("case %s took %d ms%n", Thread.currentThread().getName(), (System.nanoTime() - begun) / 1_000_000);

@@ -57,7 +57,7 @@ final class TransactionCases {
     private static TransactionMQProducer start(World world, String group, Listener listener) throws Exception {
         TransactionMQProducer producer = new TransactionMQProducer(group);
         producer.setTransactionListener(listener);
-        return world.started(producer, "transactions");
+        return world.started(producer, group);
     }
 
     private static void send(World world, Transcript out, TransactionMQProducer producer, String topic, String body) throws Exception {
