@@ -6,17 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import psutil
 import pytest
 
 from rmq_async.client import instance
 
+from ..leftovers import sockets
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .support import until
-
-
-def sockets() -> set[int]:
-    return {connection.fd for connection in psutil.Process().net_connections(kind="tcp")}
 
 
 @pytest.fixture(autouse=True)

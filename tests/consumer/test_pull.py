@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 from datetime import UTC, datetime
-from time import monotonic, time
+from time import monotonic, thread_time, time
 from typing import Any
 
 import pytest
@@ -174,17 +174,17 @@ async def test_a_large_body_does_not_block_the_loop() -> None:
     flags = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
     body = b"".join(record(offset, packed, sys_flag=flags) for offset in range(4))
     async with scripted(lambda header: (0, 4, body), max_decompressed_size=64 * 1024 * 1024) as (_, consumer):
-        start = monotonic()
+        start = thread_time()  # the time of this thread, not of the machine: others may be busy
         decode_pull(body, QUEUE, max_decompressed_size=64 * 1024 * 1024)
-        on_the_loop = monotonic() - start
+        on_the_loop = thread_time() - start
         pull = asyncio.ensure_future(consumer.pull(QUEUE, 0))
-        longest, last = 0.0, monotonic()
+        longest, last = 0.0, thread_time()
         while not pull.done():
             await asyncio.sleep(0)
-            now = monotonic()
+            now = thread_time()
             longest, last = max(longest, now - last), now
         assert sum(len(message.body) for message in (await pull).messages) == 60 * 1024 * 1024
-        assert longest < max(0.05, on_the_loop / 2)
+        assert longest < on_the_loop / 2
 
 
 async def test_what_does_not_fit_is_left_for_the_next_pull() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -216,7 +217,7 @@ class Link(asyncio.Protocol):
         self.write(b"".join(encode_command(response, self.server.form)))
 
 
-class Server:
+class Server(ABC):
     """``accepted``: connections ever made; ``links``: those open now. ``codes`` counts requests by their code."""
 
     form = SerializeType.JSON
@@ -233,8 +234,9 @@ class Server:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @abstractmethod
     def serve(self, link: Link, command: RemotingCommand) -> None:
-        raise NotImplementedError
+        """Answers one request, or does not."""
 
     async def start(self) -> None:
         listener = socket.socket(proto=socket.IPPROTO_TCP)  # without it asyncio leaves Nagle's algorithm on

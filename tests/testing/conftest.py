@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
-import os
-import stat
 from collections.abc import AsyncIterator
 
 import pytest
 
+from ..leftovers import nothing_is_left
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
-
-
-def sockets() -> set[int]:
-    """Descriptors of this process that are sockets."""
-    found = set()
-    for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # the listing's own descriptor is gone already
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.add(int(name))
-    return found
 
 
 @pytest.fixture
 async def nothing_left() -> AsyncIterator[None]:
-    loop = asyncio.get_running_loop()
-    errors: list[dict[str, object]] = []
-    loop.set_exception_handler(lambda _, context: errors.append(context))
-    before = sockets()
-    yield
-    for _ in range(100):
-        if asyncio.all_tasks() == {asyncio.current_task()} and sockets() <= before:
-            break
-        await asyncio.sleep(0.01)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert sockets() <= before
-    gc.collect(1)
-    assert not errors
+    async with nothing_is_left():
+        yield

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -12,24 +10,13 @@ import pytest
 
 from rmq_async.transport import Connection, ConnectionPool, ConnectionState
 
+from ..leftovers import sockets
 from ..loops import BOTH, LoopFactory
 from .support import until
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, LoopFactory]:
     return BOTH
-
-
-def sockets() -> set[int]:
-    """Descriptors of this process that are sockets. (psutil reads the whole system's tables for it: milliseconds.)"""
-    found = set()
-    for name in os.listdir("/dev/fd"):
-        try:
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.add(int(name))
-        except OSError:  # the descriptor of the listing itself
-            continue
-    return found
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from rmq_async.errors import ClientStateError, ConnectError, RocketMQError
 from rmq_async.transport import ConnectionPool
 
-from .conftest import sockets
+from ..leftovers import sockets
 from .peer import Peer, echo, silence
 from .support import Sender, connect, ping, pool_of, spin, until
 from .test_pool import free_port

@@ -1,0 +1,39 @@
+"""What a test may leave behind: nothing. For the conftest of each room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import stat
+from collections.abc import AsyncIterator
+
+__all__ = ["nothing_is_left", "sockets"]
+
+
+def sockets() -> set[int]:
+    """Descriptors of this process that are sockets. (psutil reads the whole system's tables for it: milliseconds.)"""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is gone already
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.add(int(name))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def nothing_is_left() -> AsyncIterator[None]:
+    """Fails after a second when a task or a socket stays, and when something reached the loop's exception handler."""
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    before = sockets()
+    yield
+    for _ in range(100):
+        if asyncio.all_tasks() == {asyncio.current_task()} and sockets() <= before:
+            break
+        await asyncio.sleep(0.01)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert sockets() <= before
+    gc.collect(1)
+    assert not errors
