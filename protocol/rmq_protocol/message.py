@@ -33,7 +33,8 @@ NO_KEYS: Final[tuple[str, ...]] = ()
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
 _MAX_SECONDS: Final = (2**63 - 1) // 1000
-_BLANKS: Final = "".join(map(chr, range(33)))
+BLANKS: Final = "".join(map(chr, range(33)))
+"""What Java's ``String.trim`` takes off: U+0000 to U+0020 and no other white space."""
 
 
 class _Keys(tuple[str, ...]):
@@ -184,8 +185,8 @@ class MessageExt(Struct, frozen=True, gc=False):
 
 
 def is_blank(text: str) -> bool:
-    """Nothing left by Java's ``String.trim``, which takes U+0000 to U+0020 and no other white space."""
-    return not text.strip(_BLANKS)
+    """Nothing left by Java's ``String.trim``."""
+    return not text.strip(BLANKS)
 
 
 def _check(message: Message) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +31,10 @@ class SessionCredentials(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"SessionCredentials({self.access_key!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich's tracebacks and printers show; a Struct's own would give everything."""
+        return [("access_key", self.access_key)]
 
 
 def sign(

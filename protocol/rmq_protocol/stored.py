@@ -35,6 +35,7 @@ from .errors import CorruptMessageError, LocalProtocolError, RemoteProtocolError
 from .ids import format_host, pack_host
 from .message import MessageExt, MessageQueue
 from .properties import decode_properties
+from .subscription import split_tags
 
 __all__ = ["DecodedMessages", "decode_messages", "decode_pull", "encode_stored", "parse_tags"]
 
@@ -129,9 +130,7 @@ def parse_tags(expression: str | None) -> frozenset[str] | None:
     """
     if not expression or expression == "*":
         return None
-    if not expression.replace("||", ""):
-        raise LocalProtocolError(f"subscription {expression!r} names no tag")
-    return frozenset(tag.strip() for tag in expression.split("||") if tag.strip()) or None
+    return frozenset(split_tags(expression)) or None
 
 
 class _Full(Exception):  # noqa: N818 - a signal inside this module

@@ -6,14 +6,20 @@ from typing import Final
 
 from .errors import LocalProtocolError
 from .heartbeat import SubscriptionData, java_hash
+from .message import BLANKS
 
-__all__ = ["SQL92", "SUB_ALL", "TAG", "build_subscription"]
+__all__ = ["SQL92", "SUB_ALL", "TAG", "build_subscription", "split_tags"]
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 SUB_ALL: Final = "*"
 
-_SPACE: Final = "".join(map(chr, range(0x21)))  # what Java's trim takes off
+
+def split_tags(expression: str) -> tuple[str, ...]:
+    """The tags of ``A || B``, each once. Raises LocalProtocolError for separators only; blanks between them are no tags."""
+    if not expression.replace("||", ""):
+        raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag")
+    return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip(BLANKS))))
 
 
 def build_subscription(
@@ -30,9 +36,6 @@ def build_subscription(
         return SubscriptionData(topic, expression, sub_version=sub_version, expression_type=expression_type)
     if not expression or expression == SUB_ALL:
         return SubscriptionData(topic, SUB_ALL, sub_version=sub_version)
-    parts = expression.split("||")
-    if not any(parts):
-        raise LocalProtocolError(f"subscription of {topic}: {expression[:80]!r} has no tag")
-    tags = tuple(dict.fromkeys(tag for part in parts if (tag := part.strip(_SPACE))))
+    tags = split_tags(expression)
     codes = tuple(dict.fromkeys(java_hash(tag) for tag in tags))
     return SubscriptionData(topic, expression, tags_set=tags, code_set=codes, sub_version=sub_version)

@@ -245,6 +245,8 @@ def _check_number(name: str, number: int, limit: int) -> None:
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:
     """``+key=value,...``: what AttributeParser reads; it cannot carry these separators in a name or value."""
+    if attributes is not None and not isinstance(attributes, Mapping):
+        raise ConfigError(f"attributes must be a mapping, not {attributes!r:.80}")
     texts = []
     for name, value in (attributes or {}).items():
         if not name or not value or any(c in name + value for c in ",=+"):

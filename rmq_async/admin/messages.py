@@ -56,7 +56,7 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
     with suppress(LocalProtocolError):
         place = unpack_offset_id(msg_id)
     if place is not None:
-        broker = await _broker_at(place.host, await cluster_info(instance, deadline))
+        broker = await _broker_at(place.host, await cluster_info(instance, deadline), deadline)
         if broker is not None:
             return await _at(instance, topic, msg_id, place.offset, *broker, deadline)
     brokers = brokers_of(route)
@@ -93,7 +93,7 @@ async def by_key(
 # -- by place
 
 
-async def _broker_at(host: str, info: ClusterInfo) -> tuple[str, str] | None:
+async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str, str] | None:
     """Name and address of the broker that stores as ``host`` ("ip:port"); None for an address nobody vouches for."""
     ip, _, port = host.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -103,8 +103,9 @@ async def _broker_at(host: str, info: ClusterInfo) -> tuple[str, str] | None:
             if address == host:
                 return name, address
             if listed_port == port and not _is_ip(listed):
-                with suppress(OSError):
-                    resolved = await loop.getaddrinfo(listed, int(port))
+                with suppress(OSError, UnicodeError):  # no such host, no host name at all, no answer in time
+                    async with asyncio.timeout(max(deadline - monotonic(), 0.0)):
+                        resolved = await loop.getaddrinfo(listed, int(port))
                     if ip.strip("[]") in {entry[4][0] for entry in resolved}:
                         return name, address
     return None

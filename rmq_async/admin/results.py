@@ -45,8 +45,7 @@ class ConsumerConnections(msgspec.Struct, frozen=True):
     """A consumer group: its ``connections``, and what the heartbeats of its members say.
 
     ``subscriptions``: by topic. ``consume_type``: CONSUME_ACTIVELY (pull), CONSUME_PASSIVELY (push) or CONSUME_POP;
-    ``message_model``: CLUSTERING or BROADCASTING; ``consume_from_where``: such as CONSUME_FROM_LAST_OFFSET. Empty where no
-    broker says.
+    ``message_model``: CLUSTERING or BROADCASTING; ``consume_from_where``: such as CONSUME_FROM_LAST_OFFSET.
     """
 
     connections: tuple[ClientConnection, ...]

@@ -49,7 +49,7 @@ def headline(message: MessageExt) -> str:
         parts.append(f"tags={message.tags}")
     if message.keys:
         parts.append(f"keys={' '.join(message.keys)}")
-    return _visible(" ".join(parts))
+    return _visible(" ".join(parts), kept="")
 
 
 def described(message: MessageExt) -> list[str]:
@@ -57,7 +57,7 @@ def described(message: MessageExt) -> list[str]:
     lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
     lines += [f"property {name}: {value}" for name, value in message.properties.items()]
     body = message.body.decode(errors="backslashreplace")
-    return [_visible(line) for line in (*lines, f"body ({len(message.body)} bytes):", body)]
+    return [*(_visible(line, kept="") for line in lines), f"body ({len(message.body)} bytes):", _visible(body)]
 
 
 def moment(time_ms: int) -> str:
@@ -76,7 +76,7 @@ def _shown(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _visible(text: str) -> str:
+def _visible(text: str, *, kept: str = "\n\t") -> str:
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)

@@ -29,6 +29,8 @@ async def run_server(host: str, port: int, brokers: int, megabytes: int, output:
         await server.start()
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise OSError(f"cannot listen on {host}:{port}: that is no host name") from error
     try:
         output.record({"namesrv": server.namesrv, "brokers": server.brokers})
         output.line(f"name server {server.namesrv}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from datetime import datetime
 from time import monotonic
@@ -59,6 +58,8 @@ _TELLS_NONE_FROM: Final = 413
 """``MQVersion.V5_0_0``: from here on a broker can be told not to say 0 for none."""
 _FIRST_REST: Final = 0.001
 _LAST_REST: Final = 0.1
+_FAR: Final = 1 << 53
+"""Seconds from the epoch beyond which milliseconds do not fit into a header's 64 bits."""
 _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 
 
@@ -183,8 +184,8 @@ def epoch_ms(when: float | datetime) -> int:
         if when.utcoffset() is None:
             raise ConfigError(f"a time must be an aware datetime, {when.isoformat()} has no time zone")
         return round(when.timestamp() * 1000)
-    if isinstance(when, bool) or not isinstance(when, int | float) or not math.isfinite(when):
-        raise ConfigError(f"a time must be epoch seconds or an aware datetime, not {when!r}")
+    if isinstance(when, bool) or not isinstance(when, int | float) or not -_FAR < when < _FAR:  # NaN is neither
+        raise ConfigError(f"a time must be epoch seconds or an aware datetime, not {when!r:.80}")
     return round(when * 1000)
 
 

@@ -14,7 +14,9 @@ from typing import Final
 from rmq_protocol.bodies import SubscriptionGroupConfig
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
+from rmq_protocol.errors import LocalProtocolError
 from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, to_ext
+from rmq_protocol.subscription import split_tags
 
 from .server import Connection
 from .service import Handler, Refused, header_of, without_content
@@ -239,9 +241,10 @@ class PullMessageProcessor:
             )
         if expression in ("", "*"):
             return None
-        if not expression.replace("||", ""):
-            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {})
-        return frozenset(tag_code(tag.strip()) for tag in expression.split("||") if tag.strip())
+        try:
+            return frozenset(tag_code(tag) for tag in split_tags(expression))
+        except LocalProtocolError:
+            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {}) from None
 
     def _group_subscription(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> tuple[str, str]:
         group = self._state.clients.consumers.get(header.consumerGroup)

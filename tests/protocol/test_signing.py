@@ -39,6 +39,7 @@ def test_the_caller_keeps_its_fields() -> None:
 def test_the_secret_is_not_shown() -> None:
     credentials = SessionCredentials("ak", "very secret", "token")
     assert repr(credentials) == str(credentials) == "SessionCredentials('ak')"
+    assert credentials.__rich_repr__() == [("access_key", "ak")]
 
 
 @pytest.mark.parametrize("credentials", [SessionCredentials("\ud800", "sk"), SessionCredentials("ak", "\ud800")])

@@ -18,7 +18,8 @@ from rmq_protocol.heartbeat import java_hash
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.recall import RecallHandle, decode_recall_handle, encode_recall_handle
 from rmq_protocol.reply import create_reply
-from rmq_protocol.subscription import build_subscription
+from rmq_protocol.stored import parse_tags
+from rmq_protocol.subscription import build_subscription, split_tags
 from rmq_protocol.trace import (
     MessageType,
     TraceBean,
@@ -203,6 +204,12 @@ def test_any_expression_of_tags_is_a_subscription_or_refused(expression: str) ->
     assert set(built.code_set) == {java_hash(tag) for tag in built.tags_set}
     assert len(set(built.tags_set)) == len(built.tags_set)
     assert all(tag and "||" not in tag for tag in built.tags_set)
+
+
+def test_only_what_javas_trim_takes_is_taken_off_tags() -> None:
+    expression = "\u3000A || \tB\u00a0 ||B\u00a0|| "
+    assert split_tags(expression) == ("\u3000A", "B\u00a0")
+    assert parse_tags(expression) == {"\u3000A", "B\u00a0"}
 
 
 resources = st.lists(st.sampled_from(["%RETRY%", "%DLQ%", "%", "ns", "T", "TBW102", "rmq_sys_x", "CID_RMQ_SYS_"]), max_size=5)

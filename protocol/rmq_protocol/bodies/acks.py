@@ -51,5 +51,6 @@ def pack_bits(bits: Iterable[int]) -> bytes:
 
 def unpack_bits(data: bytes) -> tuple[int, ...]:
     """The bits set, ascending, up to MAX_ACK_SPAN; those beyond are left out."""
-    value = int.from_bytes(data[: MAX_ACK_SPAN // 8 + 1], "little")
-    return tuple(bit for bit in range(min(value.bit_length(), MAX_ACK_SPAN + 1)) if value >> bit & 1)
+    octets = enumerate(data[: MAX_ACK_SPAN // 8 + 1])
+    bits = (8 * at + place for at, octet in octets if octet for place in range(8) if octet >> place & 1)
+    return tuple(bit for bit in bits if bit <= MAX_ACK_SPAN)
