@@ -89,7 +89,6 @@ class ClientProcessor:
         config = state.groups.find(name)
         if config is None:
             return False
-        changed = state.clients.fingerprint_changed(name, fingerprint)
         sys_flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
         state.topics.ensure(RETRY_TOPIC_PREFIX + name, config.retry_queue_nums, sys_flag)
         state.clients.add_consumer(
@@ -97,7 +96,7 @@ class ClientProcessor:
             self._client(data, connection, command),
             without_subscriptions=data.without_sub and fingerprint != 0,
         )
-        return changed
+        return state.clients.fingerprint_changed(name, fingerprint)  # only of a group that was taken
 
     def _client(self, data: HeartbeatData, connection: Connection, command: RemotingCommand) -> Client:
         return Client(data.client_id, connection, command.language, command.version)

@@ -53,7 +53,7 @@ class QueueLocks:
         """What another client has stays locked."""
         locks = self._groups.get(group, {})
         for queue in queues:
-            if locks.get(queue, ("", 0.0))[0] == client_id:
+            if queue in locks and locks[queue][0] == client_id:
                 del locks[queue]
                 self._count -= 1
         if not locks:

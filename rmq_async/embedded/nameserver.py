@@ -122,11 +122,12 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS)
 
     def _change_setting(self, namespace: str, key: str, value: str | None) -> None:
-        """``value`` None deletes. Empty namespaces stay, as in a real name server."""
+        """``value`` None deletes. Empty namespaces stay, as in a real name server, and stay counted."""
         table = self._settings.get(namespace, {})
         old = table.get(key)
-        count = self._count + (value is not None) - (old is not None) + (namespace not in self._settings)
-        size = self._size + _length(namespace, key, value) - _length(namespace, key, old)
+        new = namespace not in self._settings
+        count = self._count + (value is not None) - (old is not None) + new
+        size = self._size + _length(key, value) - _length(key, old) + (len(namespace) if new else 0)
         if value is not None and (count > MAX_SETTINGS or size > MAX_SETTINGS_SIZE):
             remark = f"this name server keeps {MAX_SETTINGS} settings of {MAX_SETTINGS_SIZE} characters, it takes no more"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
@@ -167,8 +168,8 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS, body=encode_cluster_info(info, standard=False))
 
 
-def _length(namespace: str, key: str, value: str | None) -> int:
-    return 0 if value is None else len(namespace) + len(key) + len(value)
+def _length(key: str, value: str | None) -> int:
+    return 0 if value is None else len(key) + len(value)
 
 
 def _topic_list(command: RemotingCommand, names: Iterable[str], address: str | None = None) -> RemotingCommand:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rmq_protocol.bodies import SubscriptionGroupConfig
-
 from .clients import ClientTable
 from .groups import SubscriptionGroups
 from .locks import QueueLocks
@@ -38,7 +36,3 @@ class BrokerState:
     @property
     def ip(self) -> str:
         return self.address.rpartition(":")[0]
-
-    def use_group(self, group: str) -> SubscriptionGroupConfig:
-        """Raises Refused (26) for a name that no group can have."""
-        return self.groups.use(group)

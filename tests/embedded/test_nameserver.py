@@ -114,7 +114,7 @@ async def test_unknown_codes_are_3_and_carry_no_fields(names: RawClient, broker:
 
 async def test_configuration_codes_are_not_supported(names: RawClient, broker: RawClient) -> None:
     for client in (names, broker):
-        for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG):
+        for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG, 318, 319):
             assert (await client.ask(code, None, b"rocketmqHome=/tmp\n")).code == 3
 
 
@@ -180,3 +180,13 @@ async def test_settings_are_bounded(names: RawClient, monkeypatch: pytest.Monkey
     assert await put("N", "a", "v" * 100) == 1
     await names.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": "N", "key": "b"})
     assert [await put("M", "a"), await put("N", "c")] == [1, 0]
+
+
+async def test_names_of_namespaces_that_were_emptied_stay_counted(names: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.embedded.nameserver.MAX_SETTINGS_SIZE", 100)
+    codes = []
+    for number in range(4):
+        fields = {"namespace": f"{number}" * 40, "key": "k", "value": "v"}
+        codes.append((await names.ask(RequestCode.PUT_KV_CONFIG, fields)).code)
+        await names.ask(RequestCode.DELETE_KV_CONFIG, fields)
+    assert codes == [0, 0, 1, 1]
