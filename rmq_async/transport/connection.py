@@ -41,7 +41,7 @@ SCAN_GRAIN: Final = 0.02
 """Seconds by which near deadlines are judged together."""
 BLOCKED_AFTER: Final = 0.1
 GRACE_STEP: Final = 0.01
-GRACE_STEPS: Final = 50
+GRACE_STEPS: Final = 20
 GRACE_AFTER_WRITE: Final = 0.1
 
 
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._scan_at = inf
         self._reads = 0
-        self._grace = (0, 0)
+        self._grace = (0, 0, -inf)
         self._wrote_at = -inf
 
     # -- what callers see
@@ -467,7 +467,7 @@ class Connection(asyncio.Protocol):
             return
         self._timer = None
         self._scan_at = inf
-        self._grace = (0, 0)
+        self._grace = (0, 0, -inf)
         if dead:
             self.close(CloseReason.DEAD)
             return
@@ -488,13 +488,14 @@ class Connection(asyncio.Protocol):
 
         Frames that were gathered when the loop blocked leave first, and get the time of an answer.
         """
-        steps, reads = self._grace
+        steps, reads, wrote = self._grace
         if not steps:
             self._writer.flush()
-        fresh = self._wrote_at > self._scan_at and monotonic() - self._wrote_at < GRACE_AFTER_WRITE
+            wrote = self._wrote_at if self._wrote_at > self._scan_at else -inf  # what is written later is no reason to wait
+        fresh = monotonic() - wrote < GRACE_AFTER_WRITE
         if steps >= GRACE_STEPS or (steps and reads == self._reads and not fresh):
             return False
-        self._grace = (steps + 1, self._reads)
+        self._grace = (steps + 1, self._reads, wrote)
         return True
 
     def _expire(self, opaque: int, pending: Pending, now: float) -> float:

@@ -60,6 +60,8 @@ class Load:
         self.history = History()
         self.ended: list[Ended] = []
         self._producer = producer
+        self.lag = 0.0
+        """Seconds by which the loop, or the machine, was late at most: no send is better than that."""
         self._stopping = False
         self._task = asyncio.ensure_future(self._run())
 
@@ -81,7 +83,9 @@ class Load:
                 calls.add(call)
                 call.add_done_callback(calls.discard)
                 made += 1
+            asleep = monotonic()
             await asyncio.sleep(0.002)
+            self.lag = max(self.lag, monotonic() - asleep - 0.002)
         await asyncio.gather(*calls)
 
     async def _send(self, name: str) -> None:
@@ -260,13 +264,14 @@ def test_a_paused_broker_costs_no_send_more_than_its_cap(two_brokers: RealCluste
         rate = len(during) / (resumed - paused - cap - 0.5)
         print(
             f"{rate:.0f} messages/s while it was paused, {strays} answers after the end of their calls; from 1 s after "
-            f"SIGCONT on {after.count(victim.name)} of {len(after)} messages went there; the other broker's slowest {healthy:.3f} s"
+            f"SIGCONT on {after.count(victim.name)} of {len(after)} messages went there; the other broker's slowest {healthy:.3f} s, "
+            f"the loop at most {load.lag:.3f} s late"
         )
         assert history.retried > 100
         assert strays
         assert history.failed == {}
         assert watch.lost == 0
-        assert history.slowest <= cap + LATE + max(MACHINE, healthy)  # a pause of the other one is not the client's
+        assert history.slowest <= cap + LATE + max(MACHINE, healthy, 2 * load.lag)  # a pause of the other one is not the client's
         assert healthy < cap
         assert rate > 0.9 * RATE
         assert after.count(victim.name) > 0.4 * len(after) > 0.36 * RATE

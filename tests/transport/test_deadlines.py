@@ -14,6 +14,7 @@ import pytest
 
 from rmq_async.errors import ConnectionLostError, RequestTimeoutError
 from rmq_async.transport import CloseReason, Connection, Pending
+from rmq_async.transport.connection import GRACE_AFTER_WRITE
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
@@ -274,6 +275,27 @@ async def test_sends_without_an_answer_end_soon_after_a_blocked_loop() -> None:
             started = monotonic()
             await task
         exact.check(monotonic() - started, 0)
+
+
+async def test_a_steady_load_does_not_put_off_what_a_blocked_loop_made_late() -> None:
+    """What is written after the loop went on is no reason to wait for answers to what was written long before it stopped."""
+    took: list[float] = []
+
+    async def ask(connection: Connection) -> None:
+        started = monotonic()
+        with pytest.raises(RequestTimeoutError):
+            await connection.request(ping(), 0.3)
+        took.append(monotonic() - started)
+
+    async with Peer(silence, keep=False) as peer, connect(peer) as connection:
+        tasks = []
+        for number in range(120):
+            tasks.append(asyncio.ensure_future(ask(connection)))
+            await asyncio.sleep(0.005)
+            if number == 50:
+                time.sleep(0.2)
+        await asyncio.gather(*tasks)
+    assert 0.3 < max(took) <= 0.3 + 0.2 + GRACE_AFTER_WRITE + 0.1, f"{max(took):.3f} s"
 
 
 async def test_a_blocked_loop_does_not_make_a_connect_late() -> None:
