@@ -264,8 +264,8 @@ def test_a_paused_broker_costs_no_send_more_than_its_cap(two_brokers: RealCluste
         rate = len(during) / (resumed - paused - cap - 0.5)
         print(
             f"{rate:.0f} messages/s while it was paused, {strays} answers after the end of their calls; from 1 s after "
-            f"SIGCONT on {after.count(victim.name)} of {len(after)} messages went there; the other broker's slowest {healthy:.3f} s, "
-            f"the loop at most {load.lag:.3f} s late"
+            f"SIGCONT on {after.count(victim.name)} of {len(after)} messages went there; the other broker's slowest "
+            f"{healthy:.3f} s, the loop at most {load.lag:.3f} s late"
         )
         assert history.retried > 100
         assert strays
