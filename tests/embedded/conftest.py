@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 
 from ..leftovers import nothing_is_left
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
@@ -20,8 +20,14 @@ async def nothing_left() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def server(nothing_left: None) -> AsyncIterator[EmbeddedRocketMQ]:
-    async with EmbeddedRocketMQ() as server:
+def clock() -> ManualClock | None:
+    """The clock of ``server``; None for real time. A module that moves the time has its own."""
+    return None
+
+
+@pytest.fixture
+async def server(nothing_left: None, clock: ManualClock | None) -> AsyncIterator[EmbeddedRocketMQ]:
+    async with EmbeddedRocketMQ(clock=clock) as server:
         yield server
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -24,12 +23,6 @@ START = 1_700_000_000_000
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(START)
-
-
-@pytest.fixture
-async def server(nothing_left: None, clock: ManualClock) -> AsyncIterator[EmbeddedRocketMQ]:
-    async with EmbeddedRocketMQ(clock=clock) as server:
-        yield server
 
 
 def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:

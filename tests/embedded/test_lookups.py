@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -25,12 +24,6 @@ START = 1_700_000_000_000
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(START)
-
-
-@pytest.fixture
-async def server(nothing_left: None, clock: ManualClock) -> AsyncIterator[EmbeddedRocketMQ]:
-    async with EmbeddedRocketMQ(clock=clock) as server:
-        yield server
 
 
 def fields(key: str, topic: str = "T", **over: object) -> dict[str, str]:
