@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import zlib
@@ -19,6 +18,8 @@ from .errors import ConfigError
 __all__ = ["ClientConfig", "ProducerConfig", "split_options"]
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
+_LONGEST: Final = 1e9
+"""Seconds, 31 years; every time in a setting is shorter."""
 RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 
 _instance_name = ""
@@ -70,11 +71,11 @@ class ClientConfig:
         _check_int("max_frame_size", self.max_frame_size, 1024, MAX_FRAME_SIZE * 8)
         _check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
         if self.serialize_type not in ("json", "rocketmq"):
-            raise ConfigError(f'serialize_type must be "json" or "rocketmq", not {self.serialize_type!r}')
+            raise ConfigError(f'serialize_type must be "json" or "rocketmq", not {shown(self.serialize_type)}')
         if not self.instance_name or not isinstance(self.instance_name, str):
-            raise ConfigError(f"instance_name must be a non-empty text, not {self.instance_name!r}")
+            raise ConfigError(f"instance_name must be a non-empty text, not {shown(self.instance_name)}")
         if self.client_ip is not None and (not isinstance(self.client_ip, str) or not self.client_ip):
-            raise ConfigError(f"client_ip must be a non-empty text, not {self.client_ip!r}")
+            raise ConfigError(f"client_ip must be a non-empty text, not {shown(self.client_ip)}")
         name_servers(self.namesrv)
 
     def resolved(self) -> ClientConfig:
@@ -142,16 +143,16 @@ class ProducerConfig:
         ):
             _check_int(name, getattr(self, name), low, high)
         if self.compress_type not in ("zlib", "lz4", "zstd"):
-            raise ConfigError(f'compress_type must be "zlib", "lz4" or "zstd", not {self.compress_type!r}')
+            raise ConfigError(f'compress_type must be "zlib", "lz4" or "zstd", not {shown(self.compress_type)}')
         needed = {"lz4": compression.lz4_frame, "zstd": compression.zstandard}.get(self.compress_type, zlib)
         if needed is None:
             raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
         if self.compress_type == "zlib" and self.compress_level > 9:
             raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest, 9")
         if not isinstance(self.create_topic_key, str) or not self.create_topic_key:
-            raise ConfigError(f"create_topic_key must be the name of a topic, not {self.create_topic_key!r}")
+            raise ConfigError(f"create_topic_key must be the name of a topic, not {shown(self.create_topic_key)}")
         if not isinstance(self.retry_codes, Collection) or not all(isinstance(code, int) for code in self.retry_codes):
-            raise ConfigError(f"retry_codes must be whole numbers, not {self.retry_codes!r}")
+            raise ConfigError(f"retry_codes must be whole numbers, not {shown(self.retry_codes)}")
         object.__setattr__(self, "retry_codes", frozenset(self.retry_codes))
 
     @property
@@ -179,7 +180,7 @@ def split_options(
         raise TypeError(f"config must be a ProducerConfig, not {type(config).__name__}")
     for name in options:
         if name not in _CLIENT_FIELDS and not (producer and name in _PRODUCER_FIELDS):
-            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}")
+            raise TypeError(f"{owner}() got an unexpected keyword argument {shown(name)}")
     client_options = {name: value for name, value in options.items() if name in _CLIENT_FIELDS}
     if namesrv is not None:
         client_options["namesrv"] = namesrv
@@ -195,12 +196,12 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
     if given is None:
         return []
     if not isinstance(given, Sequence):
-        raise ConfigError(f"namesrv must be a text or a sequence of texts, not {given!r}")
+        raise ConfigError(f"namesrv must be a text or a sequence of texts, not {shown(given)}")
     texts = [given] if isinstance(given, str) else list(given)
     found = []
     for text in texts:
         if not isinstance(text, str):
-            raise ConfigError(f"a name server address must be a text, not {text!r}")
+            raise ConfigError(f"a name server address must be a text, not {shown(text)}")
         for part in text.replace(",", ";").split(";"):
             address = part.strip()
             if address:
@@ -209,19 +210,34 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
     return found
 
 
-def _check_address(address: str) -> None:
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Of "host:port" or "[v6]:port"; None for anything else."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"name server address {address!r} is not host:port")
+    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def shown(value: object) -> str:
+    """``repr``, cut, for an error message; of a number that is too long to be written, that it is."""
+    try:
+        return repr(value)[:200]
+    except ValueError:  # beyond 4300 digits
+        return f"{type(value).__name__} of thousands of digits"
+
+
+def _check_address(address: str) -> None:
+    if host_and_port(address) is None:
+        raise ConfigError(f"name server address {shown(address)} is not host:port")
 
 
 def _check_seconds(name: str, value: float, *, zero: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a number of seconds, not {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _LONGEST:  # NaN is neither
+        raise ConfigError(f"{name} must be a number of seconds, not {shown(value)}")
     if value < 0 or (value == 0 and not zero):
-        raise ConfigError(f"{name} must be {'0 or ' if zero else ''}above 0 seconds, not {value!r}")
+        raise ConfigError(f"{name} must be {'0 or ' if zero else ''}above 0 seconds, not {shown(value)}")
 
 
 def _check_int(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")

@@ -7,6 +7,7 @@ reached the broker, so the message may be stored although the call failed. For a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -60,6 +61,7 @@ __all__ = [
     "TransactionError",
     "WrongLoopError",
     "broker_error",
+    "own_copy",
 ]
 
 
@@ -308,6 +310,14 @@ class SendError(RocketMQError):
         super().__init__(message, **details)
         self.attempts = tuple(attempts)
         self.maybe_stored = any(attempt.maybe_stored for attempt in self.attempts)
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """The same error as an instance of its own: one that is shared would gather the tracebacks of all who raise it."""
+    twin = copy.copy(error)
+    twin.__cause__ = error.__cause__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin
 
 
 def _printable(text: str, limit: int = 1024) -> str:

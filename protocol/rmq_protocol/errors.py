@@ -6,6 +6,8 @@ attempt may help), ``maybe_stored`` (a send that failed so may still be stored).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = [
     "CorruptMessageError",
     "InvalidMessageError",
@@ -35,6 +37,19 @@ class RocketMQError(Exception):
             self.code = code
         self.broker = broker
         self.address = address
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., RocketMQError], tuple[type[RocketMQError], tuple[object, ...], dict[str, object]]]:
+        """Copies, also into other processes, are made of what the error holds: constructors differ in what they ask for."""
+        return _copy, (type(self), self.args, self.__dict__)
+
+
+def _copy(cls: type[RocketMQError], args: tuple[object, ...], attributes: dict[str, object]) -> RocketMQError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class ProtocolError(RocketMQError):

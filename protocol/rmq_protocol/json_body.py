@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import inspect
 
+from .command import plain_text
 from .errors import LocalProtocolError, RemoteProtocolError
 from .java_types import Int
 from .lenient_json import dumps, loads
@@ -66,11 +67,11 @@ def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
     """
     cls = value.__class__
     _, find_queues = _readers.get(cls) or _reader(cls)
-    plain = _without_nulls(msgspec.to_builtins(value)) if find_queues is None else _plain(value)
-    if not standard or (find_queues is not None and _has_queue_keys(cls)):
-        return dumps(plain)
     try:
-        return msgspec.json.encode(plain)
+        plain = _without_nulls(msgspec.to_builtins(value, enc_hook=plain_text)) if find_queues is None else _plain(value)
+        if not standard or (find_queues is not None and _has_queue_keys(cls)):
+            return dumps(plain)
+        return msgspec.json.encode(plain, enc_hook=plain_text)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise LocalProtocolError(f"{cls.__name__} cannot be encoded: {error}") from None
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rmq_protocol.bodies import TopicList
 from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import Perm, RequestCode
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.route import TopicRouteData
@@ -25,7 +25,7 @@ from ..client import ClientInstance
 from ..client import offsets as queue_offsets
 from ..client.offsets import epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import ClientConfig, split_options
+from ..config import ClientConfig, shown, split_options
 from ..errors import ConfigError
 from . import clients, messages
 from . import topics as topic_settings
@@ -35,6 +35,7 @@ from .results import ClientConnection, ConsumerConnections, SyncedTopic, TopicSt
 __all__ = ["Admin"]
 
 _MAX_QUEUES: Final = 65535
+_PERMISSIONS: Final = (Perm.WRITE, Perm.READ, Perm.READ | Perm.WRITE)
 _MAX_FOUND: Final = 65535
 _MAX_ID_LENGTH: Final = 1024
 
@@ -84,7 +85,9 @@ class Admin(ClientUser):
             reading = queues if read_queues is None else read_queues
             _check_number("queues", queues, _MAX_QUEUES)
             _check_number("read_queues", reading, _MAX_QUEUES)
-            config = TopicConfig(topic, reading, queues, perm, topic_sys_flag=topic_sys_flag, order=order)
+            if isinstance(perm, bool) or perm not in _PERMISSIONS:
+                raise ConfigError(f"perm must be 2 (write), 4 (read) or 6 (both), not {shown(perm)}")
+            config = TopicConfig(topic, reading, queues, int(perm), topic_sys_flag=topic_sys_flag, order=order)
             header = topic_settings.creation_header(config, _attributes(attributes))
             await topic_settings.create(instance, header, cluster, broker, self._deadline())
 
@@ -111,9 +114,9 @@ class Admin(ClientUser):
         Returns what was done, by topic; ``request_timeout`` counts for each. Raises BrokerNotFoundError, TopicNotFoundError when
         there is no topic of that name, and as ``create_topic`` does.
         """
-        patterns = (topics,) if isinstance(topics, str) else tuple(topics)
+        patterns = (topics,) if isinstance(topics, str) else tuple(topics) if isinstance(topics, Sequence) else ()
         if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-            raise ConfigError(f"topics must be a pattern or several, not {topics!r}")
+            raise ConfigError(f"topics must be a pattern or several, not {shown(topics)}")
         async with self._call() as instance:
             timeout = instance.config.request_timeout
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
@@ -240,16 +243,18 @@ async def _route(instance: ClientInstance, topic: str) -> TopicRouteData:
 
 def _check_number(name: str, number: int, limit: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= limit:
-        raise ConfigError(f"{name} must be from 1 to {limit}, not {number!r}")
+        raise ConfigError(f"{name} must be from 1 to {limit}, not {shown(number)}")
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:
     """``+key=value,...``: what AttributeParser reads; it cannot carry these separators in a name or value."""
     if attributes is not None and not isinstance(attributes, Mapping):
-        raise ConfigError(f"attributes must be a mapping, not {attributes!r:.80}")
+        raise ConfigError(f"attributes must be a mapping, not {shown(attributes)}")
     texts = []
     for name, value in (attributes or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: both must be texts")
         if not name or not value or any(c in name + value for c in ",=+"):
-            raise ConfigError(f"attribute {name!r} = {value!r}: neither may be empty or hold one of , = +")
+            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: neither may be empty or hold one of , = +")
         texts.append(f"+{name}={value}")
     return ",".join(texts)

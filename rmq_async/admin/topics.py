@@ -224,7 +224,7 @@ async def _settings_of(instance: ClientInstance, broker: str, address: str, dead
     response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
     check(response, code, broker, address)
     if len(response.body) > MAX_JSON_BODY_SIZE:  # beyond 20,000 topics; standard JSON of any size is read in no time
-        with suppress(msgspec.MsgspecError, ValueError):
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
             return msgspec.json.decode(response.body, type=_Settings)
     return decode_body(_Settings, response.body)
 

@@ -127,7 +127,9 @@ class Heartbeats:
         if not self._body:
             return
         recently = monotonic() - self._interval / 2
-        for address in set(self._masters()):
+        masters = set(self._masters())
+        self._reported &= masters
+        for address in masters:
             connection = self._pool.get(address)
             if connection is None:
                 self._spawn(self._connect(address), f"connect {address} for a heartbeat")

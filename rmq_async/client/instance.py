@@ -30,12 +30,12 @@ from ..errors import (
     RequestTimeoutError,
     RocketMQError,
     WrongLoopError,
+    own_copy,
 )
 from ..transport import CloseReason, Connection, ConnectionPool, Pending, check_not_forked, generation, not_supported
 from .heartbeat import Heartbeats
 from .name_servers import NameServers
 from .route_table import RouteTable, TopicRoute
-from .single_flight import own_copy
 from .text import printable
 from .unique_ids import UniqueIds, packed_ip
 

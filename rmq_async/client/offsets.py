@@ -32,6 +32,7 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import check_topic
 
+from ..config import shown
 from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, broker_error
 from .instance import ClientInstance
 from .route_table import TopicRoute
@@ -185,7 +186,7 @@ def epoch_ms(when: float | datetime) -> int:
             raise ConfigError(f"a time must be an aware datetime, {when.isoformat()} has no time zone")
         return round(when.timestamp() * 1000)
     if isinstance(when, bool) or not isinstance(when, int | float) or not -_FAR < when < _FAR:  # NaN is neither
-        raise ConfigError(f"a time must be epoch seconds or an aware datetime, not {when!r:.80}")
+        raise ConfigError(f"a time must be epoch seconds or an aware datetime, not {shown(when)}")
     return round(when * 1000)
 
 
@@ -195,7 +196,7 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
         topic, broker_name, queue_id = queue
         if isinstance(topic, str) and isinstance(broker_name, str) and isinstance(queue_id, int) and queue_id >= 0:
             return queue if isinstance(queue, MessageQueue) else MessageQueue(topic, broker_name, queue_id)
-    raise ConfigError(f"{queue!r} is not a MessageQueue")
+    raise ConfigError(f"{shown(queue)} is not a MessageQueue")
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:

@@ -8,14 +8,13 @@ caller as a copy: one shared instance would gather the traceback of every caller
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
-from ..errors import ClientStateError, RocketMQError
+from ..errors import ClientStateError, RocketMQError, own_copy
 from ..transport import wait_until
 
-__all__ = ["SingleFlight", "own_copy"]
+__all__ = ["SingleFlight"]
 
 T = TypeVar("T")
 
@@ -101,12 +100,3 @@ class SingleFlight(Generic[T]):
                 waiter.set_result(task.result())
             else:
                 waiter.set_exception(own_copy(error))
-
-
-def own_copy(error: BaseException) -> BaseException:
-    """The same error as an instance of its own."""
-    twin = copy.copy(error)
-    twin.args = error.args
-    twin.__cause__ = error.__cause__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin

@@ -14,13 +14,21 @@ from typing import Final, Self
 from rmq_protocol.command import RemotingCommand
 
 from ..config import ClientConfig
-from ..errors import ClientStateError
-from ..transport import generation
+from ..errors import ClientStateError, WrongLoopError
+from ..transport import check_not_forked, generation
 from .instance import ClientInstance
 
-__all__ = ["ClientUser"]
+__all__ = ["ClientUser", "stop_budget"]
 
 STOP_TIMEOUT: Final = 3.0
+
+
+def stop_budget(timeout: float | None, default: float) -> float:
+    """Seconds that ``stop(timeout)`` may take. Raises ValueError for a number below 0 or none at all, TypeError for no number."""
+    budget = default if timeout is None else timeout
+    if not budget >= 0:
+        raise ValueError(f"timeout must be 0 or more seconds, not {timeout!r}")
+    return budget
 
 
 class _State(Enum):
@@ -76,7 +84,7 @@ class ClientUser:
             raise ClientStateError(f"this {type(self).__name__} is {self._state.value}")
         self._state = _State.STARTING
         self._generation = generation()
-        self._done = asyncio.get_running_loop().create_future()
+        self._done = done = asyncio.get_running_loop().create_future()
         try:
             instance = await ClientInstance.acquire(self._config)
             try:
@@ -89,10 +97,9 @@ class ClientUser:
             self._instance = instance
             self._state = _State.STARTED
         finally:
-            if self._state is _State.STARTING:
-                self._state = _State.NEW
-            if not self._done.done():
-                self._done.set_result(None)
+            if self._state is not _State.STARTED:
+                self._state = _State.NEW if self._state is _State.STARTING else _State.STOPPED
+            done.set_result(None)
 
     async def stop(self, timeout: float | None = None) -> None:
         """Leaves, and closes the connections if nobody shares them. Harmless when not started or stopped already.
@@ -100,8 +107,11 @@ class ClientUser:
         Calls under way fail with ClientStateError at once. ``timeout``: seconds to spend on telling the brokers; default 3.
         """
         if self._state in (_State.STARTING, _State.STOPPING):
-            self._state = _State.STOPPED if self._state is _State.STARTING else self._state
+            check_not_forked(self._generation)
             assert self._done is not None
+            if self._done.get_loop() is not asyncio.get_running_loop():
+                raise WrongLoopError(f"this {type(self).__name__} was started on another event loop")
+            self._state = _State.STOPPING
             await asyncio.wait([self._done])
             return
         instance = self._instance
@@ -109,9 +119,9 @@ class ClientUser:
             self._state = _State.STOPPED
             return
         instance.check_usable()
+        deadline = monotonic() + stop_budget(timeout, STOP_TIMEOUT)
         self._state = _State.STOPPING
-        self._done = asyncio.get_running_loop().create_future()
-        deadline = monotonic() + (STOP_TIMEOUT if timeout is None else timeout)
+        self._done = done = asyncio.get_running_loop().create_future()
         try:
             self._end_calls()
             await self._leave(instance, max(deadline - monotonic(), 0.0))
@@ -121,7 +131,7 @@ class ClientUser:
             finally:
                 self._state = _State.STOPPED
                 self._instance = None
-                self._done.set_result(None)
+                done.set_result(None)
 
     async def aclose(self) -> None:
         """The same as ``stop()``."""

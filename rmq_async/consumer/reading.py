@@ -204,7 +204,7 @@ class Reader:
             raise self._stopped
 
     def _route_changed(self, route: TopicRoute) -> None:
-        if route.topic != self._topic:
+        if route.topic != self._topic or self._stopped is not None:
             return
         for queue in route.subscribe_queues:
             if queue not in self._known:

@@ -65,15 +65,14 @@ class ConsumerGroup:
     def is_broadcast(self) -> bool:
         return self.message_model == MessageModel.BROADCASTING
 
-    def subscribe(self, data: ConsumerData) -> bool:
-        """Takes over subscriptions that are newer than its own; whether topics came or went."""
-        old, new = self.subscriptions, {each.topic: each for each in data.subscription_data_set}
+    def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
+        """The subscriptions after a heartbeat: those of its own that are not older stay."""
+        new = {each.topic: each for each in data.subscription_data_set}
         for topic, subscription in new.items():
-            known = old.get(topic)
+            known = self.subscriptions.get(topic)
             if known is not None and known.sub_version >= subscription.sub_version:
                 new[topic] = known
-        self.subscriptions = new
-        return old.keys() != new.keys()
+        return new
 
 
 class ClientTable:
@@ -101,7 +100,8 @@ class ClientTable:
         """Raises Refused (1) where this is one more than the table takes."""
         name = data.group_name
         group = self.consumers.get(name) or ConsumerGroup()
-        size = group.size if without_subscriptions else sum(map(_size, data.subscription_data_set))
+        subscriptions = group.subscriptions if without_subscriptions else group.merged(data)
+        size = sum(map(_size, subscriptions.values()))
         if size > group.size and self._size + size - group.size > MAX_SUBSCRIPTION_BYTES:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -113,11 +113,10 @@ class ClientTable:
         group.members[client.client_id] = client
         group.consume_type, group.message_model = data.consume_type[:_WORD], data.message_model[:_WORD]
         group.consume_from_where = data.consume_from_where[:_WORD]
-        changed = old is None or old.connection is not client.connection
-        if not without_subscriptions:
-            self._size += size - group.size
-            group.size = size
-            changed |= group.subscribe(data)
+        changed = old is None or old.connection is not client.connection or group.subscriptions.keys() != subscriptions.keys()
+        group.subscriptions = subscriptions
+        self._size += size - group.size
+        group.size = size
         if changed:
             self._announce(name, group)
 

@@ -29,6 +29,8 @@ class QueueLocks:
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         """By group and queue: who has it, and until when (``time.monotonic``)."""
         self._count = 0
+        self._first_end = 0.0
+        """None of the locks ends before that, as far as is known."""
 
     def __len__(self) -> int:
         return self._count
@@ -42,7 +44,7 @@ class QueueLocks:
             if owner != client_id and until > now:
                 continue
             if not until:
-                if self._count >= MAX_LOCKS and not self._expire(now):
+                if self._count >= MAX_LOCKS and (now < self._first_end or not self._expire(now)):
                     raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more")
                 self._count += 1
             self._groups.setdefault(group, {})[queue] = (client_id, now + LOCK_LIFE)
@@ -69,6 +71,7 @@ class QueueLocks:
         kept = {group: {queue: lock for queue, lock in locks.items() if lock[1] > now} for group, locks in self._groups.items()}
         self._groups = {group: locks for group, locks in kept.items() if locks}
         self._count = sum(map(len, self._groups.values()))
+        self._first_end = min([until for locks in self._groups.values() for _, until in locks.values()], default=0.0)
         return self._count < MAX_LOCKS
 
     def expire(self) -> None:

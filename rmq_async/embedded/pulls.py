@@ -100,7 +100,8 @@ class HeldPulls:
     def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._reply = reply
         self._count = 0
-        self._by_queue: dict[Queue, list[_Pull]] = {}
+        self._by_queue: dict[Queue, dict[_Pull, None]] = {}
+        """In the order they came."""
         self._by_connection: dict[Connection, set[_Pull]] = {}
         self._arrived: set[Queue] = set()
         self._wake_handle: asyncio.Handle | None = None
@@ -124,7 +125,7 @@ class HeldPulls:
         own.add(pull)
         self._by_connection[pull.connection] = own
         self._count += 1
-        self._by_queue.setdefault(pull.queue, []).append(pull)
+        self._by_queue.setdefault(pull.queue, {})[pull] = None
         pull.queue.waiting += 1
         delay = min(timeout_ms, MAX_SUSPEND_MS) / 1000
         pull.timer = asyncio.get_running_loop().call_later(delay, self._expired, pull)
@@ -191,7 +192,7 @@ class HeldPulls:
         self._count -= 1
         pull.queue.waiting -= 1
         pulls = self._by_queue[pull.queue]
-        pulls.remove(pull)
+        del pulls[pull]
         if not pulls:
             del self._by_queue[pull.queue]
 

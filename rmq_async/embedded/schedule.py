@@ -50,7 +50,8 @@ _ILLEGAL_TIMER: Final = (
     "or if set del msg, the delay time should be bigger than the current time"
 )
 _BATCH: Final = 256
-"""Messages of levels, and timers, delivered in one go, before the event loop serves others again."""
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Messages of levels, and timers, delivered in one go, and bytes of each, before the event loop serves others again."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _MESSAGE: Final = 1 << _OFFSET_BITS
@@ -146,32 +147,33 @@ class Schedule:
     def _ring(self) -> None:
         now = self._clock.now_ms()
         lost: list[str] = []
-        room = _BATCH
+        room, room_bytes = _BATCH, _BATCH_BYTES
         for index, at in enumerate(self._heads()):
             queue = self._level(index)
-            while room and at < queue.max_offset and self._due(index, at) <= now:
+            while room and room_bytes > 0 and at < queue.max_offset and self._due(index, at) <= now:
                 record = queue.record(at)
                 if record is not None:
                     self._deliver(read_record(record), {}, lost)
+                    room_bytes -= len(record)
                 at, room = max(at + 1, queue.min_offset), room - 1
             self._next[index] = at
-        room = _BATCH
-        while room and self._heap and self._heap[0] >> _DUE_SHIFT <= now:
-            self._timer_due(heapq.heappop(self._heap), now, lost)
+        room, room_bytes = _BATCH, _BATCH_BYTES
+        while room and room_bytes > 0 and self._heap and self._heap[0] >> _DUE_SHIFT <= now:
+            room_bytes -= self._timer_due(heapq.heappop(self._heap), now, lost)
             room -= 1
         if lost:
             logger.warning("%s: messages that were due are lost, %d of them: %s", self._state.name, len(lost), lost[-1])
         self._arm()
 
-    def _timer_due(self, entry: int, now: int, lost: list[str]) -> None:
-        """The recalls of a second come before its messages."""
+    def _timer_due(self, entry: int, now: int, lost: list[str]) -> int:
+        """Bytes of the message. The recalls of a second come before its messages."""
         if self._second != entry >> _DUE_SHIFT:
             self._second = entry >> _DUE_SHIFT
             self._recalled = set()
         offset = entry & _OFFSET_MASK
         record = self._timers.record(offset)
         if record is None:
-            return
+            return 0
         draft = read_record(record)
         properties = draft.properties
         if not entry & _MESSAGE:
@@ -179,6 +181,7 @@ class Schedule:
         elif not self._recalled or hash((properties["REAL_TOPIC"], properties.get("UNIQ_KEY"))) not in self._recalled:
             enqueued = self._timers.stored_ms(offset)
             self._deliver(draft, {"TIMER_ENQUEUE_MS": str(enqueued), "TIMER_DEQUEUE_MS": str(now)}, lost)
+        return len(record)
 
     def _deliver(self, draft: Draft, added: dict[str, str], lost: list[str]) -> None:
         """Stores it where it belongs; ``lost`` gets the reason where that cannot be."""

@@ -338,6 +338,8 @@ class Listener:
             largest = max(self.connections, key=lambda each: each.unfinished)
             logger.warning("%s: too many bytes of unfinished frames, %s goes", self.name, largest.remote)
             self.refused += 1
+            self._unfinished -= largest.unfinished
+            largest.unfinished = 0  # it holds nothing any more, though the loop tells so a little later
             largest.abort()
 
     def bound_unread(self, connections: Collection[Connection]) -> None:

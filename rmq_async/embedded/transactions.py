@@ -17,7 +17,7 @@ from typing import Final
 
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import TRANSACTION_MASK, RequestCode, ResponseCode, SysFlag
-from rmq_protocol.errors import ProtocolError
+from rmq_protocol.errors import InvalidMessageError, ProtocolError
 from rmq_protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader, to_ext
 from rmq_protocol.ids import pack_offset_id
 from rmq_protocol.properties import encode_properties
@@ -206,7 +206,7 @@ class Transactions:
             else:
                 draft.properties[_CHECK_TIMES] = str(times + 1)
                 self._ask(draft, self._writer.put(draft), now)
-        except (Refused, ProtocolError) as error:
+        except (Refused, ProtocolError, InvalidMessageError) as error:
             logger.warning("%s: a half message cannot be kept: %s", self._state.name, error)
         self._has_ended(offset)
         return len(record)

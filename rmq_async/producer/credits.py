@@ -14,11 +14,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Final
 
 from ..errors import BackpressureError, RocketMQError
 from ..transport import wait_until
 
 __all__ = ["Credits", "Epoch", "finished"]
+
+GIVEN_UP_KEPT: Final = 64
+"""Waiters behind others that wait no longer, kept at least: clearing them out costs a pass over all."""
 
 
 class Epoch:
@@ -45,7 +49,7 @@ class Credits:
     """
 
     __slots__ = (
-        "_byte_limit", "_epochs", "_limit", "_refusal", "_waiters", "_what",
+        "_byte_limit", "_epochs", "_given_up", "_limit", "_refusal", "_waiters", "_what",
         "contended", "epoch", "free", "free_bytes", "watched",
     )  # fmt: skip
 
@@ -58,6 +62,8 @@ class Credits:
         self.watched = False
         """Somebody waits for credits that come back."""
         self._waiters: deque[_Waiter] = deque()
+        self._given_up = 0
+        """Of ``_waiters``: those that wait no longer."""
         self.epoch = Epoch()
         self._epochs: list[Epoch] = [self.epoch]
         self._refusal: Callable[[], RocketMQError] | None = None
@@ -65,7 +71,7 @@ class Credits:
     def __repr__(self) -> str:
         taken, bytes_taken = self._limit - self.free, self._byte_limit - self.free_bytes
         bytes_told = f"{bytes_taken} of {self._byte_limit} bytes"
-        return f"<Credits {self._what}: {taken} of {self._limit}, {bytes_told}, {len(self._waiters)} wait>"
+        return f"<Credits {self._what}: {taken} of {self._limit}, {bytes_told}, {self.waiting} wait>"
 
     @property
     def taken(self) -> int:
@@ -78,7 +84,7 @@ class Credits:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiters)
+        return len(self._waiters) - self._given_up
 
     def try_take(self, number: int, size: int) -> Epoch | None:
         """Credits at once, or None when they are exhausted or others wait for them."""
@@ -148,6 +154,7 @@ class Credits:
             waiter = self._waiters.popleft()
             if not waiter.future.done():
                 waiter.future.set_exception(error())
+        self._given_up = 0
         self._mark()
 
     def _fits(self, number: int, size: int) -> bool:
@@ -165,10 +172,12 @@ class Credits:
         waiters = self._waiters
         while waiters:
             waiter = waiters[0]
-            if not waiter.future.done():
-                if not self._fits(waiter.number, waiter.size):
-                    break
+            if waiter.future.done():
+                self._given_up -= 1
+            elif self._fits(waiter.number, waiter.size):
                 waiter.future.set_result(self._take(waiter.number, waiter.size))
+            else:
+                break
             waiters.popleft()
         self._mark()
 
@@ -178,11 +187,15 @@ class Credits:
         self.watched = waiting or any(epoch.taken for epoch in self._epochs[:-1])
 
     def _drop(self, waiter: _Waiter) -> None:
-        if not waiter.future.done():
-            waiter.future.cancel()
-            if self._waiters and self._waiters[0] is waiter:
-                self._waiters.popleft()
-                self._serve()
+        if waiter.future.done():
+            return
+        waiter.future.cancel()
+        self._given_up += 1
+        if self._waiters[0] is waiter:
+            self._serve()
+        elif self._given_up > GIVEN_UP_KEPT + len(self._waiters) // 2:
+            self._waiters = deque(each for each in self._waiters if not each.future.done())
+            self._given_up = 0
 
 
 async def finished(epochs: Sequence[Epoch], deadline: float) -> bool:

@@ -10,20 +10,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from ..errors import BackpressureError, RocketMQError
 from ..transport import wait_until
 
 __all__ = ["Line", "Place"]
 
+LEFT_KEPT: Final = 64
+"""Places behind others whose calls have left, kept at least: clearing them out costs a pass over the line."""
+
 
 class Line:
     """First come, first served; the first of the line is the one whose turn it is."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_left", "_places")
 
     def __init__(self) -> None:
         self._places: deque[Place] = deque()
+        self._left = 0
+        """Of ``_places``: those whose call has left."""
 
     @property
     def waiting(self) -> int:
@@ -47,8 +53,13 @@ class Line:
     def advance(self) -> None:
         """Somebody left: if it was the first, the next one who is still there has its turn."""
         places = self._places
+        self._left += 1
         while places and places[0].left:
             places.popleft()
+            self._left -= 1
+        if self._left > LEFT_KEPT + len(places) // 2:
+            self._places = places = deque(place for place in places if not place.left)
+            self._left = 0
         if places and (waits := places[0].waits) is not None and not waits.done():
             waits.set_result(None)
 

@@ -27,6 +27,7 @@ from rmq_protocol.send_codec import SendReply
 from rmq_protocol.validation import check_group, check_topic
 
 from ..client.instance import ClientInstance
+from ..client.user import stop_budget
 from ..config import ClientConfig, ProducerConfig, split_options
 from ..errors import ClientStateError, ConfigError, RequestTimeoutError, WrongLoopError
 from ..results import BatchSendResult, SendResult
@@ -148,11 +149,11 @@ class Producer:
         self._usable()
         instance = self._instance
         assert instance is not None
+        budget = stop_budget(timeout, self.config.stop_timeout)
+        deadline = monotonic() + budget
         self._state = ProducerState.STOPPING
         self._changing = changing = get_running_loop().create_future()
         self._loop_runs = _never
-        budget = self.config.stop_timeout if timeout is None else timeout
-        deadline = monotonic() + budget
         try:
             await self._sender.close(budget)
         except BaseException:
@@ -233,16 +234,18 @@ class Producer:
             epoch.taken += 1
         else:
             epoch = await credit.take(1, size, deadline)
+            started = monotonic()
         try:
             if lane is None:
                 lane = await sender.lane(message.topic, deadline)
+                started = monotonic()
             target = lane.next()
             try:
                 connection = sender.connections[target.address]
             except KeyError:
                 connection = None
             if connection is None:
-                outgoing = sender.encoder.encode(message)
+                outgoing, started = sender.encoder.encode(message), deadline - sender.timeout
                 return await sender.finish(None, outgoing, lane, target, stored_message, started, deadline, sender.retries)
             ids = sender.ids
             unique_id = ids.next_at(started)
@@ -284,7 +287,15 @@ class Producer:
                 if result is not None:
                     return result
             outgoing = Outgoing(message.topic, unique_id, message_properties(message, unique_id), body)
-            call = SendCall(sender, outgoing, lane, stored_message, deadline=deadline, started=started, retries=sender.retries)
+            call = SendCall(
+                sender,
+                outgoing,
+                lane,
+                stored_message,
+                deadline=deadline,
+                started=deadline - sender.timeout,
+                retries=sender.retries,
+            )
             call.adopt(target, connection, pending, started, error, reply)
             return await call.run()
         finally:
@@ -504,4 +515,4 @@ if hasattr(os, "register_at_fork"):
 def _checked_timeout(timeout: float) -> float:
     if not timeout > 0:
         raise ValueError(f"timeout must be above 0 seconds, not {timeout!r}")
-    return timeout
+    return min(timeout, _FOR_EVER)

@@ -17,7 +17,6 @@ from rmq_protocol.validation import is_not_allowed_send_topic
 
 from ..client.instance import ClientInstance
 from ..client.route_table import TopicRoute
-from ..client.single_flight import own_copy
 from ..config import ProducerConfig
 from ..errors import (
     BackpressureError,
@@ -28,6 +27,7 @@ from ..errors import (
     ConnectionLostError,
     RequestTimeoutError,
     RocketMQError,
+    own_copy,
 )
 from ..transport import Connection, Pending, Receiver
 from .call import BACKING_OFF, ReadReply, Result, SendCall, stopped
@@ -43,6 +43,9 @@ __all__ = ["Sender"]
 
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+
+LINES_KEPT: Final = 1024
+"""Lines in which nobody waits stay until there are more than these."""
 
 LAST_STEPS: Final = 1.0
 """Seconds for calls that were ended to give back what they hold."""
@@ -80,6 +83,7 @@ class Sender:
             group, config.create_topic_key, config.default_topic_queues, instance.config.header_type, self.ids.length
         )
         self._lines: dict[str, Line] = {}
+        self._most_lines = LINES_KEPT
         self._waits: set[asyncio.Timeout] = set()
         self.closed = False
         self.create_future = asyncio.get_running_loop().create_future
@@ -331,6 +335,9 @@ class Sender:
         """Where calls that must leave in order line up: one line per topic, one per address."""
         line = self._lines.get(key)
         if line is None:
+            if len(self._lines) >= self._most_lines:
+                self._lines = {each: line for each, line in self._lines.items() if line.waiting}
+                self._most_lines = max(LINES_KEPT, 2 * len(self._lines))
             line = self._lines[key] = Line()
         return line
 

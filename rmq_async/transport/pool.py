@@ -15,8 +15,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
-from ..config import ClientConfig
-from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
+from ..config import ClientConfig, host_and_port
+from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, own_copy
 from .connection import Connection
 from .process import check_not_forked, generation
 from .serving import RequestHandler
@@ -29,6 +29,8 @@ logger = logging.getLogger("rmq_async.transport")
 
 FIRST_BACKOFF: Final = 0.05
 LAST_BACKOFF: Final = 1.0
+BACKOFFS_KEPT: Final = 256
+"""Addresses that failed are remembered at least up to this number, beyond it only while they are recent."""
 MIN_DEAD_AFTER: Final = 10.0
 
 
@@ -52,10 +54,10 @@ class Backoff:
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port" or "[v6]:port". Raises ConnectError for anything else: addresses come from routes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
+    found = host_and_port(address)
+    if found is None:
         raise ConnectError(f"{address[:200]!r} is not host:port", address=address[:200])
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return found
 
 
 class ConnectionPool:
@@ -85,6 +87,7 @@ class ConnectionPool:
         self._all: set[Connection] = set()
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._backoffs: dict[str, Backoff] = {}
+        self._most_backoffs = BACKOFFS_KEPT
         self._idle_timer: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -129,7 +132,7 @@ class ConnectionPool:
                 raise ClientStateError("the client is stopping", address=address)
             error = task.exception()
             if error is not None:
-                raise _own_copy(error, address)
+                raise own_copy(error)
             if task.result().is_open:
                 return task.result()
 
@@ -171,7 +174,7 @@ class ConnectionPool:
             return
         error = task.exception()  # taken here, so that a connect nobody waits for any more is not reported as lost
         if error is not None:
-            self._backoffs.setdefault(address, Backoff()).failed(monotonic())
+            self._back_off(address)
             logger.debug("connect to %s failed: %s", address, error)
 
     async def _connect(self, address: str) -> Connection:
@@ -223,9 +226,18 @@ class ConnectionPool:
             if connection.heard:
                 self._backoffs.pop(connection.address, None)
             elif connection.close_reason not in (CloseReason.LOCAL, CloseReason.IDLE):  # accepted, and that was all
-                self._backoffs.setdefault(connection.address, Backoff()).failed(monotonic())
+                self._back_off(connection.address)
             if self._on_closed is not None:
                 self._on_closed(connection)
+
+    def _back_off(self, address: str) -> None:
+        now = monotonic()
+        if len(self._backoffs) >= self._most_backoffs:  # routes name addresses, and may name others every time
+            self._backoffs = {
+                each: backoff for each, backoff in self._backoffs.items() if backoff.remaining(now - LAST_BACKOFF)
+            }
+            self._most_backoffs = max(BACKOFFS_KEPT, 2 * len(self._backoffs))
+        self._backoffs.setdefault(address, Backoff()).failed(now)
 
     def _close_idle(self) -> None:
         self._idle_timer = None
@@ -235,15 +247,3 @@ class ConnectionPool:
                 connection.close(CloseReason.IDLE)
         if self.open:
             self._idle_timer = self._loop.call_later(self._config.idle_timeout / 4, self._close_idle)
-
-
-def _own_copy(error: BaseException, address: str) -> BaseException:
-    """One instance per caller: a shared one would gather every caller's traceback."""
-    if isinstance(error, ConnectionLostError):
-        copy: RocketMQError = ConnectionLostError(str(error), address=address)
-    elif isinstance(error, ConnectError):
-        copy = ConnectError(str(error), address=address)
-    else:
-        return error
-    copy.__cause__ = error.__cause__
-    return copy
