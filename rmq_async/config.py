@@ -12,13 +12,14 @@ from typing import Any, Final
 from rmq_protocol import compression
 from rmq_protocol.compression import CompressionType
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
+from rmq_protocol.errors import shown
 
 from .errors import ConfigError
 
 __all__ = ["ClientConfig", "ProducerConfig", "split_options"]
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
-_LONGEST: Final = 1e9
+LONGEST: Final = 1e9
 """Seconds, 31 years; every time in a setting is shorter."""
 RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 
@@ -218,21 +219,13 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def shown(value: object) -> str:
-    """``repr``, cut, for an error message; of a number that is too long to be written, that it is."""
-    try:
-        return repr(value)[:200]
-    except ValueError:  # beyond 4300 digits
-        return f"{type(value).__name__} of thousands of digits"
-
-
 def _check_address(address: str) -> None:
     if host_and_port(address) is None:
         raise ConfigError(f"name server address {shown(address)} is not host:port")
 
 
 def _check_seconds(name: str, value: float, *, zero: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _LONGEST:  # NaN is neither
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LONGEST:  # NaN is neither
         raise ConfigError(f"{name} must be a number of seconds, not {shown(value)}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{name} must be {'0 or ' if zero else ''}above 0 seconds, not {shown(value)}")

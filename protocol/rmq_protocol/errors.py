@@ -45,6 +45,14 @@ class RocketMQError(Exception):
         return _copy, (type(self), self.args, self.__dict__)
 
 
+def shown(value: object) -> str:
+    """``repr``, cut, for an error message; of a number that is too long to be written, that it is."""
+    try:
+        return repr(value)[:200]
+    except ValueError:  # beyond 4300 digits
+        return f"{type(value).__name__} of thousands of digits"
+
+
 def _copy(cls: type[RocketMQError], args: tuple[object, ...], attributes: dict[str, object]) -> RocketMQError:
     error = cls.__new__(cls)
     error.args = args

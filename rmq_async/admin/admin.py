@@ -15,6 +15,7 @@ from rmq_protocol.bodies import TopicList
 from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import Perm, RequestCode
+from rmq_protocol.errors import shown
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.route import TopicRouteData
@@ -25,7 +26,7 @@ from ..client import ClientInstance
 from ..client import offsets as queue_offsets
 from ..client.offsets import epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import ClientConfig, shown, split_options
+from ..config import ClientConfig, split_options
 from ..errors import ConfigError
 from . import clients, messages
 from . import topics as topic_settings
@@ -183,7 +184,7 @@ class Admin(ClientUser):
         async with self._call() as instance:
             check_topic(topic)
             if not isinstance(msg_id, str) or not msg_id.strip() or len(msg_id) > _MAX_ID_LENGTH:
-                raise ConfigError(f"a message id is a text of 1 to {_MAX_ID_LENGTH} characters, not {msg_id!r:.80}")
+                raise ConfigError(f"a message id is a text of 1 to {_MAX_ID_LENGTH} characters, not {shown(msg_id)}")
             return await messages.view(instance, topic, msg_id, self._deadline())
 
     async def query_message(
@@ -203,7 +204,7 @@ class Admin(ClientUser):
         async with self._call() as instance:
             check_topic(topic)
             if not isinstance(key, str) or not key or " " in key or len(key) > _MAX_ID_LENGTH:
-                raise ConfigError(f"a key is a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {key!r:.80}")
+                raise ConfigError(f"a key is a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {shown(key)}")
             _check_number("max_num", max_num, _MAX_FOUND)
             begin_ms = None if begin is None else epoch_ms(begin)
             end_ms = None if end is None else epoch_ms(end)

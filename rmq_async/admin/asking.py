@@ -9,6 +9,7 @@ from time import monotonic
 from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.errors import shown
 from rmq_protocol.route import TopicRouteData
 
 from ..client import ClientInstance
@@ -44,6 +45,9 @@ def masters_of(
 
     Without ``any_cluster``, leaving both out is a ConfigError where there are several clusters.
     """
+    for option, given in (("cluster", cluster), ("broker", broker)):
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(f"{option} must be a name, not {shown(given)}")
     clusters = info.cluster_addr_table
     if broker is not None:
         if cluster is not None and broker not in clusters.get(cluster, ()):

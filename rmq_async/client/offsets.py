@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from rmq_protocol.bodies import GroupList, KVTable
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
-from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.errors import RemoteProtocolError, shown
 from rmq_protocol.headers import (
     BoundaryType,
     GetMaxOffsetRequestHeader,
@@ -32,7 +32,6 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import check_topic
 
-from ..config import shown
 from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, broker_error
 from .instance import ClientInstance
 from .route_table import TopicRoute
@@ -57,6 +56,8 @@ H = TypeVar("H", bound=Header)
 
 _TELLS_NONE_FROM: Final = 413
 """``MQVersion.V5_0_0``: from here on a broker can be told not to say 0 for none."""
+_NO_QUEUE_ID: Final = 1 << 31
+"""Queue ids are below it: they go in 32 bits with a sign."""
 _FIRST_REST: Final = 0.001
 _LAST_REST: Final = 0.1
 _FAR: Final = 1 << 53
@@ -194,7 +195,12 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
     """``queue``, if it is one. Raises ConfigError otherwise: a queue is (topic, broker name, queue id)."""
     if isinstance(queue, tuple) and len(queue) == 3:
         topic, broker_name, queue_id = queue
-        if isinstance(topic, str) and isinstance(broker_name, str) and isinstance(queue_id, int) and queue_id >= 0:
+        if (
+            isinstance(topic, str)
+            and isinstance(broker_name, str)
+            and isinstance(queue_id, int)
+            and 0 <= queue_id < _NO_QUEUE_ID
+        ):
             return queue if isinstance(queue, MessageQueue) else MessageQueue(topic, broker_name, queue_id)
     raise ConfigError(f"{shown(queue)} is not a MessageQueue")
 

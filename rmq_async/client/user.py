@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.errors import shown
 
-from ..config import ClientConfig
+from ..config import LONGEST, ClientConfig
 from ..errors import ClientStateError, WrongLoopError
 from ..transport import check_not_forked, generation
 from .instance import ClientInstance
@@ -27,8 +28,8 @@ def stop_budget(timeout: float | None, default: float) -> float:
     """Seconds that ``stop(timeout)`` may take. Raises ValueError for a number below 0 or none at all, TypeError for no number."""
     budget = default if timeout is None else timeout
     if not budget >= 0:
-        raise ValueError(f"timeout must be 0 or more seconds, not {timeout!r}")
-    return budget
+        raise ValueError(f"timeout must be 0 or more seconds, not {shown(timeout)}")
+    return min(budget, LONGEST)
 
 
 class _State(Enum):

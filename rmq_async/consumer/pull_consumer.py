@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -11,6 +10,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final, Literal
 
+from rmq_protocol.errors import shown
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import parse_tags
@@ -21,7 +21,7 @@ from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
 from ..client.offsets import check_queue, epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import ClientConfig, split_options
+from ..config import LONGEST, ClientConfig, split_options
 from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
 from ..results import PullResult
 from .pulling import pull_once
@@ -85,9 +85,9 @@ class PullConsumer(ClientUser):
         _check_offset(queue, offset)
         _check_tags(tags)
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or not 0 < max_messages <= MAX_PULL:
-            raise ConfigError(f"max_messages must be from 1 to {MAX_PULL}, not {max_messages!r}")
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not math.isfinite(wait) or wait < 0:
-            raise ConfigError(f"wait must be 0 or more seconds, not {wait!r}")
+            raise ConfigError(f"max_messages must be from 1 to {MAX_PULL}, not {shown(max_messages)}")
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < LONGEST:
+            raise ConfigError(f"wait must be 0 or more seconds, not {shown(wait)}")
         pull = partial(pull_once, instance, self._group, queue, offset, max_messages=max_messages, tags=tags, calls=self._calls)
         budget = instance.config.request_timeout
         if wait > 0:
@@ -269,19 +269,19 @@ def _check_start(start: Start) -> None:
     if isinstance(start, datetime):
         epoch_ms(start)
     elif not isinstance(start, Mapping) and start not in ("earliest", "latest"):
-        raise ConfigError(f'start must be "earliest", "latest", a datetime or offsets by queue, not {start!r}')
+        raise ConfigError(f'start must be "earliest", "latest", a datetime or offsets by queue, not {shown(start)}')
 
 
 def _check_end(end: End) -> None:
     if isinstance(end, datetime):
         epoch_ms(end)
     elif end is not None and not isinstance(end, Mapping) and end != "latest":
-        raise ConfigError(f'end must be "latest", None, a datetime or offsets by queue, not {end!r}')
+        raise ConfigError(f'end must be "latest", None, a datetime or offsets by queue, not {shown(end)}')
 
 
 def _check_offset(queue: MessageQueue, offset: int) -> None:
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 1 << 63:
-        raise ConfigError(f"the offset of {queue} must be a whole number from 0 to 2**63 - 1, not {offset!r}")
+        raise ConfigError(f"the offset of {queue} must be a whole number from 0 to 2**63 - 1, not {shown(offset)}")
 
 
 def _check_tags(tags: str) -> None:
@@ -291,4 +291,4 @@ def _check_tags(tags: str) -> None:
             return
     except LocalProtocolError:
         pass
-    raise ConfigError(f'tags must be "*" or tags joined by "||", not {tags!r}')
+    raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')

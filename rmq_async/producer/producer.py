@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self, cast
 
 from rmq_protocol.constants import DEFAULT_PRODUCER_GROUP
-from rmq_protocol.errors import RocketMQError
+from rmq_protocol.errors import RocketMQError, shown
 from rmq_protocol.message import NO_KEYS, Message, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.send_codec import SendReply
@@ -514,5 +514,5 @@ if hasattr(os, "register_at_fork"):
 
 def _checked_timeout(timeout: float) -> float:
     if not timeout > 0:
-        raise ValueError(f"timeout must be above 0 seconds, not {timeout!r}")
+        raise ValueError(f"timeout must be above 0 seconds, not {shown(timeout)}")
     return min(timeout, _FOR_EVER)

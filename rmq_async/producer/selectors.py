@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import Message, MessageQueue
 
 from ..client.offsets import check_queue
@@ -105,7 +106,7 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
 def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector) -> MessageQueue:
     """``chosen``; raises SelectorError when it is not one of ``queues``."""
     if chosen not in queues:
-        raise SelectorError(f"selector {_name(selector)} returned {chosen!r}, which is not one of the queues it was given")
+        raise SelectorError(f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues it was given")
     return chosen
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_
 
 import msgspec
 
-from ..errors import LocalProtocolError, RemoteProtocolError
+from ..errors import LocalProtocolError, RemoteProtocolError, shown
 
 __all__ = ["BoundaryType", "Header", "RpcRequestHeader", "TopicRequestHeader", "from_ext", "to_ext"]
 
@@ -106,7 +106,7 @@ def to_ext(header: Header) -> dict[str, str]:
             ext[name] = "true" if value else "false"
         elif kind is int:
             if not low <= value <= high:
-                raise LocalProtocolError(f"{header.__class__.__name__}.{name}: {value} is outside {low}..{high}")
+                raise LocalProtocolError(f"{header.__class__.__name__}.{name}: {shown(value)} is outside {low}..{high}")
             ext[name] = str(int(value))
         else:
             ext[name] = str(value)
