@@ -18,7 +18,7 @@ from typing import TypeVar
 from rmq_protocol.command import RemotingCommand
 
 from ..errors import BrokerError, ConnectionLostError, NameServerError, ProtocolError, RequestTimeoutError, RocketMQError
-from ..transport import Connection, ConnectionPool
+from ..transport import ConnectionPool
 from .text import printable
 
 __all__ = ["NameServers", "NoUsableAnswerError"]
@@ -102,14 +102,6 @@ class NameServers:
         if failures:
             raise self._failed(failures, bool(answers), timeout)
         return answers
-
-    def connection(self) -> Connection | None:
-        """An open connection to a name server, if there is one."""
-        for address in self._addresses:
-            connection = self._pool.get(address)
-            if connection is not None:
-                return connection
-        return None
 
     # -- inside
 

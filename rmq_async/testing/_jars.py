@@ -1,6 +1,6 @@
 """The official server's jars: Maven resolves them once, later starts read a list of files.
 
-A cold resolution downloads 94 MB in 136 jars for 5.5.0 and took 19 s here; a warm look-up reads one small file. Several
+A cold resolution downloads some 90 MB in 136 jars for 5.5.0 and took 19 s here; a warm look-up reads one small file. Several
 processes may ask at once (parallel test runs): one holds a file lock and works in a directory of its own, which becomes visible
 by one rename, so nobody ever sees half a set. Jars are hard links to Maven's local repository where the file system allows,
 else copies: the set stays whole when that repository is cleaned. Maven runs with its own defaults and settings; nothing here

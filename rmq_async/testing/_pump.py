@@ -71,7 +71,10 @@ class Pump:
         self._size = 0
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
+        self._left_at = 0.0
+        """When the last write was made."""
         self._written_at = 0.0
+        """The same, but at most ``_LATE`` after its time."""
         self._written = 0
         self._cut: Cut | None = None
         self._left = 0
@@ -156,7 +159,7 @@ class Pump:
             if paced > now:
                 self._meets(head, "bandwidth")
         if direction.size is not None and head.started:
-            paced = max(paced, self._written_at + direction.pause)
+            paced = max(paced, self._left_at + direction.pause)
         return max(late, paced)
 
     def _meets(self, piece: _Piece, fault: str) -> None:
@@ -180,7 +183,8 @@ class Pump:
         assert isinstance(head.content, memoryview)
         due = self._due(loop.time()) or 0.0
         self._sink.write(data)
-        self._written, self._written_at = size, max(due, loop.time() - _LATE)
+        self._left_at = loop.time()
+        self._written, self._written_at = size, max(due, self._left_at - _LATE)
         self._direction.passed += size
         self._left -= size if self._cut is not None else 0
         head.content, head.started = head.content[size:], True

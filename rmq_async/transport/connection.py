@@ -20,7 +20,7 @@ from typing import Final, cast
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command
-from rmq_protocol.constants import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, SerializeType
+from rmq_protocol.constants import RESPONSE_FLAG, RequestCode, SerializeType
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
@@ -165,13 +165,6 @@ class Connection(asyncio.Protocol):
         except BaseException:
             self.forget(opaque)
             raise
-
-    def send_oneway(self, command: RemotingCommand) -> None:
-        """Queues a request that nobody answers. Raises ConnectionLostError when the connection is not open."""
-        self._require_open(False)
-        flag = command.flag | ONEWAY_FLAG
-        oneway = msgspec.structs.replace(command, opaque=self.next_opaque(), flag=flag)
-        self._writer.queue(encode_command(oneway, self.serialize_type), urgent=True)
 
     # -- what the send path uses
 

@@ -99,11 +99,23 @@ async def test_slices_leave_one_by_one(echo: Echo) -> None:
     async with FaultProxy(echo.address) as proxy, Client(proxy.address) as client:
         proxy.to_client.slice(3, pause=0.03)
         client.writer.write(b"0123456789")
-        pieces = [await client.reader.read(100) for _ in range(4)]
+        async with asyncio.timeout(5):
+            pieces = [await client.reader.read(100) for _ in range(4)]
         assert pieces == [b"012", b"345", b"678", b"9"]
         proxy.to_client.slice(5, pause=0.05)
         assert 0.04 < await seconds(client, bytes(10)) < 1
         assert proxy.injected["slice"] == 3 + 1
+
+
+async def test_slices_do_not_catch_up_after_a_loop_that_was_late(echo: Echo) -> None:
+    async with FaultProxy(echo.address) as proxy, Client(proxy.address) as client:
+        proxy.to_client.slice(3, pause=0.03)
+        client.writer.write(b"0123456789")
+        async with asyncio.timeout(5):
+            pieces = [await client.reader.read(100)]
+            time.sleep(0.15)
+            pieces += [await client.reader.read(100) for _ in range(3)]
+        assert pieces == [b"012", b"345", b"678", b"9"]
 
 
 async def test_what_is_stalled_passes_when_resumed(client: Client, direction: Direction) -> None:

@@ -13,7 +13,7 @@ from rmq_async.config import ClientConfig
 from rmq_async.transport import CloseReason, Connection, ConnectionPool
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
-from rmq_protocol.send_codec import SendReply, SendTemplate
+from rmq_protocol.send_codec import FIRST_OPAQUE, ID_LENGTH, SendReply, SendTemplate
 
 from .peer import Peer
 
@@ -32,8 +32,17 @@ def template(**changes: Any) -> SendTemplate:
     return SendTemplate(**(fields | changes))
 
 
+FRAME = template().parts(FIRST_OPAQUE, BORN, "", b"0123456789")
+"""Any frame that nobody answers."""
+
+
 class Sender:
-    """Sends as a producer does: typed, from a template, under a window."""
+    """Sends as a producer does: typed, from a template, under a window.
+
+    ``plain``: the way that messages without properties go (``start_plain``), else that of all others (``start_send``).
+    """
+
+    plain = False
 
     def __init__(self, connection: Connection, *, window: int = 8192, timeout: float = 3.0) -> None:
         self.connection = connection
@@ -46,9 +55,14 @@ class Sender:
         future: asyncio.Future[SendReply] = asyncio.get_running_loop().create_future()
         deadline = monotonic() + (self.timeout if timeout is None else timeout)
         code = int(RequestCode.SEND_MESSAGE_V2)
-        opaque = self.connection.next_opaque()
-        parts = self.template.parts(opaque, BORN, "", body)
-        pending = self.connection.start_send(opaque, parts, future, deadline, deadline, code, self, self.window)
+        if self.plain:
+            pending = self.connection.start_plain(
+                self.template, BORN, "0" * ID_LENGTH, body, future, deadline, deadline, self, self.window
+            )
+        else:
+            opaque = self.connection.next_opaque()
+            parts = self.template.parts(opaque, BORN, "", body)
+            pending = self.connection.start_send(opaque, parts, future, deadline, deadline, code, self, self.window)
         self.opaques.append(pending.opaque)
         return future
 

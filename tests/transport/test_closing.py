@@ -16,7 +16,7 @@ from rmq_async.transport.states import next_state
 from rmq_protocol.command import RemotingCommand
 
 from .peer import Link, Peer, frame, response, silence
-from .support import Notes, Sender, connect, ping, spin, until
+from .support import FRAME, Notes, Sender, connect, ping, spin, until
 
 ONEWAY = frame(RemotingCommand(code=10, flag=2))
 Ending = Callable[[Connection, Link], None]
@@ -72,7 +72,7 @@ async def test_a_closed_connection_takes_nothing(reason: CloseReason) -> None:
         await peer.accepted()
         ENDINGS[reason](connection, peer.link)
         await connection.closed
-        for attempt in (lambda: connection.send_oneway(ping()), lambda: Sender(connection).submit(b"m")):
+        for attempt in (lambda: connection.submit_oneway(FRAME, lambda cost: None, 1), lambda: Sender(connection).submit(b"m")):
             with pytest.raises(ConnectionLostError, match=reason.value) as caught:
                 attempt()
             assert not caught.value.maybe_stored

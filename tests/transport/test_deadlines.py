@@ -19,7 +19,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
 from .peer import Link, Peer, ThreadedPeer, echo, silence, stored
-from .support import BORN, Exact, Notes, Sender, connect, ping, pool_of, spin, template, until
+from .support import BORN, FRAME, Exact, Notes, Sender, connect, ping, pool_of, spin, template, until
 
 
 def submit_attempt(connection: Connection, notes: Notes, attempt: float, call: float, body: bytes = b"m") -> None:
@@ -388,7 +388,7 @@ async def test_one_slow_request_among_answered_ones_is_not_death() -> None:
 
 async def test_long_polls_and_oneways_expect_no_byte() -> None:
     async with Peer(silence) as peer, connect(peer, dead_after=0.1) as connection:
-        connection.send_oneway(ping())
+        connection.submit_oneway(FRAME, lambda cost: None, 1)
         with pytest.raises(RequestTimeoutError):
             await connection.request(ping(), 0.3, long_poll=True)
         assert connection.is_open
