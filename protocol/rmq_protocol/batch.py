@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from .constants import MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX
+from .constants import MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, ResponseCode
 from .errors import InvalidMessageError, RemoteProtocolError
 from .message import Message
 from .properties import message_properties
@@ -102,8 +102,8 @@ def _check_member(message: object, first: Message, max_body: int) -> None:
 def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecord]:
     """The messages of a batch body.
 
-    Raises ``RemoteProtocolError``, naming the byte, where a length is negative or runs over the end, and for more than
-    ``max_records`` messages.
+    Raises ``RemoteProtocolError``, naming the byte, where a length is negative or runs over the end, and, with code 13
+    (MESSAGE_ILLEGAL), for more than ``max_records`` messages.
     """
     records: list[BatchRecord] = []
     position, end = 0, len(data)
@@ -113,7 +113,7 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
                 f"batch: {end - position} bytes at byte {position}, a message takes at least {BATCH_OVERHEAD}"
             )
         if max_records is not None and len(records) >= max_records:
-            raise RemoteProtocolError(f"batch of more than {max_records} messages")
+            raise RemoteProtocolError(f"batch of more than {max_records} messages", code=ResponseCode.MESSAGE_ILLEGAL)
         flag, length = _FLAG_AND_LENGTH.unpack_from(data, position)
         body_at = position + _HEAD_SIZE
         body_end = body_at + length

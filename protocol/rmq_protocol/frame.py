@@ -63,7 +63,7 @@ class FrameDecoder:
         Raises RemoteProtocolError, naming the field and its value, for a broken frame. When good frames precede it in the
         same call they are returned first, ``error`` is set and the next call raises it.
         """
-        return [frame if isinstance(frame, Frame) else Frame(0, bytes(frame), b"") for frame in self.cut(data)]
+        return [frame if isinstance(frame, Frame) else Frame(0, frame, b"") for frame in self.cut(bytes(data))]
 
     def cut(self, data: bytes) -> list[Frame | bytes]:
         """``feed``, but a frame with a JSON header and no body, which nearly every answer to a send is, comes as its header."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from .command import plain_text
 from .errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = ["MAX_DEPTH", "dumps", "loads"]
@@ -32,6 +33,7 @@ _space = re.compile(r"[ \t\n\r]*").match
 _number = re.compile(r"(-?(?:0|[1-9][0-9]*))((?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)").match
 _integer = re.compile(r"-?[0-9]+").match
 _surrogate = re.compile("[\ud800-\udfff]").search
+_encode = msgspec.json.Encoder(enc_hook=plain_text).encode
 _raw_decode = json.JSONDecoder(strict=False).raw_decode
 _MAX_DIGITS: Final = 400
 _LONG: Final = range(-0x8000000000000000, 0x8000000000000000)
@@ -81,9 +83,9 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
         for key, item in value.items():
             parts.append(mark)
             if isinstance(key, tuple):
-                parts.append(msgspec.json.encode(dict(key)))
+                parts.append(_encode(dict(key)))
             else:
-                parts.append(msgspec.json.encode(key))
+                parts.append(_encode(key))
             parts.append(b":")
             _write(item, parts, depth - 1)
             mark = b","
@@ -96,7 +98,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
             mark = b","
         parts.append(b"]" if mark == b"," else b"[]")
     else:
-        parts.append(msgspec.json.encode(value))
+        parts.append(_encode(value))
 
 
 def _parse(text: str) -> Any:

@@ -29,7 +29,7 @@ from rmq_protocol.constants import (
     ResponseCode,
     SysFlag,
 )
-from rmq_protocol.errors import ProtocolError
+from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame
 from rmq_protocol.headers import (
     SendMessageRequestHeader,
@@ -54,6 +54,8 @@ from .writer import ILLEGAL, MessageWriter, utf8
 
 __all__ = ["SendFrame", "SendMessageProcessor", "decode_send"]
 
+MAX_BATCH: Final = 65_536
+"""Messages. Those of real clients have a UNIQ_KEY each, so that fewer fit into the largest body."""
 _ADDED: Final = {"CLUSTER": CLUSTER, "MSG_REGION": REGION, "TRACE_ON": "true"}
 _ADDED_TEXT: Final = properties_text(_ADDED)
 _REPLY_FIELDS: Final = {"TRACE_ON": "true", "MSG_REGION": REGION}
@@ -241,9 +243,13 @@ class SendMessageProcessor:
         properties = decode_properties(header.i or "")
         if properties.get("DELAY", "0") != "0":
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
+        try:
+            records = decode_batch(body, MAX_BATCH)
+        except RemoteProtocolError as error:
+            raise error if error.code is None else Refused(error.code, str(error)) from None
         ids: list[str] = []
         first = topic.queue(queue_id).max_offset
-        for record in decode_batch(body):
+        for record in records:
             tags = decode_properties(record.properties).get("TAGS") if b"TAGS\x01" in record.properties else None
             _, position = self._append(
                 topic,

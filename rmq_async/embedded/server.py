@@ -38,6 +38,9 @@ MAX_UNFINISHED: Final = 64 * 1024 * 1024
 """Bytes of unfinished frames of all connections together."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of answers that peers do not read, of all connections together."""
+READ_AT_ONCE: Final = 128 * 1024
+"""Bytes of one read after which the others have their turn. uvloop goes on reading while a read fills its buffer of 250 KiB,
+32 times, so that one client that sends fast enough kept all others, and a signal, waiting for 0.1 s."""
 FLUSH_SIZE: Final = 256 * 1024
 WRITE_HIGH: Final = 1024 * 1024
 WRITE_LOW: Final = 256 * 1024
@@ -135,6 +138,9 @@ class Connection(asyncio.Protocol):
             self.work()
         if self._decoder.error is not None:
             self.refuse(self._decoder.error)
+        elif len(data) >= READ_AT_ONCE and not self._paused:
+            self._read(False)
+            asyncio.get_running_loop().call_soon(self._read_on)
 
     def eof_received(self) -> bool:
         return False
@@ -144,6 +150,10 @@ class Connection(asyncio.Protocol):
         self._read(False)
         self._listener.congested.add(self)
         self._listener.bound_unread(self._listener.congested)
+
+    def _read_on(self) -> None:
+        if not self._paused and not self._listener.gate.stalled:
+            self._read(True)
 
     def resume_writing(self) -> None:
         self._paused = False

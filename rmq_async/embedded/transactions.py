@@ -206,8 +206,10 @@ class Transactions:
             else:
                 draft.properties[_CHECK_TIMES] = str(times + 1)
                 self._ask(draft, self._writer.put(draft), now)
-        except (Refused, ProtocolError, InvalidMessageError) as error:
+        except (Refused, ProtocolError) as error:
             logger.warning("%s: a half message cannot be kept: %s", self._state.name, error)
+        except InvalidMessageError as error:
+            logger.warning("%s: nobody can be asked about a half message: %s", self._state.name, error)
         self._has_ended(offset)
         return len(record)
 

@@ -152,6 +152,23 @@ async def test_the_members_and_subscriptions_of_all_groups_are_bounded(
     await beat(broker, "c1", producer_data_set=(ProducerData("C"),))
 
 
+async def test_subscriptions_that_stay_because_newer_ones_are_older_count_as_what_they_take(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.clients.MAX_SUBSCRIPTION_BYTES", 50_000)
+    large, small = (SubscriptionData("T", "A" * count, sub_version=count) for count in (10_000, 1))
+    await beat(broker, consumer_data_set=(consumer("CG", large),))
+    await beat(broker, consumer_data_set=(consumer("CG", small),))
+    assert clients(server).consumers["CG"].subscriptions == {"T": large}
+    other = HeartbeatData("c1", consumer_data_set=(consumer("CG2", large),))
+    assert (await broker.ask(HEARTBEAT, None, encode_heartbeat(other))).code == 1
+    await beat(broker, consumer_data_set=(consumer("CG", SubscriptionData("U")),))
+    assert (await broker.ask(HEARTBEAT, None, encode_heartbeat(other))).code == 0
+    for group in ("CG", "CG2"):
+        await broker.ask(UNREGISTER, {"clientID": "c1", "consumerGroup": group})
+    assert clients(server)._size == 0
+
+
 @pytest.mark.parametrize(
     "data", [HeartbeatData("c" * 513, (ProducerData("PG"),)), HeartbeatData("c", (ProducerData("P" * 513),))]
 )

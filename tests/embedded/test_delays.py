@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import logging
 
 import pytest
@@ -214,6 +215,25 @@ async def test_messages_come_in_the_order_of_their_times_then_in_that_of_sending
     times = [message.store_time_ms - START for message in server.messages("T")]
     assert times == sorted(times)
     assert set(times) == {1000, 2000, 3000, 4000, 5000}
+
+
+@pytest.mark.parametrize("delay", ["DELAY", "TIMER_DELAY_SEC"])
+async def test_of_large_messages_that_are_due_some_4_mb_leave_before_others_have_their_turn(
+    server: EmbeddedRocketMQ, broker: RawClient, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, delay: str
+) -> None:
+    for number in range(10):
+        await broker.send("T", bytes([number]) * 1_000_000, properties={"UNIQ_KEY": "u", delay: "1"})
+    schedule, after = schedule_of(server), [0]
+    ring = schedule._ring
+
+    def counted() -> None:
+        ring()
+        after.append(len(bodies(server)))
+
+    monkeypatch.setattr(schedule._alarm, "_ring", counted)
+    await clock.advance(1)
+    assert [body[0] for body in bodies(server)] == list(range(10))
+    assert max(more - before for before, more in itertools.pairwise(after)) <= 5
 
 
 async def test_a_pull_that_waits_is_answered_when_the_message_is_due(broker: RawClient, clock: ManualClock) -> None:

@@ -86,6 +86,49 @@ async def test_unfinished_frames_are_bounded_over_all_connections(
     assert server._brokers[0].listener._unfinished == 0
 
 
+async def test_a_connection_that_held_too_much_is_dropped_and_counted_once(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.server.MAX_UNFINISHED", 1_000_000)
+    listener = server._brokers[0].listener
+    await broker.ask(9999)
+    (small,) = listener.connections
+    async with RawClient(server.brokers["broker-a"]) as other:
+        await other.ask(9999)
+        (large,) = listener.connections - {small}
+        listener.count_unfinished(large, 1_000_001)
+        for size in range(10, 15):  # before the event loop tells that it is gone
+            listener.count_unfinished(small, size)
+        assert listener.refused == 1
+        assert listener._unfinished == 14
+        assert await other.is_closed()
+    assert (await broker.send("T")).code == 0
+    assert listener._unfinished == small.unfinished == 0
+
+
+async def test_one_client_that_sends_as_fast_as_it_can_leaves_the_others_their_turns(
+    server: EmbeddedRocketMQ, broker: RawClient
+) -> None:
+    await broker.ask(9999)
+    (connection,) = server._brokers[0].listener.connections
+    assert connection._transport is not None
+    frame = b"".join(encode_command(RemotingCommand(code=310, ext_fields={**send_fields("T")}, body=bytes(1000))))
+    connection.data_received(frame * 150)
+    assert not connection._transport.is_reading()
+    await asyncio.sleep(0)
+    assert connection._transport.is_reading()
+    connection.data_received(frame * 50)
+    assert connection._transport.is_reading()
+    for _ in range(200):
+        assert (await broker.read()).code == 0
+    connection.data_received(frame * 150)
+    server.stall()
+    await asyncio.sleep(0)
+    assert not connection._transport.is_reading()
+    server.resume()
+    assert connection._transport.is_reading()
+
+
 async def test_a_client_that_does_not_read_is_not_served_further(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     await broker.send("T", bytes(1_000_000))
     async with RawClient(server.brokers["broker-a"]) as greedy:

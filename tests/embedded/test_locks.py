@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded.locks import LOCK_LIFE, QueueLocks
+from rmq_async.embedded.service import Refused
 from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody, decode_body, encode_body
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 
 from .raw import RawClient
+
+
+class Time:
+    """What the locks see instead of the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr("rmq_async.embedded.locks.time", time)
+    return time
 
 
 def queues(*ids: int) -> tuple[MessageQueue, ...]:
@@ -43,14 +60,14 @@ async def test_one_client_of_a_group_has_a_queue(broker: RawClient) -> None:
     assert await lock(broker, "c1") == set()
 
 
-async def test_locks_end_unless_renewed(server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq_async.embedded.locks.LOCK_LIFE", 0.2)
+async def test_locks_end_unless_renewed(server: EmbeddedRocketMQ, broker: RawClient, time: Time) -> None:
     await lock(broker, "c1", 0, 1)
-    await asyncio.sleep(0.12)
+    time.now += LOCK_LIFE - 1
     await lock(broker, "c1", 0)
-    await asyncio.sleep(0.12)
+    assert await lock(broker, "c2", 0, 1) == set()
+    time.now += 1
     assert await lock(broker, "c2", 0, 1) == {1}
-    await asyncio.sleep(0.25)
+    time.now += LOCK_LIFE
     assert len(server._brokers[0].state.locks) == 2
     server._brokers[0].tick()
     assert len(server._brokers[0].state.locks) == 0
@@ -70,6 +87,44 @@ async def test_locks_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPa
     assert await lock(broker, "c1", 0, 1) == {0, 1}
     assert await refused(LockBatchRequestBody("CG", "c1", queues(0, 1, 2, 3))) == "4 queues in one request, the limit is 3"
     assert await refused(LockBatchRequestBody("C" * 600, "c1")) == "a name of 600 characters, the limit is 512"
+
+
+def test_a_full_table_is_not_searched_for_each_refusal_and_has_room_when_locks_end(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.locks.MAX_LOCKS", 3)
+    searches: list[float] = []
+    expire = QueueLocks._expire
+
+    def counted(locks: QueueLocks, now: float) -> bool:
+        searches.append(now)
+        return expire(locks, now)
+
+    monkeypatch.setattr(QueueLocks, "_expire", counted)
+    locks = QueueLocks()
+
+    def take(queue_id: int) -> bool:
+        try:
+            return locks.lock("CG", queues(queue_id), "c1") == [*queues(queue_id)]
+        except Refused:
+            return False
+
+    for queue_id in range(3):
+        assert take(queue_id)
+        time.now += 10
+    for _ in range(100):
+        assert not take(7)
+    assert len(searches) <= 1
+    time.now += LOCK_LIFE - 30
+    assert take(7)
+    assert not take(8)
+    assert take(1)  # renewed
+    time.now += 10
+    assert not take(8)
+    time.now += 10
+    assert take(8)
+    assert len(locks) == 3
+    assert len(searches) <= 6
 
 
 @pytest.mark.parametrize("code", [41, 42])

@@ -8,8 +8,10 @@ import time
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded.pulls import HeldPulls, _Pull
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
+from rmq_protocol.headers import PullMessageRequestHeader, from_ext
 from rmq_protocol.stored import decode_messages
 
 from .raw import RawClient, pull_fields, send_fields
@@ -226,6 +228,40 @@ async def test_held_pulls_of_all_connections_and_their_tags_are_bounded(
     broker.write(11, pull_fields("T", subscription="A||B", suspendTimeoutMillis="20000", **SUSPEND))
     refused = await broker.ask(11, pull_fields("T", suspendTimeoutMillis="20000", **SUSPEND))
     assert (refused.code, refused.remark) == (2, "this broker holds 1 pulls that wait for messages, it takes no more")
+
+
+async def test_forgetting_the_held_pulls_of_a_connection_looks_at_no_others_and_leaves_their_order(
+    server: EmbeddedRocketMQ, broker: RawClient
+) -> None:
+    compared = 0
+
+    class Counted(_Pull):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+        __hash__ = object.__hash__
+
+    await broker.create_topic("T")
+    answered: list[int] = []
+    held = HeldPulls(lambda connection, command, response: answered.append(command.opaque))
+    queue = server._brokers[0].state.topics.ensure("T").queue(0)
+    header = from_ext(PullMessageRequestHeader, {**pull_fields("T")})
+    async with RawClient(server.brokers["broker-a"]) as other:
+        await other.ask(9999)
+        first, second = server._brokers[0].listener.connections
+        for opaque in range(600):
+            command = RemotingCommand(code=11, opaque=opaque)
+            held.hold(Counted(first if opaque % 2 else second, command, header, queue, None), 20_000)
+        held.disconnected(second)
+        assert len(held) == 300
+        assert compared < 3000  # each with all before it: 90,000
+        await broker.send("T")
+        held.arrived(queue)
+        held._wake()
+        assert answered == list(range(1, 600, 2))
+        held.close()
 
 
 async def test_a_connection_that_ends_takes_its_held_pulls_along(server: EmbeddedRocketMQ, broker: RawClient) -> None:

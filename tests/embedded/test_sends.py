@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded.sends import MAX_BATCH
 from rmq_protocol.batch import encode_batch_message
-from rmq_protocol.constants import RequestCode, SerializeType
+from rmq_protocol.constants import MAX_BODY_SIZE, RequestCode, SerializeType
 from rmq_protocol.ids import pack_offset_id, unpack_unique_id
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import encode_properties, properties_text
@@ -316,6 +317,21 @@ async def test_broken_batches_store_nothing(server: EmbeddedRocketMQ, broker: Ra
     reply = await broker.send("T", body, code=320, m="true")
     assert reply.code == code
     assert server.messages("T") == []
+
+
+async def test_batches_of_more_messages_than_real_clients_can_send_are_13(
+    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest = encode_batch_message(b"", 0, b"")
+    refused = await broker.send("T", smallest * 65_537, code=320, m="true")
+    assert (refused.code, refused.remark) == (13, "batch of more than 65536 messages")
+    assert server.messages("T") == []
+    unique = encode_batch_message(b"b", 0, f"UNIQ_KEY\x01{UNIQUE_ID}\x02".encode())
+    assert MAX_BODY_SIZE // len(unique) < MAX_BATCH == 65_536
+    monkeypatch.setattr("rmq_async.embedded.sends.MAX_BATCH", 3)
+    assert (await broker.send("T", smallest * 3, code=320, m="true")).code == 0
+    assert (await broker.send("T", smallest * 4, code=320, m="true")).code == 13
+    assert len(server.messages("T")) == 3
 
 
 async def test_batches_to_retry_topics_are_13(broker: RawClient) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.embedded.transactions import CHECK_MAX_TOPIC, HALF_TOPIC, Transactions
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import MAX_PROPERTIES_SIZE, RequestCode
 from rmq_protocol.heartbeat import HeartbeatData, ProducerData, encode_heartbeat
 from rmq_protocol.ids import pack_offset_id, unpack_offset_id
 from rmq_protocol.message import MessageExt
@@ -354,6 +354,27 @@ async def test_questions_that_nobody_is_there_for_count_too(
     assert checked(check).properties["TRANSACTION_CHECK_TIMES"] == "3"
     await clock.advance(30)
     assert len(server.messages(CHECK_MAX_TOPIC)) == 1
+
+
+async def test_a_message_that_is_too_long_to_be_asked_about_keeps_no_others_from_it(
+    server: EmbeddedRocketMQ, broker: RawClient, producer: RawClient, clock: ManualClock
+) -> None:
+    properties = {"UNIQ_KEY": UNIQUE_ID, "TRAN_MSG": "true", "PGROUP": "PG", "pad": "x"}
+    await broker.send("T", b"long", f="4", properties=properties)
+    stored = properties_text({**server.messages(HALF_TOPIC)[0].properties, "TRANSACTION_CHECK_TIMES": "1"})
+    server.clear()
+    properties["pad"] += "x" * (MAX_PROPERTIES_SIZE - len(stored))  # fits with a count of questions, but not with WAIT
+    assert (await broker.send("T", b"long", f="4", properties=properties)).code == 0
+    await put_half(broker)
+    times = []
+    for _ in range(5):
+        await clock.advance(30)
+        messages = [checked(check) for check in await checks(producer)]
+        times += [(message.body, message.properties["TRANSACTION_CHECK_TIMES"]) for message in messages]
+    assert times == [(b"half", "1"), (b"half", "2"), (b"half", "3")]
+    assert [message.body for message in server.messages(CHECK_MAX_TOPIC)] == [b"long", b"half"]
+    assert len(server.messages(HALF_TOPIC)) == 2 + 2 * 3
+    assert sum(timer.call is not None for _, _, timer in clock._timers) == 0  # so nobody looks at them any more
 
 
 async def test_an_immunity_time_puts_the_question_off_and_bounds_the_producers_own_end(

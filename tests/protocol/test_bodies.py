@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from rmq_protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     ConsumeStats,
     GetConsumerStatusBody,
+    KVTable,
     LockBatchRequestBody,
     LockBatchResponseBody,
     OffsetWrapper,
@@ -92,6 +94,28 @@ def test_queues_are_objects_in_lists_and_unquoted_as_keys() -> None:
     text = b'{"offsetTable":{' + KEY + b':{"minOffset":1,"maxOffset":2,"lastUpdateTimestamp":3}},"topicPutTps":0.0}'
     assert encode_body(table) == encode_body(table, standard=False) == text
     assert decode_body(TopicStatsTable, text) == table
+
+
+class Word(str):
+    """A text that is a little more, as NumPy's are."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda text: TopicList((text("a"),), text("b")),
+        lambda text: KVTable({text("a"): text("b")}),
+        lambda text: LockBatchRequestBody(text("g"), text("c"), (MessageQueue(text("T"), text("b"), 1),)),
+        lambda text: TopicStatsTable({MessageQueue(text("T"), text("b"), 1): TopicOffset(1, 2, 3)}),
+    ],
+    ids=["list", "table", "queues", "table by queues"],
+)
+@pytest.mark.parametrize("standard", [True, False])
+def test_texts_of_a_class_below_str_are_texts(body: Callable[[Callable[[str], str]], msgspec.Struct], standard: bool) -> None:
+    assert encode_body(body(Word), standard=standard) == encode_body(body(str), standard=standard)
+    for text in (Word, str):
+        with pytest.raises(LocalProtocolError, match="surrogates not allowed"):
+            encode_body(body(lambda given, text=text: text("\ud800" + given)), standard=standard)
 
 
 def test_the_members_of_a_queue_come_in_any_order_and_with_others() -> None:

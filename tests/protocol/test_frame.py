@@ -103,3 +103,13 @@ def test_a_json_frame_without_a_body_is_cut_to_its_header() -> None:
         Frame(0, b"{1}", b"body"),
         Frame(0, b"{}", b""),
     ]
+
+
+def test_a_bytearray_gives_the_same_frames_as_bytes() -> None:
+    frames = [Frame(0, b"{}", b""), Frame(1, b"head", b""), Frame(0, b"{1}", b"body")]
+    data = bytearray(join(*frames))
+    decoder = FrameDecoder()
+    found = decoder.feed(data) + decoder.feed(data[:9]) + decoder.feed(data[9:])
+    data.clear()
+    assert found == frames * 2
+    assert {type(part) for frame in found for part in (frame.header, frame.body)} == {bytes}
