@@ -29,6 +29,12 @@ from rmq_protocol import compression
         ({"instance_name": ""}, "instance_name"),
         ({"client_ip": 5}, "client_ip"),
         ({"namesrv": 5}, "namesrv"),
+        ({"request_timeout": 10**400}, "request_timeout"),
+        ({"request_timeout": -(10**5000)}, "request_timeout"),
+        ({"namesrv": "h:" + "1" * 5000}, "host:port"),
+        ({"serialize_type": 10**5000}, "serialize_type"),
+        ({"max_frame_size": 10**5000}, "max_frame_size"),
+        ({"client_ip": 10**5000}, "client_ip"),
     ],
 )
 def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) -> None:
@@ -50,6 +56,10 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"oneway_window": -1}, "oneway_window"),
         ({"create_topic_key": ""}, "create_topic_key"),
         ({"retry_codes": 2}, "retry_codes"),
+        ({"timeout": 10**400}, "timeout"),
+        ({"retries": 10**5000}, "retries"),
+        ({"compress_type": 10**5000}, "compress_type"),
+        ({"retry_codes": 10**5000}, "retry_codes"),
         ({"retry_codes": "2"}, "retry_codes"),
     ],
 )

@@ -163,6 +163,10 @@ async def test_where_to_create_must_be_clear() -> None:
         ({"read_queues": -1}, ConfigError),
         ({"attributes": {"a": "b,c"}}, ConfigError),
         ({"attributes": {"": "b"}}, ConfigError),
+        ({"attributes": {"a": 1}}, ConfigError),
+        ({"attributes": {1: "a"}}, ConfigError),
+        ({"queues": 10**5000}, ConfigError),
+        *(({"perm": perm}, ConfigError) for perm in (0, 1, 8, 99, -1, 3.5, True, "6")),
     ],
 )
 async def test_what_cannot_be_is_refused_before_anything_is_sent(arguments: dict[str, Any], kind: type[Exception]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async.admin import Admin
+from rmq_async.admin import Admin, topics
 from rmq_async.errors import (
     BrokerError,
     ClientStateError,
@@ -20,6 +20,7 @@ from rmq_async.errors import (
     GroupNotOnlineError,
     PermissionDeniedError,
     QueryNotFoundError,
+    RemoteProtocolError,
     RocketMQError,
 )
 from rmq_protocol.command import RemotingCommand
@@ -229,6 +230,9 @@ async def test_an_id_that_is_not_indexed_yet_is_asked_for_again_when_it_is(befor
         lambda admin: admin.create_topic("t", attributes=[("+a", "b")]),
         lambda admin: admin.sync_topics("a", "b", topics=""),
         lambda admin: admin.sync_topics("a", "b", topics=[]),
+        lambda admin: admin.sync_topics("a", "b", topics=5),
+        lambda admin: admin.sync_topics(10**5000, "b"),
+        lambda admin: admin.view_message("t", 10**5000),
     ],
 )
 async def test_arguments_that_cannot_be(call: Callable[[Admin], Any]) -> None:
@@ -291,6 +295,17 @@ async def test_a_copy_changes_only_what_differs() -> None:
         assert {name: fields["attributes"] for name, fields in created.items()} == {"new": "+message.type=FIFO", "other": "-x"}
         assert {fields["perm"] for fields in created.values()} == {"6"}
         assert not [request for request in source.requests if request.code == CREATE]
+
+
+async def test_large_settings_that_are_nested_deeply_are_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "MAX_JSON_BODY_SIZE", 50_000)
+    async with FakeBroker() as source, FakeBroker() as target:
+        scripted(source, {21: (0, None, b'{"topicQueueMappingDetailMap":{"t":' + b"[" * 100_000)})
+        scripted(target, {21: (0, None, b"{}")})
+        clusters = {"c": {"broker-a": source.address, "broker-b": target.address}}
+        async with Cluster(clusters) as server, Admin(namesrv=server.address) as admin:
+            with pytest.raises(RemoteProtocolError):
+                await admin.sync_topics("broker-a", "broker-b", dry_run=True)
 
 
 async def test_a_broker_may_have_many_topics() -> None:

@@ -223,6 +223,26 @@ async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: p
         await instance.unregister_producer("p", 0.2)
 
 
+async def test_a_broker_that_left_the_route_is_not_remembered_for_its_refusals() -> None:
+    async with cluster(brokers=2) as (server, brokers), client(server) as instance:
+        addresses = {broker.address for broker in brokers}
+        for broker in brokers:
+            broker.answer = lambda link, request: link.reply(request, code=16, remark="no", body=b"")
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        for address in addresses:
+            await instance.pool.connect(address, 1.0)
+        heartbeats = instance.heartbeats
+        await until(lambda: heartbeats._reported == addresses)
+        heartbeats.round()
+        assert heartbeats._reported == addresses
+        server.routes["t"] = route(brokers[0].address, name="broker-0")
+        await instance.routes.refresh_all()
+        heartbeats.round()
+        assert heartbeats._reported == {brokers[0].address}
+        await instance.unregister_producer("p", 0.2)
+
+
 async def test_a_silent_broker_does_not_hold_up_the_farewell() -> None:
     async with cluster() as (server, [broker]), client(server) as instance:
         instance.register_producer("p")

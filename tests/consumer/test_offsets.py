@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rmq_async.client.offsets import check_queue, epoch_ms
 from rmq_async.consumer import PullConsumer
 from rmq_async.errors import BrokerNotFoundError, ClientStateError, ConfigError, TopicNotFoundError
 from rmq_protocol.message import MessageQueue
@@ -60,3 +61,12 @@ async def test_a_known_queue_costs_no_look_up() -> None:
         for _ in range(3):
             await consumer.max_offset(queue)
         assert server.requests[105] == before
+
+
+def test_times_and_queues_that_cannot_be_are_told_however_long_their_numbers() -> None:
+    for when in (10**5000, -(10**5000), 10**400):
+        with pytest.raises(ConfigError, match="a time must be"):
+            epoch_ms(when)
+    for queue_id in (-(10**5000), 10**5000, 1 << 31, -1):
+        with pytest.raises(ConfigError, match="is not a MessageQueue"):
+            check_queue(("t", "b", queue_id))  # type: ignore[arg-type]

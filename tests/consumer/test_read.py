@@ -420,6 +420,24 @@ async def test_cancelling_a_reading_leaves_nothing(steps: int) -> None:
         assert consumer._calls == set()
 
 
+async def test_a_stopped_reading_takes_up_no_new_queues() -> None:
+    """Though the client lives on, for others, and learns of them."""
+    async with embedded(queues=1) as (server, consumer), PullConsumer("other", client=consumer.config) as other:
+        await put(consumer, Q0, bodies(2))
+        reader = consumer.read(TOPIC, end=None)
+        await anext(reader)
+        await consumer.stop()
+        pulls = server.requests[11]
+        async with Admin(client=other.config) as admin:
+            await admin.create_topic(TOPIC, queues=3)
+        assert len(await other.queues(TOPIC)) == 3
+        assert pulls_under_way() == []
+        await other.queues(TOPIC)
+        assert server.requests[11] == pulls
+        with pytest.raises(ClientStateError):
+            await anext(reader)
+
+
 async def test_two_readings_do_not_disturb_each_other() -> None:
     async with embedded(queues=1) as (_, consumer):
         await put(consumer, Q0, bodies(100))
@@ -460,6 +478,8 @@ async def test_many_queues_do_not_make_many_pulls_at_once() -> None:
     [
         {"start": "first"},
         {"start": 5},
+        {"start": 10**5000},
+        {"start": {Q0: -(10**5000)}},
         {"start": datetime(2026, 1, 1)},
         {"end": "earliest"},
         {"end": 7},

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_async import BackpressureError, ClientStateError
+from rmq_async.producer import credits as module
 from rmq_async.producer.credits import Credits, Epoch
 
 from .support import GRACE, outcomes, seeded, spin, timed
@@ -126,6 +127,27 @@ async def test_a_credit_that_arrives_with_the_cancellation_goes_back() -> None:
     assert taken(credits) == (0, 0, 0)
     assert credits.try_take(1, 1) is not None
     credits.give_back(credits.epoch, 1, 1)
+
+
+async def test_those_who_gave_up_behind_a_waiting_one_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GIVEN_UP_KEPT", 4, raising=False)
+    credits = Credits("sends", 1, 100)
+    epoch = await take(credits)
+    first = asyncio.ensure_future(take(credits))
+    await spin()
+    for _ in range(5):
+        hasty = [asyncio.ensure_future(take(credits)) for _ in range(20)]
+        await spin(2)
+        assert credits.waiting == 21
+        for wait in hasty:
+            wait.cancel()
+        await outcomes(*hasty)
+        assert credits.waiting == 1
+        assert "1 wait" in repr(credits)
+    assert len(credits._waiters) <= 2 * (4 + 1)
+    credits.give_back(epoch, 1, 1)
+    credits.give_back(await first, 1, 1)
+    assert taken(credits) == (0, 0, 0)
 
 
 async def test_refusing_ends_the_wait_and_serves_nobody_after() -> None:
@@ -260,4 +282,49 @@ async def test_ten_thousand_callers_with_random_fates() -> None:
     results = await outcomes(*calls)
     kinds = {type(result) for result in results}
     assert kinds <= {type(None), BackpressureError, asyncio.CancelledError}
+    assert taken(credits) == (0, 0, 0)
+
+
+async def test_whoever_joins_leaves_or_gives_back_the_first_who_fits_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared, step by step, with a plain list of those who wait."""
+    monkeypatch.setattr(module, "GIVEN_UP_KEPT", 2, raising=False)
+    source = seeded()
+    limit, byte_limit = 5, 40
+    credits = Credits("sends", limit, byte_limit)
+    tasks: dict[int, asyncio.Task[Epoch]] = {}
+    sizes: dict[int, int] = {}
+    waiting: list[int] = []
+    held: list[int] = []
+
+    def serve() -> None:
+        while waiting and len(held) < limit:
+            used = sum(sizes[each] for each in held)
+            if used and used + sizes[waiting[0]] > byte_limit:
+                break
+            held.append(waiting.pop(0))
+
+    for number in range(600):
+        kind = source.choice(["join", "join", "leave", "give", "storm"])
+        if kind == "join":
+            sizes[number] = source.randrange(1, 60)
+            tasks[number] = asyncio.ensure_future(take(credits, 1, sizes[number], 60.0))
+            waiting.append(number)
+        elif kind == "give" and held:
+            given = held.pop(source.randrange(len(held)))
+            credits.give_back(tasks.pop(given).result(), 1, sizes[given])
+        elif waiting:
+            leaving = source.sample(waiting, 1 if kind == "leave" else len(waiting) // 2)
+            for each in leaving:
+                tasks.pop(each).cancel()
+                waiting.remove(each)
+        serve()
+        await spin(5)
+        assert {each for each, task in tasks.items() if task.done()} == set(held)
+        assert taken(credits) == (len(held), sum(sizes[each] for each in held), len(waiting))
+        assert len(credits._waiters) <= 2 * (2 + 1 + len(waiting))
+    for task in tasks.values():
+        task.cancel()
+    await outcomes(*tasks.values())
+    for each in held:
+        credits.give_back(tasks[each].result(), 1, sizes[each])
     assert taken(credits) == (0, 0, 0)

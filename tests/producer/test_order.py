@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from rmq_async import Message, MessageQueue, Producer, errors
+from rmq_async.producer import order
+from rmq_async.producer import sender as sender_module
 from rmq_async.producer.oneway import pacing_of
 from rmq_async.transport import Connection
 
 from .peers import TOPIC, Broker, Cluster, each, late, refuse, silent, stored
-from .support import message, messages, outcomes, producer, timed, until
+from .support import message, messages, outcomes, producer, seeded, spin, timed, until
 
 Way = Callable[[Producer, Message], Awaitable[Any]]
 
@@ -151,6 +153,71 @@ async def test_whoever_gives_up_is_stepped_over(cluster: Cluster) -> None:
         await outcomes(*calls)
     assert bodies(cluster.a) == [item.body for index, item in enumerate(items) if not calls[index].cancelled()]
     assert len(cluster.sends) == 74
+
+
+def test_places_left_behind_a_waiting_one_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "LEFT_KEPT", 4, raising=False)
+    line = order.Line()
+    first = line.join()
+    for _ in range(100):
+        line.join().leave()
+        assert line.waiting <= 2 * (4 + 1)
+    last = line.join()
+    assert line.is_first(first)
+    first.leave()
+    assert line.is_first(last)
+    last.leave()
+    assert line.waiting == 0
+
+
+async def test_whoever_joins_or_leaves_a_line_it_is_the_turn_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared, step by step, with a plain list."""
+    monkeypatch.setattr(order, "LEFT_KEPT", 2, raising=False)
+    source = seeded()
+    line = order.Line()
+    there: list[tuple[order.Place, asyncio.Task[None]]] = []
+    for _ in range(600):
+        kind = source.choice(["join", "join", "leave", "pass", "storm"])
+        if kind == "join":
+            place = line.join()
+            there.append((place, asyncio.ensure_future(place.turn(time.monotonic() + 60.0))))
+        elif there:
+            gone = there[:1] if kind == "pass" else source.sample(there, 1 if kind == "leave" else len(there) // 2)
+            for place, turn in gone:
+                there.remove((place, turn))
+                turn.cancel()
+                place.leave()
+        await spin(4)
+        assert [turn.done() for _, turn in there] == [True] * bool(there) + [False] * (len(there) - 1)
+        assert line.waiting <= 2 * (2 + 1 + len(there))
+        assert bool(line.waiting) == bool(there)
+    for place, turn in there:
+        turn.cancel()
+        place.leave()
+    assert line.waiting == 0
+
+
+async def test_lines_of_topics_nobody_has_are_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "LINES_KEPT", 8, raising=False)
+    tell = cluster.name_server.tell
+    asked: list[Any] = []
+    cluster.name_server.answer = lambda link, command: (
+        asked.append((link, command)) if (command.ext_fields or {})["topic"] == TOPIC else tell(link, command)
+    )
+    items = messages(5)
+    async with producer(cluster, timeout=30.0) as sender:
+        early = [asyncio.ensure_future(by_key(sender, item)) for item in items[:3]]
+        await until(lambda: asked)
+        for number in range(30):
+            with pytest.raises(errors.TopicNotFoundError):
+                await sender.send(message(topic=f"unknown{number}"), key=number)
+        assert len(sender._sender._lines) <= 8
+        late_ones = [asyncio.ensure_future(by_key(sender, item)) for item in items[3:]]
+        await spin(2)
+        cluster.name_server.answer = None
+        tell(*asked[0])
+        await asyncio.gather(*early, *late_ones)
+    assert bodies(cluster.a) == [item.body for item in items]
 
 
 async def test_the_first_of_the_line_may_fail_without_holding_up_the_others(cluster: Cluster) -> None:

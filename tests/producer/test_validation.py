@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import InvalidMessageError, Message, Producer
+from rmq_async import ConfigError, InvalidMessageError, Message, MessageQueue, Producer, SelectorError
 from rmq_protocol.validation import NOT_ALLOWED_SEND_TOPICS
 
 from .peers import TOPIC, Cluster
@@ -23,6 +23,27 @@ WAYS: list[Way] = [
     lambda sender, item: sender.send_batch([item]),
     lambda sender, item: sender.send_batch([message(), item]),
 ]
+
+
+async def test_numbers_of_thousands_of_digits_are_no_trouble_of_python(cluster: Cluster) -> None:
+    huge = 10**5000
+    async with producer(cluster) as sender:
+        for way in (sender.send, sender.send_oneway):
+            await way(message(), timeout=10**400)
+            await way(message(), key="k", timeout=huge)
+        await (await sender.send_async(message(), timeout=huge))
+        await sender.send_batch([message()], timeout=huge)
+        await sender.flush(huge)
+        for call in (sender.send(message(), timeout=-huge), sender.flush(-huge)):
+            with pytest.raises(ValueError, match="timeout must be above 0 seconds"):
+                await call
+        with pytest.raises(ConfigError):
+            await sender.send(message(), queue=MessageQueue(TOPIC, "a", huge))
+        with pytest.raises(SelectorError):
+            await sender.send(message(), selector=lambda *_: huge)
+    for options in ({"flag": huge}, {"delay_level": huge}, {"delay": huge}, {"deliver_at": huge}):
+        with pytest.raises(InvalidMessageError, match=next(iter(options))):
+            message(**options)
 
 
 def bad_messages() -> list[tuple[str, Message, int, str]]:

@@ -21,6 +21,7 @@ from rmq_async.errors import (
     RocketMQError,
 )
 from rmq_async.transport import CloseReason, Connection, Pending
+from rmq_async.transport import pool as pool_module
 from rmq_async.transport.pool import Backoff, split_address
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import SerializeType
@@ -164,6 +165,23 @@ def test_backoff_grows_to_one_second() -> None:
     assert waits[0] == pytest.approx(0.05)
     assert waits == sorted(waits)
     assert max(waits) == pytest.approx(1.0)
+
+
+async def test_addresses_that_failed_are_forgotten_when_there_are_many_and_they_are_not_recent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "BACKOFFS_KEPT", 8, raising=False)
+
+    async def fail(count: int) -> int:
+        async with pool_of() as pool:
+            for number in range(count):
+                with pytest.raises(ConnectError):
+                    await pool.connect(f"nowhere-{number}", 5)
+            return len(pool._backoffs)
+
+    assert await fail(30) == 30
+    monkeypatch.setattr(pool_module, "LAST_BACKOFF", 0.0)
+    assert await fail(30) <= 8
 
 
 async def test_waiting_for_the_back_off_stays_inside_the_callers_time() -> None:
