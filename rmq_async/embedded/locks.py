@@ -19,6 +19,8 @@ __all__ = ["LockProcessor", "QueueLocks"]
 LOCK_LIFE: Final = 60.0
 """Seconds."""
 MAX_LOCKS: Final = 100_000
+SEARCH_INTERVAL: Final = 1.0
+"""Seconds between searches of a full table, at least: one takes 10 ms, and locks may end one after the other."""
 MAX_LOCKS_AT_ONCE: Final = 16_384
 MAX_NAME_LENGTH: Final = 512
 """Of a group, a client, a topic or a broker in a lock."""
@@ -29,8 +31,8 @@ class QueueLocks:
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         """By group and queue: who has it, and until when (``time.monotonic``)."""
         self._count = 0
-        self._first_end = 0.0
-        """None of the locks ends before that, as far as is known."""
+        self._next_search = 0.0
+        """Until then a full table is not searched for locks that have ended."""
 
     def __len__(self) -> int:
         return self._count
@@ -44,7 +46,7 @@ class QueueLocks:
             if owner != client_id and until > now:
                 continue
             if not until:
-                if self._count >= MAX_LOCKS and (now < self._first_end or not self._expire(now)):
+                if self._count >= MAX_LOCKS and (now < self._next_search or not self._expire(now)):
                     raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more")
                 self._count += 1
             self._groups.setdefault(group, {})[queue] = (client_id, now + LOCK_LIFE)
@@ -71,7 +73,8 @@ class QueueLocks:
         kept = {group: {queue: lock for queue, lock in locks.items() if lock[1] > now} for group, locks in self._groups.items()}
         self._groups = {group: locks for group, locks in kept.items() if locks}
         self._count = sum(map(len, self._groups.values()))
-        self._first_end = min([until for locks in self._groups.values() for _, until in locks.values()], default=0.0)
+        first_end = min([until for locks in self._groups.values() for _, until in locks.values()], default=0.0)
+        self._next_search = max(first_end, now + SEARCH_INTERVAL)
         return self._count < MAX_LOCKS
 
     def expire(self) -> None:

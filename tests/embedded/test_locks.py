@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.embedded.locks import LOCK_LIFE, QueueLocks
+from rmq_async.embedded.locks import LOCK_LIFE, SEARCH_INTERVAL, QueueLocks
 from rmq_async.embedded.service import Refused
 from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody, decode_body, encode_body
 from rmq_protocol.constants import RequestCode
@@ -89,42 +89,64 @@ async def test_locks_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPa
     assert await refused(LockBatchRequestBody("C" * 600, "c1")) == "a name of 600 characters, the limit is 512"
 
 
-def test_a_full_table_is_not_searched_for_each_refusal_and_has_room_when_locks_end(
-    time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rmq_async.embedded.locks.MAX_LOCKS", 3)
-    searches: list[float] = []
+@pytest.fixture
+def searches(time: Time, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the locks were searched for those that have ended."""
+    found: list[float] = []
     expire = QueueLocks._expire
 
     def counted(locks: QueueLocks, now: float) -> bool:
-        searches.append(now)
+        found.append(now)
         return expire(locks, now)
 
     monkeypatch.setattr(QueueLocks, "_expire", counted)
+    return found
+
+
+def take(locks: QueueLocks, queue_id: int) -> bool:
+    try:
+        return locks.lock("CG", queues(queue_id), "c1") == [*queues(queue_id)]
+    except Refused:
+        return False
+
+
+def test_a_full_table_is_not_searched_for_each_refusal_and_has_room_when_locks_end(
+    time: Time, searches: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.locks.MAX_LOCKS", 3)
     locks = QueueLocks()
-
-    def take(queue_id: int) -> bool:
-        try:
-            return locks.lock("CG", queues(queue_id), "c1") == [*queues(queue_id)]
-        except Refused:
-            return False
-
     for queue_id in range(3):
-        assert take(queue_id)
+        assert take(locks, queue_id)
         time.now += 10
-    for _ in range(100):
-        assert not take(7)
+    assert not any(take(locks, 7) for _ in range(100))
     assert len(searches) <= 1
     time.now += LOCK_LIFE - 30
-    assert take(7)
-    assert not take(8)
-    assert take(1)  # renewed
+    assert take(locks, 7)
+    assert not take(locks, 8)
+    assert take(locks, 1)  # renewed
     time.now += 10
-    assert not take(8)
+    assert not take(locks, 8)
     time.now += 10
-    assert take(8)
+    assert take(locks, 8)
     assert len(locks) == 3
     assert len(searches) <= 6
+
+
+def test_locks_that_end_one_after_the_other_are_not_searched_for_each(
+    time: Time, searches: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.embedded.locks.MAX_LOCKS", 200)
+    locks = QueueLocks()
+    for queue_id in range(200):
+        assert take(locks, queue_id)
+        time.now += 0.01
+    time.now += LOCK_LIFE - 2
+    began, taken = time.now, 0
+    for queue_id in range(200, 400):
+        taken += take(locks, queue_id)
+        time.now += 0.01
+    assert taken > 50
+    assert len(searches) <= 2 + (time.now - began) / SEARCH_INTERVAL
 
 
 @pytest.mark.parametrize("code", [41, 42])
