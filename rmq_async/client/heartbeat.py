@@ -198,8 +198,7 @@ class Heartbeats:
         if response.code == ResponseCode.SUCCESS:
             self._reported.discard(address)
         else:
-            log = logger.debug if address in self._reported else logger.warning
-            self._reported.add(address)
+            log = self._log_of(address)
             log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))
 
     async def _connect(self, address: str) -> None:
@@ -207,9 +206,15 @@ class Heartbeats:
         try:
             await self._pool.connect(address, self._timeout)
         except RocketMQError as error:
-            log = logger.debug if address in self._reported else logger.warning
-            self._reported.add(address)
+            log = self._log_of(address)
             log("no heartbeat to broker %s: %s", address, printable(error))
+
+    def _log_of(self, address: str) -> Callable[..., None]:
+        """Trouble with a broker is a warning when it begins, and none when its broker has left the routes meanwhile."""
+        if address in self._reported or address not in set(self._masters()):
+            return logger.debug
+        self._reported.add(address)
+        return logger.warning
 
     async def _unregister(self, header: UnregisterClientRequestHeader, timeout: float) -> None:
         timeout = min(timeout, self._timeout)

@@ -223,7 +223,7 @@ async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: p
         await instance.unregister_producer("p", 0.2)
 
 
-async def test_a_broker_that_left_the_route_is_not_remembered_for_its_refusals() -> None:
+async def test_a_broker_that_left_the_route_is_not_remembered_for_its_refusals(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(brokers=2) as (server, brokers), client(server) as instance:
         addresses = {broker.address for broker in brokers}
         for broker in brokers:
@@ -240,6 +240,12 @@ async def test_a_broker_that_left_the_route_is_not_remembered_for_its_refusals()
         await instance.routes.refresh_all()
         heartbeats.round()
         assert heartbeats._reported == {brokers[0].address}
+        await brokers[1].stop()
+        await until(lambda: instance.pool.get(brokers[1].address) is None)
+        caplog.clear()
+        await heartbeats._connect(brokers[1].address)  # was under way when the broker left
+        assert heartbeats._reported == {brokers[0].address}
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         await instance.unregister_producer("p", 0.2)
 
 
