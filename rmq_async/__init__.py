@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 
 from .admin import Admin
-from .config import ClientConfig, ProducerConfig
+from .config import ClientConfig
 from .consumer import PullConsumer
+from .credentials import Credentials
 from .errors import (
     BackpressureError,
     BrokerError,
@@ -38,7 +39,17 @@ from .errors import (
     TopicNotFoundError,
     WrongLoopError,
 )
-from .producer import Producer, Selector, select_at_random, select_by_hash
+from .producer import (
+    FaultTable,
+    Hook,
+    Producer,
+    ProducerConfig,
+    Selector,
+    SendContext,
+    select_at_random,
+    select_best,
+    select_by_hash,
+)
 from .results import BatchSendResult, PullResult, PullStatus, SendResult, SendStatus
 from .runner import run
 
@@ -59,7 +70,10 @@ __all__ = [
     "ConnectError",
     "ConnectionLostError",
     "CorruptMessageError",
+    "Credentials",
+    "FaultTable",
     "ForkedError",
+    "Hook",
     "InvalidMessageError",
     "Message",
     "MessageExt",
@@ -76,6 +90,7 @@ __all__ = [
     "RocketMQError",
     "Selector",
     "SelectorError",
+    "SendContext",
     "SendError",
     "SendResult",
     "SendStatus",
@@ -84,6 +99,7 @@ __all__ = [
     "WrongLoopError",
     "run",
     "select_at_random",
+    "select_best",
     "select_by_hash",
 ]
 

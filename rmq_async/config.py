@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-import zlib
+import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from rmq_protocol import compression
-from rmq_protocol.compression import CompressionType
-from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
+from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
 from rmq_protocol.errors import shown
 
+from .credentials import Credentials
 from .errors import ConfigError
 
-__all__ = ["ClientConfig", "ProducerConfig", "split_options"]
+__all__ = ["ClientConfig", "check_flag", "check_int", "check_seconds", "client_options", "host_and_port", "name_servers"]
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
 LONGEST: Final = 1e9
 """Seconds, 31 years; every time in a setting is shorter."""
-RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
+
+LONGEST_NAMESPACE: Final = 100
+"""Characters; beside it a topic has room for a name of its own (127 in all)."""
+_NAMESPACE: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 _instance_name = ""
 
@@ -51,6 +55,13 @@ class ClientConfig:
     sizes bytes. ``client_ip``: what brokers list this client as; default: the local address used towards the name server.
     ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
 
+    ``credentials`` sign every request. ``tls``: True for a context of ours, which verifies the servers' certificates unless
+    ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name to look for in
+    certificates, where it is not the host that was connected to. ``allowed_broker_hosts``: hosts and networks ("10.0.0.0/8") that
+    routes may send this client to; default: any. ``vip_channel``: messages go to the brokers' second port, two below the first.
+    ``namespace``: prefix of topics and groups; ``namespace_v2``: sent beside them. ``unit_name``, ``unit_mode``: for clusters
+    of several units.
+
     Raises ConfigError for a value that cannot work.
     """
 
@@ -65,12 +76,22 @@ class ClientConfig:
     max_frame_size: int = MAX_FRAME_SIZE
     max_decompressed_size: int = MAX_DECOMPRESSED_SIZE
     serialize_type: str = "json"
+    credentials: Credentials | None = None
+    tls: bool | ssl.SSLContext = False
+    tls_verify: bool = True
+    server_hostname: str | None = None
+    allowed_broker_hosts: Collection[str] | None = None
+    vip_channel: bool = False
+    namespace: str | None = None
+    namespace_v2: str | None = None
+    unit_name: str | None = None
+    unit_mode: bool = False
 
     def __post_init__(self) -> None:
         for name in ("route_poll_interval", "heartbeat_interval", "connect_timeout", "request_timeout", "idle_timeout"):
-            _check_seconds(name, getattr(self, name))
-        _check_int("max_frame_size", self.max_frame_size, 1024, MAX_FRAME_SIZE * 8)
-        _check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
+            check_seconds(name, getattr(self, name))
+        check_int("max_frame_size", self.max_frame_size, 1024, MAX_FRAME_SIZE * 8)
+        check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
         if self.serialize_type not in ("json", "rocketmq"):
             raise ConfigError(f'serialize_type must be "json" or "rocketmq", not {shown(self.serialize_type)}')
         if not self.instance_name or not isinstance(self.instance_name, str):
@@ -78,6 +99,46 @@ class ClientConfig:
         if self.client_ip is not None and (not isinstance(self.client_ip, str) or not self.client_ip):
             raise ConfigError(f"client_ip must be a non-empty text, not {shown(self.client_ip)}")
         name_servers(self.namesrv)
+        self._check_security()
+        self._check_names()
+
+    def _check_security(self) -> None:
+        if not isinstance(self.credentials, Credentials | None):
+            raise ConfigError(f"credentials must be Credentials, not {type(self.credentials).__name__}")
+        if not isinstance(self.tls, bool | ssl.SSLContext):
+            raise ConfigError(f"tls must be True, False or an ssl.SSLContext, not {shown(self.tls)}")
+        check_flag("tls_verify", self.tls_verify)
+        if not self.tls_verify and self.tls is not True:
+            raise ConfigError("tls_verify=False needs tls=True: an SSLContext of your own says itself what it verifies")
+        if self.server_hostname is not None:
+            _check_text("server_hostname", self.server_hostname)
+            if self.tls is False:
+                raise ConfigError(f"server_hostname {shown(self.server_hostname)} needs tls")
+        hosts = self.allowed_broker_hosts
+        if hosts is None:
+            return
+        if isinstance(hosts, str) or not isinstance(hosts, Collection) or not hosts:
+            raise ConfigError(f"allowed_broker_hosts must be one or more texts, not {shown(hosts)}")
+        for host in hosts:
+            _check_text("allowed_broker_hosts: each", host)
+        object.__setattr__(self, "allowed_broker_hosts", frozenset(hosts))
+
+    def _check_names(self) -> None:
+        for name in ("vip_channel", "unit_mode"):
+            check_flag(name, getattr(self, name))
+        if self.unit_name is not None:
+            _check_text("unit_name", self.unit_name)
+        for name in ("namespace", "namespace_v2"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, str) or _NAMESPACE.fullmatch(value) is None or len(value) > LONGEST_NAMESPACE:
+                limits = f"1 to {LONGEST_NAMESPACE} letters, digits, - and _"
+                raise ConfigError(f"{name} must be {limits}, not {shown(value)}")
+            if value.startswith(_SYSTEM_PREFIXES):
+                raise ConfigError(f"{name} {shown(value)} begins like the brokers' own names, which are in no namespace")
+        if self.namespace is not None and self.namespace_v2 is not None:
+            raise ConfigError("namespace and namespace_v2 are two ways to say the same; give one of them")
 
     def resolved(self) -> ClientConfig:
         """The same settings with the name servers taken from the environment where none are given, as a sorted tuple."""
@@ -89,107 +150,30 @@ class ClientConfig:
         return SerializeType.JSON if self.serialize_type == "json" else SerializeType.ROCKETMQ
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProducerConfig:
-    """How a producer sends. Times are seconds, sizes bytes.
-
-    ``timeout``: budget of a whole send call, route look-up, connecting and retries included. ``retries`` and
-    ``async_retries``: further attempts after the first. ``attempt_timeout``: cap of one attempt while another broker is left
-    to try; default: the remaining budget divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes
-    that another attempt may cure. ``retry_same_queue``: a send with an explicit queue, selector or key may be repeated on
-    that queue (by default it gets one attempt).
-    ``compress_over``: bodies of at least this many bytes are compressed and stay so if the result is smaller.
-    ``async_limit``, ``oneway_limit``: messages accepted and not finished; ``pending_bytes_limit``: bytes of their bodies;
-    ``broker_window``: requests per broker on the wire. ``oneway_window``: every so many one-way messages one goes as an
-    ordinary request, which paces the flow; 0 turns that off and lets a stock broker drop messages without a word.
-    ``stop_timeout``: how long ``stop()`` waits for unanswered sends.
-    """
-
-    timeout: float = 3.0
-    retries: int = 2
-    async_retries: int = 2
-    attempt_timeout: float | None = None
-    retry_codes: Collection[int] = RETRY_CODES
-    retry_same_queue: bool = False
-    compress_over: int = 4096
-    compress_type: str = "zlib"
-    compress_level: int = 5
-    max_message_size: int = MAX_BODY_SIZE
-    create_topic_key: str = AUTO_CREATE_TOPIC_KEY
-    default_topic_queues: int = 4
-    async_limit: int = 65535
-    oneway_limit: int = 65535
-    broker_window: int = 8192
-    pending_bytes_limit: int = 100 * 1024 * 1024
-    oneway_window: int = 1024
-    stop_timeout: float = 5.0
-
-    def __post_init__(self) -> None:
-        _check_seconds("timeout", self.timeout)
-        _check_seconds("stop_timeout", self.stop_timeout, zero=True)
-        if self.attempt_timeout is not None:
-            _check_seconds("attempt_timeout", self.attempt_timeout)
-        for name, low, high in (
-            ("retries", 0, 1000),
-            ("async_retries", 0, 1000),
-            ("compress_over", 0, 1 << 31),
-            ("compress_level", 0, 22),
-            ("max_message_size", 1, MAX_FRAME_SIZE - 128 * 1024),
-            ("default_topic_queues", 1, 1 << 16),
-            ("async_limit", 1, 1 << 31),
-            ("oneway_limit", 1, 1 << 31),
-            ("broker_window", 1, 1 << 31),
-            ("pending_bytes_limit", 1, 1 << 40),
-            ("oneway_window", 0, 1 << 31),
-        ):
-            _check_int(name, getattr(self, name), low, high)
-        if self.compress_type not in ("zlib", "lz4", "zstd"):
-            raise ConfigError(f'compress_type must be "zlib", "lz4" or "zstd", not {shown(self.compress_type)}')
-        needed = {"lz4": compression.lz4_frame, "zstd": compression.zstandard}.get(self.compress_type, zlib)
-        if needed is None:
-            raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
-        if self.compress_type == "zlib" and self.compress_level > 9:
-            raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest, 9")
-        if not isinstance(self.create_topic_key, str) or not self.create_topic_key:
-            raise ConfigError(f"create_topic_key must be the name of a topic, not {shown(self.create_topic_key)}")
-        if not isinstance(self.retry_codes, Collection) or not all(isinstance(code, int) for code in self.retry_codes):
-            raise ConfigError(f"retry_codes must be whole numbers, not {shown(self.retry_codes)}")
-        object.__setattr__(self, "retry_codes", frozenset(self.retry_codes))
-
-    @property
-    def compression_kind(self) -> CompressionType:
-        return CompressionType[self.compress_type.upper()]
-
-
 _CLIENT_FIELDS = frozenset(item.name for item in fields(ClientConfig))
-_PRODUCER_FIELDS = frozenset(item.name for item in fields(ProducerConfig))
 
 
-def split_options(
+def client_options(
     owner: str,
     namesrv: str | Sequence[str] | None,
     client: ClientConfig | None,
     options: Mapping[str, Any],
-    config: ProducerConfig | None = None,
-    *,
-    producer: bool = False,
-) -> tuple[ClientConfig, ProducerConfig]:
-    """Sorts keyword options into the two configs. An unknown one, or a config of another type, is a TypeError that says so."""
+    others: Collection[str] = (),
+) -> ClientConfig:
+    """``client`` with the keyword options that are its fields. ``others``: names that belong to another config.
+
+    An option that is neither, or a config of another type, is a TypeError that says so.
+    """
     if not isinstance(client, ClientConfig | None):
         raise TypeError(f"client must be a ClientConfig, not {type(client).__name__}")
-    if not isinstance(config, ProducerConfig | None):
-        raise TypeError(f"config must be a ProducerConfig, not {type(config).__name__}")
     for name in options:
-        if name not in _CLIENT_FIELDS and not (producer and name in _PRODUCER_FIELDS):
+        if name not in _CLIENT_FIELDS and name not in others:
             raise TypeError(f"{owner}() got an unexpected keyword argument {shown(name)}")
-    client_options = {name: value for name, value in options.items() if name in _CLIENT_FIELDS}
+    given = {name: value for name, value in options.items() if name in _CLIENT_FIELDS}
     if namesrv is not None:
-        client_options["namesrv"] = namesrv
+        given["namesrv"] = namesrv
     base = client if client is not None else ClientConfig()
-    merged = replace(base, **client_options) if client_options else base
-    producer_options = {name: value for name, value in options.items() if name in _PRODUCER_FIELDS} if producer else {}
-    sending = config if config is not None else ProducerConfig()
-    return merged, replace(sending, **producer_options) if producer_options else sending
+    return replace(base, **given) if given else base
 
 
 def name_servers(given: str | Sequence[str] | None) -> list[str]:
@@ -224,13 +208,23 @@ def _check_address(address: str) -> None:
         raise ConfigError(f"name server address {shown(address)} is not host:port")
 
 
-def _check_seconds(name: str, value: float, *, zero: bool = False) -> None:
+def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LONGEST:  # NaN is neither
         raise ConfigError(f"{name} must be a number of seconds, not {shown(value)}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{name} must be {'0 or ' if zero else ''}above 0 seconds, not {shown(value)}")
 
 
-def _check_int(name: str, value: int, low: int, high: int) -> None:
+def check_int(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {shown(value)}")
+
+
+def _check_text(name: str, value: str) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{name} must be a non-empty text, not {shown(value)}")

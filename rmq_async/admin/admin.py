@@ -26,7 +26,7 @@ from ..client import ClientInstance
 from ..client import offsets as queue_offsets
 from ..client.offsets import epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import ClientConfig, split_options
+from ..config import ClientConfig, client_options
 from ..errors import ConfigError
 from . import clients, messages
 from . import topics as topic_settings
@@ -52,7 +52,7 @@ class Admin(ClientUser):
     def __init__(
         self, *, namesrv: str | Sequence[str] | None = None, client: ClientConfig | None = None, **options: Any
     ) -> None:
-        config, _ = split_options("Admin", namesrv, client, options)
+        config = client_options("Admin", namesrv, client, options)
         super().__init__(config)
 
     # -- topics

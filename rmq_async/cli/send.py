@@ -16,8 +16,7 @@ from typing import Final
 
 import click
 
-from rmq_async import ClientConfig, Message, MessageQueue, Producer, RocketMQError, SendResult
-from rmq_async.config import ProducerConfig
+from rmq_async import ClientConfig, Message, MessageQueue, Producer, ProducerConfig, RocketMQError, SendResult
 
 from .lines import lines_of
 from .options import PROPERTY, QUEUE, client_config, client_options, run

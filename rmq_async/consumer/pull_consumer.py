@@ -21,7 +21,7 @@ from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
 from ..client.offsets import check_queue, epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import LONGEST, ClientConfig, split_options
+from ..config import LONGEST, ClientConfig, client_options
 from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
 from ..results import PullResult
 from .pulling import pull_once
@@ -51,7 +51,7 @@ class PullConsumer(ClientUser):
         **options: Any,
     ) -> None:
         check_group(group)
-        config, _ = split_options("PullConsumer", namesrv, client, options)
+        config = client_options("PullConsumer", namesrv, client, options)
         super().__init__(config)
         self._group = str.__str__(group)  # a subclass's text: the encoders take nothing else
         self._readers: set[Reader] = set()

@@ -1,8 +1,22 @@
-"""Sending: the producer and how it chooses queues."""
+"""Sending: the producer, its settings, and how it chooses queues."""
 
 from __future__ import annotations
 
+from .config import ProducerConfig
+from .faults import FaultTable
+from .hooks import Hook, SendContext
 from .producer import Producer, ProducerState
-from .selectors import Selector, select_at_random, select_by_hash
+from .selectors import Selector, select_at_random, select_best, select_by_hash
 
-__all__ = ["Producer", "ProducerState", "Selector", "select_at_random", "select_by_hash"]
+__all__ = [
+    "FaultTable",
+    "Hook",
+    "Producer",
+    "ProducerConfig",
+    "ProducerState",
+    "Selector",
+    "SendContext",
+    "select_at_random",
+    "select_best",
+    "select_by_hash",
+]

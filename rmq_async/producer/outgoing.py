@@ -19,7 +19,7 @@ from rmq_protocol.properties import message_properties
 from rmq_protocol.validation import check_message
 
 from ..client.unique_ids import UniqueIds
-from ..config import ProducerConfig
+from .config import ProducerConfig
 
 __all__ = ["Encoder", "Outgoing"]
 

@@ -28,11 +28,12 @@ from rmq_protocol.validation import check_group, check_topic
 
 from ..client.instance import ClientInstance
 from ..client.user import stop_budget
-from ..config import ClientConfig, ProducerConfig, split_options
+from ..config import ClientConfig
 from ..errors import ClientStateError, ConfigError, RequestTimeoutError, WrongLoopError
 from ..results import BatchSendResult, SendResult
 from ..transport import check_not_forked, generation
 from .call import SendCall
+from .config import ProducerConfig, split_options
 from .credits import finished
 from .deferred import DeferredSend, check_callback
 from .outgoing import Outgoing
@@ -76,7 +77,7 @@ class Producer:
         if group == DEFAULT_PRODUCER_GROUP:
             raise ConfigError(f"producer group {group} is reserved, choose a name of your own")
         self.group = str.__str__(group)  # a subclass's text: the encoders take nothing else
-        self.client_config, self.config = split_options("Producer", namesrv, client, options, config, producer=True)
+        self.client_config, self.config = split_options("Producer", namesrv, client, config, options)
         self._state = ProducerState.NEW
         self._instance: ClientInstance | None = None
         self._sender: Sender = cast(Sender, None)

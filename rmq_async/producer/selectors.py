@@ -6,6 +6,7 @@ A selector must return one of the queues it is given, at once or from a coroutin
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
@@ -26,11 +27,15 @@ __all__ = [
     "java_hash",
     "one_of",
     "select_at_random",
+    "select_best",
     "select_by_hash",
     "wish_of",
 ]
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
+
+
+_turn = itertools.count(random.randrange(1 << 16))
 
 
 class Wish(NamedTuple):
@@ -59,6 +64,11 @@ def checked_wish(topic: str, queue: MessageQueue | None, selector: Selector | No
                 f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to {topic}"
             )
     return Wish(queue, selector, key)
+
+
+def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
+    """The default: the next queue in turn."""
+    return queues[next(_turn) % len(queues)]
 
 
 def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:

@@ -17,7 +17,6 @@ from rmq_protocol.validation import is_not_allowed_send_topic
 
 from ..client.instance import ClientInstance
 from ..client.route_table import TopicRoute
-from ..config import ProducerConfig
 from ..errors import (
     BackpressureError,
     BrokerError,
@@ -31,6 +30,7 @@ from ..errors import (
 )
 from ..transport import Connection, Pending, Receiver
 from .call import BACKING_OFF, ReadReply, Result, SendCall, stopped
+from .config import ProducerConfig
 from .credits import Credits, Epoch
 from .lanes import Lane, LaneSettings, Target
 from .oneway import MAX_OPEN, WindowReceiver, pacing_of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rmq_async import errors
-from rmq_async.config import RETRY_CODES
+from rmq_async.producer.config import RETRY_CODES
 from rmq_async.producer.policy import Step, Verdict, attempt_cap, is_retriable, next_step, pause_before
 from rmq_protocol.constants import ResponseCode
 

@@ -1,0 +1,155 @@
+"""Settings of a producer. Immutable, checked when made, with Java's defaults unless a docstring says otherwise."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from rmq_protocol import compression
+from rmq_protocol.compression import CompressionType
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRAME_SIZE
+from rmq_protocol.errors import shown
+from rmq_protocol.validation import check_topic
+
+from ..config import ClientConfig, check_flag, check_int, check_seconds, client_options
+from ..errors import ConfigError
+from .faults import FaultTable
+from .hooks import Hook, checked_hooks
+from .selectors import Selector, select_best
+
+__all__ = ["ProducerConfig", "split_options"]
+
+RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig:
+    """How a producer sends. Times are seconds, sizes bytes.
+
+    ``timeout``: budget of a whole send call, route look-up, connecting and retries included. ``retries`` and
+    ``async_retries``: further attempts after the first. ``attempt_timeout``: cap of one attempt while another broker is left
+    to try; default: the remaining budget divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes
+    that another attempt may cure. ``retry_same_queue``: a send with an explicit queue, selector or key may be repeated on
+    that queue (by default it gets one attempt).
+    ``compress_over``: bodies of at least this many bytes are compressed and stay so if the result is smaller.
+    ``async_limit``, ``oneway_limit``: messages accepted and not finished; ``pending_bytes_limit``: bytes of their bodies;
+    ``broker_window``: requests per broker on the wire. ``oneway_window``: every so many one-way messages one goes as an
+    ordinary request, which paces the flow; 0 turns that off and lets a stock broker drop messages without a word.
+    ``stop_timeout``: how long ``stop()`` waits for unanswered sends.
+
+    ``retry_another_broker_when_not_store_ok``: a message that was stored without the confirmation of its flush or replication is
+    sent once more to another broker, and so stored twice. ``topics``: routes fetched by ``start()``. ``latency_fault``: leave
+    slow and failing brokers alone for as long as ``fault_table`` says; ``detector``: probe them meanwhile.
+    ``queue_selector``: chooses the queue of each attempt where the call does not. ``hooks``: see Hook. ``trace``: report sends to
+    the brokers' trace topic, or to the topic named. ``send_smart_msg``: request headers with names of one letter (codes 310, 320);
+    False: the long form (code 10), for servers that know nothing else.
+    """
+
+    timeout: float = 3.0
+    retries: int = 2
+    async_retries: int = 2
+    attempt_timeout: float | None = None
+    retry_codes: Collection[int] = RETRY_CODES
+    retry_same_queue: bool = False
+    compress_over: int = 4096
+    compress_type: str = "zlib"
+    compress_level: int = 5
+    max_message_size: int = MAX_BODY_SIZE
+    create_topic_key: str = AUTO_CREATE_TOPIC_KEY
+    default_topic_queues: int = 4
+    async_limit: int = 65535
+    oneway_limit: int = 65535
+    broker_window: int = 8192
+    pending_bytes_limit: int = 100 * 1024 * 1024
+    oneway_window: int = 1024
+    stop_timeout: float = 5.0
+    retry_another_broker_when_not_store_ok: bool = False
+    topics: Sequence[str] = ()
+    latency_fault: bool = False
+    fault_table: FaultTable = FaultTable.V5
+    detector: bool = False
+    queue_selector: Selector = select_best
+    hooks: Sequence[Hook] = ()
+    trace: bool | str = False
+    send_smart_msg: bool = True
+
+    def __post_init__(self) -> None:
+        check_seconds("timeout", self.timeout)
+        check_seconds("stop_timeout", self.stop_timeout, zero=True)
+        if self.attempt_timeout is not None:
+            check_seconds("attempt_timeout", self.attempt_timeout)
+        for name, low, high in (
+            ("retries", 0, 1000),
+            ("async_retries", 0, 1000),
+            ("compress_over", 0, 1 << 31),
+            ("compress_level", 0, 22),
+            ("max_message_size", 1, MAX_FRAME_SIZE - 128 * 1024),
+            ("default_topic_queues", 1, 1 << 16),
+            ("async_limit", 1, 1 << 31),
+            ("oneway_limit", 1, 1 << 31),
+            ("broker_window", 1, 1 << 31),
+            ("pending_bytes_limit", 1, 1 << 40),
+            ("oneway_window", 0, 1 << 31),
+        ):
+            check_int(name, getattr(self, name), low, high)
+        if self.compress_type not in ("zlib", "lz4", "zstd"):
+            raise ConfigError(f'compress_type must be "zlib", "lz4" or "zstd", not {shown(self.compress_type)}')
+        needed = {"lz4": compression.lz4_frame, "zstd": compression.zstandard}.get(self.compress_type, zlib)
+        if needed is None:
+            raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
+        if self.compress_type == "zlib" and self.compress_level > 9:
+            raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest, 9")
+        if not isinstance(self.create_topic_key, str) or not self.create_topic_key:
+            raise ConfigError(f"create_topic_key must be the name of a topic, not {shown(self.create_topic_key)}")
+        if not isinstance(self.retry_codes, Collection) or not all(isinstance(code, int) for code in self.retry_codes):
+            raise ConfigError(f"retry_codes must be whole numbers, not {shown(self.retry_codes)}")
+        object.__setattr__(self, "retry_codes", frozenset(self.retry_codes))
+        self._check_choosing()
+        if isinstance(self.topics, str) or not isinstance(self.topics, Collection):
+            raise ConfigError(f"topics must be a sequence of topics, not {shown(self.topics)}")
+        for topic in self.topics:
+            check_topic(topic)
+        object.__setattr__(self, "topics", tuple(self.topics))
+        object.__setattr__(self, "hooks", checked_hooks(self.hooks))
+        if isinstance(self.trace, str):
+            check_topic(self.trace)
+        else:
+            check_flag("trace", self.trace)
+
+    def _check_choosing(self) -> None:
+        for name in (
+            "retry_same_queue", "retry_another_broker_when_not_store_ok", "latency_fault", "detector", "send_smart_msg"
+        ):  # fmt: skip
+            check_flag(name, getattr(self, name))
+        if not isinstance(self.fault_table, FaultTable):
+            raise ConfigError(f"fault_table must be a FaultTable, not {type(self.fault_table).__name__}")
+        if self.detector and not self.latency_fault:
+            raise ConfigError("detector=True needs latency_fault=True, whose brokers it probes")
+        if not callable(self.queue_selector) or inspect.isclass(self.queue_selector):
+            raise ConfigError(f"queue_selector must be a function, not {shown(self.queue_selector)}")
+
+    @property
+    def compression_kind(self) -> CompressionType:
+        return CompressionType[self.compress_type.upper()]
+
+
+_PRODUCER_FIELDS = frozenset(item.name for item in fields(ProducerConfig))
+
+
+def split_options(
+    owner: str,
+    namesrv: str | Sequence[str] | None,
+    client: ClientConfig | None,
+    config: ProducerConfig | None,
+    options: Mapping[str, Any],
+) -> tuple[ClientConfig, ProducerConfig]:
+    """Sorts keyword options into the two configs. An unknown one, or a config of another type, is a TypeError that says so."""
+    merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
+    if not isinstance(config, ProducerConfig | None):
+        raise TypeError(f"config must be a ProducerConfig, not {type(config).__name__}")
+    given = {name: value for name, value in options.items() if name in _PRODUCER_FIELDS}
+    sending = config if config is not None else ProducerConfig()
+    return merged, replace(sending, **given) if given else sending

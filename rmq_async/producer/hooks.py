@@ -1,0 +1,118 @@
+"""What users hang into a producer, and what they are told.
+
+A hook is asked only where it defines the method, so one that watches sends costs requests nothing. Hooks run on the loop, in the
+order given, and must not block. What ``check_forbidden`` raises ends the call; whatever else a hook raises goes to the loop's
+exception handler, and no message is the worse for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.errors import shown
+from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.trace import MessageType
+
+from ..errors import ConfigError
+from ..results import BatchSendResult, SendResult
+
+__all__ = ["Hook", "SendContext", "checked_hooks", "defining"]
+
+METHODS: Final = ("before_send", "after_send", "check_forbidden", "before_request", "after_request")
+
+
+class SendContext:
+    """One attempt of a send, the same object before and after it.
+
+    ``message``: what the caller gave, a tuple for a batch. ``attempt``: 1 for the first of a call. ``elapsed``: seconds of this
+    attempt, connecting included; 0.0 before it. ``result`` and ``error``: None before; then one of them is set, except for a
+    one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_id``: the unique id, a batch's first.
+    ``properties``: what ``before_send`` puts in here travels with this attempt beside the message's own properties. ``state``:
+    free for hooks, to carry something from before to after.
+    """
+
+    __slots__ = (
+        "address", "attempt", "broker", "elapsed", "error", "group", "message", "message_type", "mode", "msg_id",
+        "properties", "queue", "result", "state",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        message: Message | tuple[Message, ...],
+        msg_id: str,
+        queue: MessageQueue,
+        address: str,
+        attempt: int,
+        message_type: MessageType,
+        group: str,
+        mode: str,
+    ) -> None:
+        self.message = message
+        self.msg_id = msg_id
+        self.queue = queue
+        self.broker = queue.broker_name
+        self.address = address
+        self.attempt = attempt
+        self.elapsed = 0.0
+        self.result: SendResult | BatchSendResult | None = None
+        self.error: BaseException | None = None
+        self.message_type = message_type
+        self.group = group
+        self.mode = mode
+        self.properties: dict[str, str] = {}
+        self.state: dict[object, Any] = {}
+
+    def __repr__(self) -> str:
+        told = f", {self.error!r}" if self.error is not None else ""
+        return f"<SendContext {self.msg_id} to {self.queue}, attempt {self.attempt}{told}>"
+
+
+class Hook:
+    """Subclass it and define what is needed; all methods are plain functions called on the loop.
+
+    The two of requests see every request of the client instance that the producer shares with others, heartbeats and route
+    look-ups included.
+    """
+
+    def before_send(self, context: SendContext) -> None:
+        """Called before each attempt (``SendMessageHook.sendMessageBefore``)."""
+
+    def after_send(self, context: SendContext) -> None:
+        """Called once after each attempt, whether it was stored, failed or was given up (``sendMessageAfter``)."""
+
+    def check_forbidden(self, context: SendContext) -> None:
+        """Called before ``before_send``; raise ForbiddenError to refuse the message and end the call (``CheckForbiddenHook``)."""
+
+    def before_request(self, address: str, command: RemotingCommand) -> None:
+        """Called before each request is signed and written (``RPCHook.doBeforeRequest``); it may add to ``command.ext_fields``."""
+
+    def after_request(
+        self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
+    ) -> None:
+        """Called once per request: with its answer, its error, or neither for a one-way request (``doAfterResponse``)."""
+
+
+def checked_hooks(hooks: object) -> tuple[Any, ...]:
+    """Raises ConfigError for something that is no sequence of objects with at least one of a hook's methods, or a coroutine."""
+    if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
+        raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
+    found = tuple(hooks)
+    for hook in found:
+        methods = [getattr(hook, name) for name in METHODS if callable(getattr(hook, name, None))]
+        if not methods or isinstance(hook, type):
+            raise ConfigError(f"{shown(hook)} is no Hook object: it has none of {', '.join(METHODS)}")
+        for method in methods:
+            if inspect.iscoroutinefunction(method):
+                raise ConfigError(f"{method.__qualname__} must be a plain function, not a coroutine function")
+    return found
+
+
+def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
+    """The methods of that name of the hooks that define one, beyond the empty one they inherit."""
+    methods = [getattr(hook, name, None) for hook in hooks]
+    inherited = getattr(Hook, name)
+    return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)
