@@ -1,7 +1,7 @@
 """What a server of the real cluster is told: profiles, JVM options, and the files it reads.
 
 Every key was run against 5.5.0. A profile is data: one that needs more (users, certificates, transaction timers) adds keys
-and JVM properties here and nothing elsewhere.
+and JVM properties here and nothing elsewhere. Profiles are added up with ``|``.
 """
 
 from __future__ import annotations
@@ -11,37 +11,132 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PROFILES", "Profile", "broker_keys", "java_command", "name_server_keys", "write_configuration"]
+from ..credentials import Credentials
+
+__all__ = ["PROFILES", "Profile", "broker_keys", "java_command", "jvm_options", "name_server_keys", "write_configuration"]
 
 NAME_SERVER_CLASS: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
 BROKER_CLASS: Final = "org.apache.rocketmq.broker.BrokerStartup"
 CLUSTER_NAME: Final = "DefaultCluster"
 
 
+_CERTIFICATES: Final = "{certificates}"
+
+
 @dataclass(frozen=True)
 class Profile:
-    """Keys for broker.conf and ns.conf, and JVM options, beyond those that every server gets."""
+    """Keys for broker.conf and ns.conf, and JVM options, beyond those that every server gets; ``a | b`` has those of both.
+
+    ``credentials``: of a user who may do everything. ``tls``: the servers speak TLS only, with certificates made for the cluster,
+    whose directory stands for ``{certificates}`` in JVM options. ``client_certificate``: clients must show one.
+    """
 
     broker: Mapping[str, str] = field(default_factory=dict)
     name_server: Mapping[str, str] = field(default_factory=dict)
     broker_jvm: tuple[str, ...] = ()
     name_server_jvm: tuple[str, ...] = ()
+    credentials: Credentials | None = None
+    tls: bool = False
+    client_certificate: bool = False
 
+    def __or__(self, other: Profile) -> Profile:
+        return Profile(
+            broker={**self.broker, **other.broker},
+            name_server={**self.name_server, **other.name_server},
+            broker_jvm=(*self.broker_jvm, *other.broker_jvm),
+            name_server_jvm=(*self.name_server_jvm, *other.name_server_jvm),
+            credentials=other.credentials or self.credentials,
+            tls=self.tls or other.tls,
+            client_certificate=self.client_certificate or other.client_certificate,
+        )
+
+
+def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
+    """The profile's options for one kind of server."""
+    options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
+    return tuple(option.replace(_CERTIFICATES, str(certificates)) for option in options)
+
+
+# Patient and frugal: a loaded test machine must not look like a busy broker, and several of them share it.
+_CORRECTNESS: Final = Profile(
+    broker={
+        "waitTimeMillsInSendQueue": "5000",
+        "sendThreadPoolQueueCapacity": "100000",
+        "osPageCacheBusyTimeOutMills": "10000",
+        # Writing the timer wheel each second (stock) costs an idle small broker 13 % of a core, each 5 s 3 %. After a crash the
+        # timer log is read again from the last write.
+        "timerFlushIntervalMs": "5000",
+    }
+)
+_ADMIN: Final = Credentials("admin", "adminpass")
+_AUTH: Final = "org.apache.rocketmq.auth"
+_AUTHENTICATION: Final = Profile(
+    credentials=_ADMIN,
+    broker={
+        "authenticationEnabled": "true",
+        "authenticationProvider": f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": f"{_AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
+        "initAuthenticationUser": f'{{"username":"{_ADMIN.access_key}","password":"{_ADMIN.secret_key}"}}',
+        "innerClientAuthenticationCredentials": (f'{{"accessKey":"{_ADMIN.access_key}","secretKey":"{_ADMIN.secret_key}"}}'),
+    },
+)
+_AUTHORIZATION: Final = Profile(
+    broker={
+        "authorizationEnabled": "true",
+        "authorizationProvider": f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": f"{_AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
+    }
+)
+_TRANSACTIONS: Final = Profile(
+    broker={
+        "transactionTimeOut": "2000",
+        "transactionCheckInterval": "1000",
+        "transactionCheckMax": "3",
+        # With other batches, stock ones too, 5.5.0's TransactionalOpBatchService spins one core from one batch interval after the
+        # first ended transaction. These write each op message at once.
+        "transactionOpMsgMaxSize": "1",
+        "transactionOpBatchInterval": "3600000",
+    }
+)
+_SERVE_TLS: Final = (
+    "-Dtls.server.mode=enforcing",
+    "-Dtls.test.mode.enable=false",
+    f"-Dtls.server.certPath={_CERTIFICATES}/server.pem",
+    f"-Dtls.server.keyPath={_CERTIFICATES}/server.key",
+)
+_VERIFY_SERVERS: Final = (
+    "-Dtls.enable=true",
+    "-Dtls.client.authServer=true",
+    f"-Dtls.client.trustCertPath={_CERTIFICATES}/ca.pem",
+)
+_TLS: Final = Profile(tls=True, name_server_jvm=_SERVE_TLS, broker_jvm=(*_SERVE_TLS, *_VERIFY_SERVERS))
+_DEMAND_CERTIFICATE: Final = (
+    "-Dtls.server.need.client.auth=require",
+    "-Dtls.server.authClient=true",
+    f"-Dtls.server.trustCertPath={_CERTIFICATES}/ca.pem",
+)
+_SHOW_CERTIFICATE: Final = (
+    f"-Dtls.client.certPath={_CERTIFICATES}/client.pem",
+    f"-Dtls.client.keyPath={_CERTIFICATES}/client.key",
+)
+_MUTUAL: Final = Profile(
+    client_certificate=True, name_server_jvm=_DEMAND_CERTIFICATE, broker_jvm=(*_DEMAND_CERTIFICATE, *_SHOW_CERTIFICATE)
+)
 
 PROFILES: Final[Mapping[str, Profile]] = {
-    # Patient and frugal: a loaded test machine must not look like a busy broker, and several of them share it.
-    "correctness": Profile(
-        broker={
-            "waitTimeMillsInSendQueue": "5000",
-            "sendThreadPoolQueueCapacity": "100000",
-            "osPageCacheBusyTimeOutMills": "10000",
-            # Writing the timer wheel each second (stock) costs an idle small broker 13 % of a core, each 5 s 3 %. After a crash the
-            # timer log is read again from the last write.
-            "timerFlushIntervalMs": "5000",
-        }
-    ),
+    "correctness": _CORRECTNESS,
     # What a user meets: 200 ms in the send queue, then SYSTEM_BUSY. For busy tests and benchmarks.
     "stock": Profile(),
+    "auth": _CORRECTNESS | _AUTHENTICATION,
+    "authorization": _CORRECTNESS | _AUTHENTICATION | _AUTHORIZATION,
+    # A half message is asked about 2.6-2.9 s after it came, then each second, three times.
+    "transactions": _CORRECTNESS | _TRANSACTIONS,
+    "recall": _CORRECTNESS | Profile(broker={"recallMessageEnable": "true"}),
+    "trace": _CORRECTNESS | Profile(broker={"traceTopicEnable": "true"}),
+    # After SIGTERM (``Server.stop``) 5 s of "please go away" to requests of 5.3.2 and later, while older ones are served.
+    "go-away": _CORRECTNESS | Profile(broker={"enableShutdownGracefully": "true", "shutdownWaitTimeSeconds": "5"}),
+    "tls": _CORRECTNESS | _TLS,
+    "mutual-tls": _CORRECTNESS | _TLS | _MUTUAL,
 }
 
 _OPEN_MODULES: Final = (

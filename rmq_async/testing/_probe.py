@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command
@@ -12,57 +14,72 @@ from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MASTER_ID, RequestCode
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import FrameDecoder
 from rmq_protocol.route import BrokerData, decode_route
+from rmq_protocol.signing import SessionCredentials, sign
 
-__all__ = ["ask", "broker_addresses", "hurry_registration", "not_routed"]
+__all__ = ["PLAIN", "Access", "ask", "broker_addresses", "hurry_registration", "not_routed"]
 
 _TIMEOUT = 2.0
 
 
+@dataclass(frozen=True)
+class Access:
+    """What a cluster asks of those who ask it: TLS, signed requests."""
+
+    tls: ssl.SSLContext | None = None
+    credentials: SessionCredentials | None = None
+
+
+PLAIN = Access()
+
+
 async def ask(
-    address: str, code: int, ext_fields: dict[str, str | None] | None = None, body: bytes = b""
+    address: str, code: int, ext_fields: dict[str, str | None] | None = None, body: bytes = b"", *, access: Access = PLAIN
 ) -> RemotingCommand | None:
     """The answer to one request, or None when there is none within 2 s, whatever the reason."""
+    if access.credentials is not None:
+        ext_fields = {**sign(access.credentials, ext_fields, [body])}
+    command = RemotingCommand(code=code, opaque=1, ext_fields=ext_fields, body=body)
     try:
         async with asyncio.timeout(_TIMEOUT):
-            return await _exchange(address, RemotingCommand(code=code, opaque=1, ext_fields=ext_fields, body=body))
+            return await _exchange(address, command, access.tls)
     except (OSError, EOFError, TimeoutError, ProtocolError):
         return None
 
 
-async def hurry_registration(broker: str) -> None:
+async def hurry_registration(broker: str, access: Access = PLAIN) -> None:
     """Makes the broker at this address register with its name servers now, not at its next period (10-30 s).
 
     Writing ``brokerPermission`` has that effect (AdminBrokerProcessor.updateBrokerConfig); 6 is the value it has anyway.
     """
-    await ask(broker, RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+    await ask(broker, RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n", access=access)
 
 
-async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool) -> list[str]:
+async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool, access: Access = PLAIN) -> list[str]:
     """Those of the given broker addresses that the name server does not yet route to.
 
     A broker counts when it stands in the cluster (106) and, with ``default_topic``, in the route of TBW102 (105), from which
     brokers that create topics by themselves take the new topic's settings.
     """
-    known = set((await broker_addresses(name_server)).values())
+    known = set((await broker_addresses(name_server, access)).values())
     if default_topic:
-        answer = await ask(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": AUTO_CREATE_TOPIC_KEY})
+        answer = await ask(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": AUTO_CREATE_TOPIC_KEY}, access=access)
         if answer is None or answer.code != ResponseCode.SUCCESS:
             return list(brokers)
         known &= set(_masters(decode_route(answer.body).broker_datas).values())
     return [broker for broker in brokers if broker not in known]
 
 
-async def broker_addresses(name_server: str) -> dict[str, str]:
+async def broker_addresses(name_server: str, access: Access = PLAIN) -> dict[str, str]:
     """Name and address of each master that the name server lists; empty when it does not answer."""
-    answer = await ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO)
+    answer = await ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, access=access)
     if answer is None or answer.code != ResponseCode.SUCCESS:
         return {}
     return _masters(decode_cluster_info(answer.body).broker_addr_table.values())
 
 
-async def _exchange(address: str, command: RemotingCommand) -> RemotingCommand | None:
+async def _exchange(address: str, command: RemotingCommand, tls: ssl.SSLContext | None) -> RemotingCommand | None:
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)
     try:
         writer.writelines(encode_command(command))
         decoder = FrameDecoder()

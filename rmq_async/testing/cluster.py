@@ -28,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from ..credentials import Credentials
+from ._certificates import Certificates
 from ._config import (
     BROKER_CLASS,
     NAME_SERVER_CLASS,
@@ -35,13 +37,14 @@ from ._config import (
     Profile,
     broker_keys,
     java_command,
+    jvm_options,
     name_server_keys,
     write_configuration,
 )
 from ._errors import ClusterError, PortInUseError
 from ._jars import find_java, missing, resolve
 from ._ports import BROKER_OFFSETS, find_ports
-from ._probe import broker_addresses, hurry_registration, not_routed
+from ._probe import PLAIN, Access, broker_addresses, hurry_registration, not_routed
 from ._process import Group, ServerProcess
 from ._server import Launch, Server
 
@@ -106,8 +109,9 @@ class ExternalCluster:
 
 
 class RealCluster:
-    """``profile``: "correctness" (patient limits), "stock" (none changed) or a Profile of your own; keys that a ``version``
-    does not know do nothing there. ``version``: "5.5.0" or "4.9.7", others were not tried.
+    """``profile``: "correctness" (patient limits), "stock" (none changed), these and one thing more ("auth", "authorization",
+    "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own; keys that a ``version`` does not
+    know do nothing there. ``version``: "5.5.0" or "4.9.7", others were not tried.
 
     ``small``: small heaps (450 MB resident for one broker); False for benchmarks (700 MB). ``broker_conf`` and
     ``namesrv_conf`` go on top of the profile's keys. ``directory``: where everything is kept; what is there stays there after
@@ -139,6 +143,8 @@ class RealCluster:
         self._broker_conf = {**self.profile.broker, **(broker_conf or {})}
         self._namesrv_conf = {**self.profile.name_server, **(namesrv_conf or {})}
         self._given_directory = directory
+        self._certificates: Certificates | None = None
+        self._access = PLAIN
         self._root: Path | None = None
         self._group: Group | None = None
         self._owner = 0
@@ -149,6 +155,18 @@ class RealCluster:
         if not self.nameservers:
             raise ClusterError("the cluster has not been started")
         return ";".join(server.address for server in self.nameservers)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """Of a user who may do everything; None where the profile has no users."""
+        return self.profile.credentials
+
+    @property
+    def certificates(self) -> Certificates:
+        """Of this cluster. Raises ClusterError before ``start`` and where the profile is without TLS."""
+        if self._certificates is None:
+            raise ClusterError("the cluster has no certificates: it has not been started, or its profile is not one of TLS")
+        return self._certificates
 
     @property
     def servers(self) -> list[Server]:
@@ -213,6 +231,8 @@ class RealCluster:
         atexit.register(self._end)
         self._root = (given or Path(tempfile.mkdtemp(prefix="rmq-cluster-"))).resolve()
         self._group = Group(self._root if given is None else None)
+        self._certificates = Certificates.make(self._root / "certificates") if self.profile.tls else None
+        self._access = self._own_access()
         nameservers, brokers = self._counts
         ports = find_ports([(0,)] * nameservers + [BROKER_OFFSETS] * brokers)
         addresses = ";".join(f"127.0.0.1:{port}" for port in ports[:nameservers])
@@ -229,7 +249,8 @@ class RealCluster:
     def _server(self, name: str, port: int, main_class: str, class_path: str, keys: Mapping[str, str]) -> Server:
         assert self._root is not None
         directory = self._root / name
-        options = self.profile.broker_jvm if main_class == BROKER_CLASS else self.profile.name_server_jvm
+        certificates = self._certificates.directory if self._certificates is not None else None
+        options = jvm_options(self.profile, main_class, certificates)
         command = java_command(find_java() or "java", main_class, class_path, directory, small=self._small, options=options)
         environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(directory), "ROCKETMQ_HOME": str(directory)}
 
@@ -241,6 +262,11 @@ class RealCluster:
             return ServerProcess(command, directory=directory, environment=environment, group=self._group.id, log=log)
 
         return Server(name, f"127.0.0.1:{port}", Launch(directory, prepare, self._until_serving))
+
+    def _own_access(self) -> Access:
+        made = self._certificates
+        tls = made.context(client=self.profile.client_certificate) if made is not None else None
+        return Access(tls, self.profile.credentials)
 
     async def _launch(self, deadline: float) -> None:
         for server in self.servers:
@@ -266,7 +292,9 @@ class RealCluster:
         topic = self._broker_conf.get("autoCreateTopicEnable") != "false"
         hurry_at = 0.0
         while True:
-            absent = await asyncio.gather(*(not_routed(each.address, addresses, default_topic=topic) for each in nameservers))
+            absent = await asyncio.gather(
+                *(not_routed(each.address, addresses, default_topic=topic, access=self._access) for each in nameservers)
+            )
             late = [broker for broker in brokers if any(broker.address in each for each in absent)]
             if not late:
                 return
@@ -278,7 +306,7 @@ class RealCluster:
                 raise ClusterError(f"not registered in time: {', '.join(broker.name for broker in late)}\n{tails}")
             if now >= hurry_at:
                 hurry_at = now + _HURRY_INTERVAL
-                await asyncio.gather(*(hurry_registration(broker.address) for broker in late))
+                await asyncio.gather(*(hurry_registration(broker.address, self._access) for broker in late))
             await asyncio.sleep(0.1)
 
     def _end(self) -> None:

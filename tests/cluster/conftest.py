@@ -1,7 +1,7 @@
 """Real clusters for the tests below here. JVMs are dear (some 6 s of CPU each start), so they are shared.
 
-All last for the session. No test stops or pauses ``cluster``, ``old_cluster`` and ``stock_cluster``; ``two_brokers`` is for tests
-that do.
+All last for the session. No test stops or pauses ``cluster``, ``old_cluster``, ``stock_cluster`` and ``feature_cluster``;
+``two_brokers`` is for tests that do.
 The fixtures are plain functions with an event loop of their own, so that any test loop may use them.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rmq_async.testing._config import PROFILES
 from rmq_async.testing.cluster import OLD_VERSION, ExternalCluster, RealCluster, require
 
 
@@ -53,6 +54,12 @@ def old_cluster() -> Iterator[RealCluster]:
     if os.environ.get("NAMESRV_ADDR"):
         pytest.skip(f"NAMESRV_ADDR names the cluster to test, {OLD_VERSION} is left out")
     yield from started(RealCluster(version=OLD_VERSION))
+
+
+@pytest.fixture(scope="session")
+def feature_cluster() -> Iterator[RealCluster]:
+    """One name server, one broker, profiles transactions, recall and trace together."""
+    yield from started(RealCluster(profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"]))
 
 
 @pytest.fixture(params=["cluster", "old_cluster"], ids=["5.5.0", "4.9.7"])

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import rmq_async.testing.cluster as launcher
+from rmq_async.testing._config import PROFILES
 from rmq_async.testing._jars import find_java, find_maven, resolve
 from rmq_async.testing._ports import find_ports
 from rmq_async.testing._probe import ask, broker_addresses, not_routed
@@ -282,6 +283,19 @@ async def test_a_disk_too_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(launcher, "DISK_LIMIT", 0.0)
     with pytest.raises(ClusterError, match="% full"):
         await RealCluster().start()
+
+
+def test_profiles_add_up_and_the_later_one_wins() -> None:
+    both = PROFILES["tls"] | Profile(
+        broker={"recallMessageEnable": "true", "waitTimeMillsInSendQueue": "1"}, broker_jvm=("-Da",)
+    )
+    assert both.tls
+    assert (both.broker["recallMessageEnable"], both.broker["waitTimeMillsInSendQueue"]) == ("true", "1")
+    assert both.broker["osPageCacheBusyTimeOutMills"] == "10000"
+    assert both.broker_jvm == (*PROFILES["tls"].broker_jvm, "-Da")
+    assert (PROFILES["auth"] | both).credentials is PROFILES["auth"].credentials
+    with pytest.raises(ClusterError, match="no certificates"):
+        _ = RealCluster(profile="tls").certificates
 
 
 def test_wrong_arguments_are_refused() -> None:
