@@ -28,6 +28,8 @@ _NAMESPACE: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 _instance_name = ""
+_inherited_names: Final[set[str]] = set()
+"""What the processes that this one was forked from have drawn."""
 
 
 def _process_instance_name() -> str:
@@ -40,6 +42,7 @@ def _process_instance_name() -> str:
 
 def _forget_instance_name() -> None:
     global _instance_name
+    _inherited_names.add(_instance_name)
     _instance_name = ""
 
 
@@ -141,9 +144,13 @@ class ClientConfig:
             raise ConfigError("namespace and namespace_v2 are two ways to say the same; give one of them")
 
     def resolved(self) -> ClientConfig:
-        """The same settings with the name servers taken from the environment where none are given, as a sorted tuple."""
+        """The same settings with the name servers taken from the environment where none are given, as a sorted tuple.
+
+        Settings that were made before a fork get this process's own ``instance_name``: servers tell clients apart by it.
+        """
         given = self.namesrv if self.namesrv else os.environ.get(NAMESRV_ENVIRONMENT)
-        return replace(self, namesrv=tuple(sorted(set(name_servers(given)))))
+        name = _process_instance_name() if self.instance_name in _inherited_names else self.instance_name
+        return replace(self, namesrv=tuple(sorted(set(name_servers(given)))), instance_name=name)
 
     @property
     def header_type(self) -> SerializeType:

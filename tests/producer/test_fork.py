@@ -25,7 +25,7 @@ async def calls(sender):
     ]
     return await asyncio.gather(*waits, return_exceptions=True)
 
-async def child(sender, namesrv, inherited):
+async def child(sender, made, namesrv, inherited):
     results = await calls(sender)
     assert {type(error) for error in results} == {errors.ForkedError}, results
     del results, sender
@@ -33,9 +33,14 @@ async def child(sender, namesrv, inherited):
     async with Producer("group", namesrv=namesrv) as own:
         result = await own.send(Message("T", b"child"))
     assert result.msg_id not in inherited
+    async with made:
+        name = made._instance.client_id.partition("@")[2]
+        assert name.startswith(f"{os.getpid()}#"), name
+        await made.send(Message("T", b"made before"))
 
 async def parent():
     async with EmbeddedRocketMQ() as server:
+        made = Producer("made-before", namesrv=server.namesrv)
         async with Producer("group", namesrv=server.namesrv) as sender:
             first = await sender.send(Message("T", b"parent 1"))
             pending = await sender.send_async(Message("T", b"pending"))
@@ -44,7 +49,7 @@ async def parent():
             if pid == 0:
                 asyncio.events._set_running_loop(None)
                 try:
-                    asyncio.run(child(sender, server.namesrv, [first.msg_id]))
+                    asyncio.run(child(sender, made, server.namesrv, [first.msg_id]))
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
@@ -60,9 +65,9 @@ async def parent():
                 result = await sender.send(Message("T", b"parent 2"))
                 assert result.attempts == 1
             assert len(sender._sender.connections) == 2
-            assert server.statistics("broker-a").accepted == clients + 1
+            assert server.statistics("broker-a").accepted == clients + 2
         bodies = sorted(item.body for item in server.messages("T"))
-        assert bodies == [b"child", b"parent 1"] + [b"parent 2"] * 20 + [b"pending"], bodies
+        assert bodies == [b"child", b"made before", b"parent 1"] + [b"parent 2"] * 20 + [b"pending"], bodies
         ids = [item.msg_id for item in server.messages("T")]
         assert len(set(ids)) == len(ids)
 
