@@ -15,9 +15,7 @@ from enum import Enum
 from time import monotonic
 from typing import Final
 
-import msgspec
-
-from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData
 
@@ -32,7 +30,7 @@ from ..errors import (
     WrongLoopError,
     own_copy,
 )
-from ..transport import CloseReason, Connection, ConnectionPool, Pending, check_not_forked, generation, not_supported
+from ..transport import CloseReason, Connection, ConnectionPool, check_not_forked, generation, not_supported
 from .heartbeat import Heartbeats
 from .name_servers import NameServers
 from .route_table import RouteTable, TopicRoute
@@ -198,10 +196,7 @@ class ClientInstance:
             connection = self.pool.get(address)
             if connection is None:
                 connection = await self.pool.connect(address, max(deadline - monotonic(), 0.0))
-            if calls is None:
-                response = await connection.request(command, max(deadline - monotonic(), 0.0), long_poll=long_poll)
-            else:
-                response = await _abortable(connection, command, deadline, long_poll, calls)
+            response = await connection.request(command, max(deadline - monotonic(), 0.0), long_poll=long_poll, calls=calls)
         except RocketMQError as error:
             if error.broker is None:
                 error.broker = broker_name
@@ -230,7 +225,7 @@ class ClientInstance:
         connection = pool.get(address)
         local_ip = connection.local_ip if connection is not None else ""
         self.client_ip = config.client_ip or local_ip or "127.0.0.1"
-        self.client_id = f"{self.client_ip}@{config.instance_name}"
+        self.client_id = f"{self.client_ip}@{config.instance_name}" + (f"@{config.unit_name}" if config.unit_name else "")
         self.unique_ids = UniqueIds(packed_ip(self.client_ip) or packed_ip(local_ip) or _LOOPBACK)
         self.routes = RouteTable(
             self.name_servers, request_timeout=config.request_timeout, poll_interval=config.route_poll_interval
@@ -321,26 +316,6 @@ class ClientInstance:
 
 def _ignore(connection: Connection, command: RemotingCommand) -> None:
     """NOTIFY_CONSUMER_IDS_CHANGED: the pulling consumers here do not share queues out among themselves."""
-
-
-async def _abortable(
-    connection: Connection,
-    command: RemotingCommand,
-    deadline: float,
-    long_poll: bool,
-    calls: set[asyncio.Future[RemotingCommand]],
-) -> RemotingCommand:
-    """``Connection.request`` with a future that others can fail."""
-    opaque = connection.next_opaque()
-    parts = encode_command(msgspec.structs.replace(command, opaque=opaque), connection.serialize_type)
-    future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-    connection.submit(opaque, Pending(future, deadline, deadline, command.code, typed=False, long_poll=long_poll), parts)
-    calls.add(future)
-    try:
-        return await future
-    finally:
-        calls.discard(future)
-        connection.forget(opaque)
 
 
 _Key = tuple[int, asyncio.AbstractEventLoop, ClientConfig]

@@ -6,6 +6,7 @@ from .connection import Connection
 from .pending import Pending, Receiver
 from .pool import ConnectionPool
 from .process import check_not_forked, generation
+from .request_hooks import RequestHook, RequestHooks, guarded
 from .serving import RequestHandler, not_supported
 from .states import CloseReason, ConnectionState
 from .waiting import wait_until
@@ -18,8 +19,11 @@ __all__ = [
     "Pending",
     "Receiver",
     "RequestHandler",
+    "RequestHook",
+    "RequestHooks",
     "check_not_forked",
     "generation",
+    "guarded",
     "not_supported",
     "wait_until",
 ]

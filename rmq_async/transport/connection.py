@@ -28,6 +28,7 @@ from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendT
 from ..errors import ConnectionLostError, RequestTimeoutError
 from .coalescer import GATHER_FROM, WriteCoalescer
 from .pending import Pending, Receiver, overdue, request_name
+from .request_hooks import RequestHooks
 from .serving import RequestHandler, answer_to
 from .states import CloseReason, ConnectionState, next_state
 
@@ -58,7 +59,7 @@ class Connection(asyncio.Protocol):
         "__weakref__", "_dead_after", "_decoder", "_expects_answer", "_flushed", "_grace", "_held", "_held_control",
         "_held_oneways", "_loop", "_on_closed", "_on_request", "_opaque", "_others", "_reads", "_scan_at", "_sequence",
         "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
-        "_wrote_at", "address", "close_cause", "close_reason", "closed", "is_open", "last_used", "local_ip", "pacing",
+        "_wrote_at", "address", "close_cause", "close_reason", "closed", "hooks", "is_open", "last_used", "local_ip", "pacing",
         "serialize_type", "strays",
     )  # fmt: skip
 
@@ -71,8 +72,10 @@ class Connection(asyncio.Protocol):
         dead_after: float = 10.0,
         on_request: RequestHandler | None = None,
         on_closed: Callable[[Connection], None] | None = None,
+        hooks: RequestHooks | None = None,
     ) -> None:
         self.address = address
+        self.hooks = hooks if hooks is not None else RequestHooks()
         self.serialize_type = serialize_type
         self.close_reason: CloseReason | None = None
         self.close_cause: BaseException | None = None
@@ -150,21 +153,43 @@ class Connection(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<Connection {self.address} {self._state.value}, {len(self._table)} pending, {len(self._held)} held>"
 
-    async def request(self, command: RemotingCommand, timeout: float, *, long_poll: bool = False) -> RemotingCommand:
+    async def request(
+        self,
+        command: RemotingCommand,
+        timeout: float,
+        *,
+        long_poll: bool = False,
+        calls: set[asyncio.Future[RemotingCommand]] | None = None,
+    ) -> RemotingCommand:
         """Sends ``command`` under an opaque of this connection and returns the answer, whatever its code.
 
-        Raises RequestTimeoutError after ``timeout`` seconds and ConnectionLostError when the connection closes first.
+        ``calls``: holds the future of the answer while it is waited for, so that others can end the wait. Raises
+        RequestTimeoutError after ``timeout`` seconds and ConnectionLostError when the connection closes first.
         """
+        hooks = self.hooks
+        if hooks.active:
+            command = hooks.before(self.address, command)
         opaque = self.next_opaque()
         parts = encode_command(msgspec.structs.replace(command, opaque=opaque), self.serialize_type)
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         deadline = monotonic() + timeout
-        self.submit(opaque, Pending(future, deadline, deadline, command.code, typed=False, long_poll=long_poll), parts)
+        pending = Pending(future, deadline, deadline, command.code, typed=False, long_poll=long_poll)
         try:
-            return await future
-        except BaseException:
+            self.submit(opaque, pending, parts)
+            if calls is not None:
+                calls.add(future)
+            response = await future
+        except BaseException as error:
             self.forget(opaque)
+            if hooks.watched:
+                hooks.after(self.address, command, None, error)
             raise
+        finally:
+            if calls is not None:
+                calls.discard(future)
+        if hooks.watched:
+            hooks.after(self.address, command, response, None)
+        return response
 
     # -- what the send path uses
 

@@ -19,6 +19,7 @@ from ..config import ClientConfig, host_and_port
 from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, own_copy
 from .connection import Connection
 from .process import check_not_forked, generation
+from .request_hooks import RequestHooks
 from .serving import RequestHandler
 from .states import CloseReason
 from .waiting import wait_until
@@ -80,6 +81,8 @@ class ConnectionPool:
         self._on_connected = on_connected
         self._on_closed = on_closed
         self._tls = tls
+        self.hooks = RequestHooks(config.credentials, config.namespace_v2)
+        """What every request of its connections passes."""
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self.open: dict[str, Connection] = {}
@@ -189,6 +192,7 @@ class ConnectionPool:
             dead_after=max(MIN_DEAD_AFTER, 2 * self._config.request_timeout),
             on_request=self._on_request,
             on_closed=self._forget,
+            hooks=self.hooks,
         )
         try:
             async with asyncio.timeout(self._config.connect_timeout):
