@@ -1,0 +1,143 @@
+"""Servers that fork: gunicorn, with the application loaded in its workers or, before the fork, in their parent; and uvicorn,
+which starts its workers afresh. Each worker's own producer works, and a parent's is neither usable nor disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rmq_async import Admin
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.message import MessageExt
+
+HERE = Path(__file__).parent
+GUNICORN = ["-m", "gunicorn", "--chdir", str(HERE), "-k", "uvicorn_worker.UvicornWorker", "--workers", "2"]
+UVICORN = ["-m", "uvicorn", "--app-dir", str(HERE), "--workers", "2"]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+async def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            assert process.poll() is None, process.returncode
+            await asyncio.sleep(0.01)
+
+
+class Service:
+    """The application's processes, seen from outside: by its messages and its HTTP."""
+
+    def __init__(self, server: EmbeddedRocketMQ, process: subprocess.Popen[bytes], client: httpx.AsyncClient) -> None:
+        self.server = server
+        self.process = process
+        self._client = client
+
+    def workers(self) -> dict[int, str]:
+        """What each worker said when it started: its process id, and what became of the parent's producer in it."""
+        told = [message.body.decode().split(" ", 2) for message in self.server.messages("Workers")]
+        assert {int(parent) for _, parent, _ in told} <= {self.process.pid}
+        return {int(pid): outcome for pid, _, outcome in told}
+
+    async def started(self, number: int) -> dict[int, str]:
+        await until(lambda: len(self.workers()) >= number, self.process)
+        return self.workers()
+
+    async def order(self, number: int) -> int:
+        """The process id of the worker that announced it."""
+        answer = (await self._client.post(f"/orders/{number}")).raise_for_status().json()
+        assert answer["attempts"] == 1
+        return int(answer["pid"])
+
+    async def order_from_each(self) -> set[int]:
+        """One order announced by either of two workers: while the first one to answer is stopped, the other one must."""
+        first = await self.order(1)
+        os.kill(first, signal.SIGSTOP)
+        try:
+            return {first, await self.order(2)}
+        finally:
+            os.kill(first, signal.SIGCONT)
+
+    def traffic(self, topic: str) -> list[MessageExt]:
+        return self.server.messages(topic)
+
+
+@asynccontextmanager
+async def running(command: list[str], address: Callable[[Path], list[str]], **environment: str) -> AsyncIterator[Service]:
+    with tempfile.TemporaryDirectory(prefix="rmq") as directory:
+        path = Path(directory) / "http"
+        async with EmbeddedRocketMQ() as server:
+            process = subprocess.Popen(
+                [sys.executable, *command, *address(path), "prefork_app:app"],
+                env={**os.environ, "PREFORK_NAMESRV": server.namesrv, **environment},
+                stderr=subprocess.PIPE,
+            )
+            try:
+                transport = httpx.AsyncHTTPTransport(uds=str(path))
+                async with httpx.AsyncClient(
+                    transport=transport, base_url="http://service", headers={"connection": "close"}
+                ) as client:
+                    yield Service(server, process, client)
+                process.terminate()
+                _, said = await asyncio.to_thread(process.communicate, timeout=20)
+                assert process.returncode == 0, said.decode()
+                assert b"Traceback" not in said, said.decode()
+                for group in ("own", "made"):
+                    assert not server._brokers[0].state.clients.producers.get(group)
+            finally:
+                process.kill()
+                process.wait()
+                assert process.stderr is not None
+                process.stderr.close()
+
+
+async def check_that_each_worker_is_a_client_of_its_own(service: Service) -> None:
+    workers = await service.started(2)
+    assert await service.order_from_each() == set(workers)
+    async with Admin(namesrv=service.server.namesrv) as admin:
+        for group in ("own", "made"):
+            clients = [each.client_id.partition("@")[2] for each in await admin.producer_connections(group)]
+            assert {int(name.partition("#")[0]) for name in clients} == set(workers)
+
+
+def ids(service: Service) -> list[str]:
+    return [message.msg_id for topic in ("Workers", "Orders", "Parent") for message in service.traffic(topic)]
+
+
+async def test_workers_of_uvicorn() -> None:
+    async with running(UVICORN, lambda path: ["--uds", str(path)]) as service:
+        await check_that_each_worker_is_a_client_of_its_own(service)
+        assert len(set(ids(service))) == len(ids(service)) == 4
+
+
+async def test_workers_of_gunicorn() -> None:
+    async with running(GUNICORN, lambda path: ["--bind", f"unix:{path}"]) as service:
+        await check_that_each_worker_is_a_client_of_its_own(service)
+        assert len(set(ids(service))) == len(ids(service)) == 4
+
+
+async def test_workers_of_gunicorn_that_fork_from_a_parent_with_a_started_producer() -> None:
+    async with running([*GUNICORN, "--preload"], lambda path: ["--bind", f"unix:{path}"], PREFORK_PARENT="1") as service:
+        await check_that_each_worker_is_a_client_of_its_own(service)
+        gone = next(iter(service.workers()))
+        os.kill(gone, signal.SIGTERM)  # gunicorn replaces it
+        workers = await service.started(3)
+        assert set(workers.values()) == {"ForkedError"}
+        sent = len(service.traffic("Parent"))
+        await until(lambda: len(service.traffic("Parent")) > sent + 5, service.process)
+
+        traffic = service.traffic("Parent")
+        assert {message.body for message in traffic} == {b"attempts 1"}
+        assert len({message.born_host for message in traffic}) == 1  # one connection from the first to the last
+        assert service.server.statistics("broker-a").accepted == 1 + len(workers) + 1  # and the admin's of this test
+        found = ids(service)
+        assert len(set(found)) == len(found)
