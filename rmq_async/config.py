@@ -8,6 +8,7 @@ import secrets
 import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
 
 from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
@@ -16,7 +17,16 @@ from rmq_protocol.errors import shown
 from .credentials import Credentials
 from .errors import ConfigError
 
-__all__ = ["ClientConfig", "check_flag", "check_int", "check_seconds", "client_options", "host_and_port", "name_servers"]
+__all__ = [
+    "ClientConfig",
+    "canonical_host",
+    "check_flag",
+    "check_int",
+    "check_seconds",
+    "client_options",
+    "host_and_port",
+    "name_servers",
+]
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
 LONGEST: Final = 1e9
@@ -60,10 +70,10 @@ class ClientConfig:
 
     ``credentials`` sign every request. ``tls``: True for a context of ours, which verifies the servers' certificates unless
     ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name to look for in
-    certificates, where it is not the host that was connected to. ``allowed_broker_hosts``: hosts and networks ("10.0.0.0/8") that
-    routes may send this client to; default: any. ``vip_channel``: messages go to the brokers' second port, two below the first.
-    ``namespace``: prefix of topics and groups; ``namespace_v2``: sent beside them. ``unit_name``, ``unit_mode``: for clusters
-    of several units.
+    certificates, where it is not the host that was connected to. ``allowed_broker_hosts``: host names, addresses and networks
+    ("10.0.0.0/8") that routes may send this client to, compared as they are written; default: any. ``vip_channel``: messages go
+    to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups; ``namespace_v2``: sent beside
+    them. ``unit_name``, ``unit_mode``: for clusters of several units.
 
     Raises ConfigError for a value that cannot work.
     """
@@ -111,6 +121,8 @@ class ClientConfig:
         if not isinstance(self.tls, bool | ssl.SSLContext):
             raise ConfigError(f"tls must be True, False or an ssl.SSLContext, not {shown(self.tls)}")
         check_flag("tls_verify", self.tls_verify)
+        if isinstance(self.tls, ssl.SSLContext) and self.tls.protocol == ssl.PROTOCOL_TLS_SERVER:
+            raise ConfigError("tls: the SSLContext is one for servers; ssl.create_default_context() makes one for clients")
         if not self.tls_verify and self.tls is not True:
             raise ConfigError("tls_verify=False needs tls=True: an SSLContext of your own says itself what it verifies")
         if self.server_hostname is not None:
@@ -122,9 +134,7 @@ class ClientConfig:
             return
         if isinstance(hosts, str) or not isinstance(hosts, Collection) or not hosts:
             raise ConfigError(f"allowed_broker_hosts must be one or more texts, not {shown(hosts)}")
-        for host in hosts:
-            _check_text("allowed_broker_hosts: each", host)
-        object.__setattr__(self, "allowed_broker_hosts", frozenset(hosts))
+        object.__setattr__(self, "allowed_broker_hosts", frozenset(map(_host_or_network, hosts)))
 
     def _check_names(self) -> None:
         for name in ("vip_channel", "unit_mode"):
@@ -208,6 +218,29 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         return None
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def canonical_host(host: str) -> str:
+    """One way to write it: names in lower case without a dot at the end, addresses shortest, IPv4 in IPv6 as IPv4."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host.lower().removesuffix(".")
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
+
+
+def _host_or_network(text: str) -> str:
+    _check_text("allowed_broker_hosts: each", text)
+    try:
+        if "/" in text:
+            return str(ip_network(text))
+        host = canonical_host(text.removeprefix("[").removesuffix("]"))
+        if ":" in host:
+            return str(ip_address(host))
+    except ValueError as error:
+        raise ConfigError(f"allowed_broker_hosts: {shown(text)} is no host and no network: {error}") from None
+    return host
 
 
 def _check_address(address: str) -> None:

@@ -30,7 +30,15 @@ from ..errors import (
     WrongLoopError,
     own_copy,
 )
-from ..transport import CloseReason, Connection, ConnectionPool, check_not_forked, generation, not_supported
+from ..transport import (
+    CloseReason,
+    Connection,
+    ConnectionPool,
+    check_not_forked,
+    client_context,
+    generation,
+    not_supported,
+)
 from .heartbeat import Heartbeats
 from .name_servers import NameServers
 from .route_table import RouteTable, TopicRoute
@@ -216,8 +224,9 @@ class ClientInstance:
 
     async def _start(self) -> None:
         config = self.config
+        tls = await client_context(config)
         self.pool = pool = ConnectionPool(
-            config, on_request=self._serve, on_connected=self._connected, on_closed=self._disconnected
+            config, on_request=self._serve, on_connected=self._connected, on_closed=self._disconnected, tls=tls
         )
         self.name_servers = NameServers(pool, tuple(config.namesrv or ()))
         probe = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)

@@ -9,6 +9,7 @@ from .process import check_not_forked, generation
 from .request_hooks import RequestHook, RequestHooks, guarded
 from .serving import RequestHandler, not_supported
 from .states import CloseReason, ConnectionState
+from .tls import client_context
 from .waiting import wait_until
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "RequestHook",
     "RequestHooks",
     "check_not_forked",
+    "client_context",
     "generation",
     "guarded",
     "not_supported",

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
-from ..config import ClientConfig, host_and_port
+from ..config import ClientConfig, host_and_port, name_servers
 from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, own_copy
+from .allowed_hosts import AllowedHosts
 from .connection import Connection
 from .process import check_not_forked, generation
 from .request_hooks import RequestHooks
 from .serving import RequestHandler
 from .states import CloseReason
+from .tls import SHUTDOWN_TIMEOUT, tls_reason
 from .waiting import wait_until
 
 __all__ = ["Backoff", "ConnectionPool", "split_address"]
@@ -65,6 +67,7 @@ class ConnectionPool:
     """Connections of one client instance; belongs to the loop that makes it.
 
     ``on_connected`` and ``on_closed`` are plain functions called with the connection; ``on_request`` answers servers' requests.
+    ``tls``: what ``client_context`` made of the settings.
     """
 
     def __init__(
@@ -81,6 +84,9 @@ class ConnectionPool:
         self._on_connected = on_connected
         self._on_closed = on_closed
         self._tls = tls
+        allowed = config.allowed_broker_hosts
+        self._allowed = AllowedHosts(allowed) if allowed is not None else None
+        self._name_servers = frozenset(name_servers(config.namesrv))
         self.hooks = RequestHooks(config.credentials, config.namespace_v2)
         """What every request of its connections passes."""
         self._loop = asyncio.get_running_loop()
@@ -114,8 +120,9 @@ class ConnectionPool:
     async def connect(self, address: str, timeout: float) -> Connection:
         """The connection to ``address``, made if need be; several callers share one connect.
 
-        Raises ConnectError when it is refused or cannot be resolved, RequestTimeoutError when ``timeout`` seconds have passed.
-        While the address is backing off the call waits inside its timeout.
+        Raises ConnectError when it is refused or cannot be resolved, when TLS fails, and for a host that is not allowed;
+        RequestTimeoutError when ``timeout`` seconds have passed. While the address is backing off the call waits inside its
+        timeout.
         """
         deadline = monotonic() + timeout
         check_not_forked(self._generation)
@@ -181,10 +188,11 @@ class ConnectionPool:
             logger.debug("connect to %s failed: %s", address, error)
 
     async def _connect(self, address: str) -> Connection:
+        host, port = split_address(address)
+        self._check_allowed(address, host)
         backoff = self._backoffs.get(address)
         if backoff is not None:
             await asyncio.sleep(backoff.remaining(monotonic()))
-        host, port = split_address(address)
         connection = Connection(
             address,
             max_frame_size=self._config.max_frame_size,
@@ -196,9 +204,7 @@ class ConnectionPool:
         )
         try:
             async with asyncio.timeout(self._config.connect_timeout):
-                await self._loop.create_connection(
-                    lambda: connection, host, port, ssl=self._tls, server_hostname=host if self._tls is not None else None
-                )
+                await self._open(connection, host, port)
         except BaseException as error:
             # The loop has closed the socket; uvloop does so without a word to the protocol, so nothing may wait for one.
             connection.close(CloseReason.RESET)
@@ -206,9 +212,28 @@ class ConnectionPool:
                 text = f"no connection to {address} within {self._config.connect_timeout:.3g} s"
                 raise ConnectError(text, address=address) from error
             if isinstance(error, OSError | ValueError):  # ValueError: names that cannot be looked up
-                raise ConnectError(f"cannot connect to {address}: {error}", address=address) from error
+                why = tls_reason(error) if self._tls is not None else error
+                raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
             raise
         return self._adopt(address, connection)
+
+    async def _open(self, connection: Connection, host: str, port: int) -> None:
+        if self._tls is None:
+            await self._loop.create_connection(lambda: connection, host, port)
+        else:
+            await self._loop.create_connection(
+                lambda: connection,
+                host,
+                port,
+                ssl=self._tls,
+                server_hostname=self._config.server_hostname or host,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT,
+            )
+
+    def _check_allowed(self, address: str, host: str) -> None:
+        if self._allowed is not None and address not in self._name_servers and host not in self._allowed:
+            text = f"allowed_broker_hosts does not allow {host}, which the route or message id names ({address})"
+            raise ConnectError(text, address=address)
 
     def _adopt(self, address: str, connection: Connection) -> Connection:
         if not connection.closed.done():

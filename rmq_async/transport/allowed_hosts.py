@@ -1,0 +1,33 @@
+"""Which hosts a route may send a client to.
+
+Whoever answers as a name server can name any address as a broker's, and the client would connect there, with signatures if it
+has credentials. Hosts are compared as they are written, without a look-up: a name that is allowed may lead anywhere, and an
+address that is allowed is not reached by a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from ..config import canonical_host
+
+__all__ = ["AllowedHosts"]
+
+
+class AllowedHosts:
+    """``allowed``: host names, addresses and networks, as ``ClientConfig.allowed_broker_hosts`` keeps them."""
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._hosts = frozenset(each for each in allowed if "/" not in each)
+        self._networks: list[IPv4Network | IPv6Network] = [ip_network(each) for each in allowed if "/" in each]
+
+    def __contains__(self, host: str) -> bool:
+        canonical = canonical_host(host)
+        if canonical in self._hosts:
+            return True
+        try:
+            address: IPv4Address | IPv6Address = ip_address(canonical)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)

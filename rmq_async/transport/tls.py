@@ -1,0 +1,58 @@
+"""TLS of a client: one context for all its connections, and what a failed handshake says about its cause.
+
+Verified unless told otherwise, TLS 1.2 and later. A client with TLS speaks nothing else: no failure makes it try without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import Final
+
+from ..config import ClientConfig
+
+__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "tls_reason"]
+
+logger = logging.getLogger("rmq_async.transport")
+
+SHUTDOWN_TIMEOUT: Final = 0.5
+"""Seconds that a connection which is closed here waits for the peer's own goodbye (close_notify)."""
+
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"})
+_WANTS_CERTIFICATE: Final = frozenset(
+    {"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_HANDSHAKE_FAILURE"}
+)
+
+
+async def client_context(config: ClientConfig) -> ssl.SSLContext | None:
+    """The context that ``config`` asks for; None without TLS. Reading the system's authorities takes 30 ms, so a thread does it."""
+    if isinstance(config.tls, ssl.SSLContext):
+        return config.tls
+    return await asyncio.to_thread(_make_context, config.tls_verify) if config.tls else None
+
+
+def _make_context(verify: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        logger.warning("tls_verify=False: any server is believed, whatever certificate it shows; not for production")
+    return context
+
+
+def tls_reason(error: BaseException) -> str:
+    """What went wrong, in words for a user: of an error of the handshake, or of a connection that broke right after it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the server's certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or str(error)
+        if reason in _NO_TLS:
+            return f"the server does not speak TLS ({reason})"
+        if reason in _WANTS_CERTIFICATE:
+            return f"the server refuses this client's certificate, or misses one ({reason})"
+        return f"TLS failed ({reason})"
+    if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError | EOFError):
+        return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
+    return str(error)
