@@ -1,0 +1,138 @@
+"""Faults of real servers under load, each with its six counts: attempted, acknowledged, read, lost, found but unacknowledged,
+duplicated.
+
+A seed chooses the broker and the moments and is printed. RMQ_SEED begins with that one, RMQ_SEEDS says how many follow (2), and
+RMQ_OUTAGE for how many seconds the name server is away (8 here, 30 in the runs that docs/reliability.md tells of). A run whose
+fault met nothing fails as void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import pytest
+
+from rmq_async import Message, NameServerError, Producer, run
+from rmq_async.testing.cluster import RealCluster
+
+from .accounting import read_all
+from .history import History, copies, faults
+from .load import Load, Watch, new_topic, settled, tell, until_used
+
+SEEDS = int(os.environ.get("RMQ_SEEDS") or 2)
+FIRST_SEED = int(os.environ.get("RMQ_SEED") or random.randrange(1 << 31))
+OUTAGE = float(os.environ.get("RMQ_OUTAGE") or 8.0)
+
+LATE = 0.25
+"""Seconds after its deadline by which a send has ended, on a machine that starts a JVM on the same cores."""
+
+
+@pytest.mark.parametrize("number", range(SEEDS))
+def test_a_broker_killed_three_times_and_the_only_name_server_away(two_brokers: RealCluster, number: int) -> None:
+    """Two runs at once on one cluster: the first knows the second name server only, the other one the first."""
+    seed = FIRST_SEED + number
+    print(f"RMQ_SEED={seed}")
+
+    async def main() -> None:
+        chance = random.Random(seed)
+        async with asyncio.TaskGroup() as runs:
+            runs.create_task(killed_three_times(two_brokers, chance))
+            runs.create_task(without_the_name_server(two_brokers, chance))
+
+    run(main())
+
+
+async def killed_three_times(cluster: RealCluster, chance: random.Random) -> None:
+    victim, namesrv = cluster.brokers[0], cluster.nameservers[1].address
+    topic = await new_topic(cluster)
+    lost_connections = 0
+    async with Producer("killed", namesrv=namesrv, route_poll_interval=1.0) as producer, load_on(producer, topic, 500) as load:
+        for _ in range(3):
+            watch = Watch(producer)
+            await asyncio.sleep(chance.uniform(0.0, 0.7))
+            await victim.kill()
+            await asyncio.sleep(chance.uniform(0.0, 0.5))
+            await victim.start()
+            await until_used(producer, victim)
+            lost_connections += watch.lost
+        await asyncio.sleep(0.3)
+    history, read = load.history, await settled(namesrv, topic)
+    tell(f"{victim.name} killed three times", history, read, lost_connections)
+    assert lost_connections >= 3
+    assert history.failed == {}
+    assert faults(history, read) == []
+
+
+async def without_the_name_server(cluster: RealCluster, chance: random.Random) -> None:
+    names, broker = cluster.nameservers[0], cluster.brokers[1]
+    topic = await new_topic(cluster, broker.name)
+    async with (
+        Producer("nameless", namesrv=names.address, route_poll_interval=0.5, timeout=2.0) as producer,
+        load_on(producer, topic, 250) as load,
+    ):
+        await asyncio.sleep(chance.uniform(0.0, 0.7))
+        await names.kill()
+        died, refused = monotonic(), 0
+        while monotonic() < died + OUTAGE:
+            with pytest.raises(NameServerError, match=names.address):
+                await producer.send(Message(f"new-{topic}", b"x"), timeout=1.0)
+            refused += 1
+            await asyncio.sleep(chance.uniform(0.2, 0.7))
+        during = load.between(died, died + OUTAGE)
+        await names.start(registered=False)
+        await asyncio.sleep(1.2)  # it is polled twice, and knows no topic until a broker registers
+    await cluster.heal()
+    history, read = load.history, await settled(names.address, topic)
+    tell(f"the only name server away for {OUTAGE:g} s ({refused} sends to new topics refused)", history, read, 0)
+    assert refused
+    assert len(during) > 0.9 * OUTAGE * load.rate
+    assert {each.broker for each in load.ended} == {broker.name}
+    assert history.failed == {}
+    assert faults(history, read) == []
+
+
+@asynccontextmanager
+async def load_on(producer: Producer, topic: str, rate: int) -> AsyncIterator[Load]:
+    load = Load(producer, topic, rate)
+    try:
+        await asyncio.sleep(0.3)
+        yield load
+    finally:
+        await load.stop()
+
+
+@pytest.mark.parametrize("kind", ["dead", "silent"])
+def test_one_of_three_name_servers_answers_nothing(
+    two_brokers: RealCluster, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        topics = [await new_topic(two_brokers) for _ in range(3)]
+        history = History()
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            address = f"127.0.0.1:{nobody.getsockname()[1]}"
+            if kind == "dead":
+                nobody.close()
+            shuffle = "rmq_async.client.name_servers.random.shuffle"
+            monkeypatch.setattr(shuffle, lambda names: names.sort(key=lambda each: each != address))  # it is asked first
+            began = monotonic()
+            async with Producer("three", namesrv=[address, *two_brokers.namesrv.split(";")]) as producer:
+                start = monotonic() - began
+                for topic in topics:
+                    for count in range(150):
+                        name, began = f"{topic}-{count}", monotonic()
+                        result = await producer.send(Message(topic, name.encode()))
+                        history.succeeded(name, result, monotonic() - began)
+        read = [copy for topic in topics for copy in copies(await read_all(two_brokers.namesrv, topic))]
+        tell(f"one of three name servers {kind}, started in {start:.3f} s", history, read, 0)
+        assert (start > 0.5) == (kind == "silent")
+        assert max(start, history.slowest) <= 1.0 + LATE  # a third of a look-up's time is the silent one's share
+        assert len(history.acknowledged) == 450
+        assert faults(history, read) == []
+
+    run(main())
