@@ -13,8 +13,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SAYS = {
     "async_callbacks.py": "1000 stored, 0 failed",
     "batch.py": "32 messages, offsets 0 to 31, 1 request",
+    "delayed.py": "now\nnow - level 3: in 10 s\nnow - level 3: in 10 s - in an hour\n"
+    "now - level 3: in 10 s - in an hour - tomorrow\n",
     "errors.py": "one broker refused, another stored it: 2 attempts\n3 attempts refused, maybe_stored=False\n"
     "no answer in time, maybe_stored=True\nrefused before anything was sent: the body has 4194305 bytes, the limit is 4194304",
+    "fastapi_service.py": "201: order 17 paid\n503: not confirmed; may be announced all the same: True\n",
     "oneway.py": "2000 handed over, 2000 arrived",
     "ordered.py": "order-1 created > paid > sent\norder-2 created > paid > sent\norder-3 created > paid > sent",
     "read_back.py": "10 messages in 4 queues\n[b'order 10']\n[b'order 1', b'order 3', b'order 5', b'order 7', b'order 9']",
