@@ -49,6 +49,7 @@ from .producer import (
     select_at_random,
     select_best,
     select_by_hash,
+    select_by_machine_room,
 )
 from .results import BatchSendResult, PullResult, PullStatus, SendResult, SendStatus
 from .runner import run
@@ -101,6 +102,7 @@ __all__ = [
     "select_at_random",
     "select_best",
     "select_by_hash",
+    "select_by_machine_room",
 ]
 
 _LAZY = frozenset({"cli", "embedded", "testing"})

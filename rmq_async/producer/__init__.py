@@ -6,7 +6,7 @@ from .config import ProducerConfig
 from .faults import FaultTable
 from .hooks import Hook, SendContext
 from .producer import Producer, ProducerState
-from .selectors import Selector, select_at_random, select_best, select_by_hash
+from .selectors import Selector, select_at_random, select_best, select_by_hash, select_by_machine_room
 
 __all__ = [
     "FaultTable",
@@ -19,4 +19,5 @@ __all__ = [
     "select_at_random",
     "select_best",
     "select_by_hash",
+    "select_by_machine_room",
 ]

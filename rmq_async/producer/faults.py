@@ -1,15 +1,35 @@
-"""Which brokers are slow or failing, and for how long they are left alone (``MQFaultStrategy``, ``LatencyFaultToleranceImpl``)."""
+"""Which brokers are slow or failing, and for how long they are left alone (``MQFaultStrategy``, ``LatencyFaultToleranceImpl``).
+
+Nothing here knows a clock. What is kept of a broker is kept only while it is of use: whoever is not in the table is healthy. Both
+marks of a broker, "left alone" and "unreachable", end by themselves; a broker whose marks have ended is on trial, one attempt at a
+time, until one shows that it is healthy. Attempts under way count too: one that takes longer than a healthy broker would need
+speaks against the broker before it has failed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from enum import Enum
+from typing import ClassVar, Final
 
 from rmq_protocol.errors import shown
 
-from ..errors import ConfigError
+from ..errors import (
+    AuthenticationError,
+    BrokerError,
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    PermissionDeniedError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
 
-__all__ = ["FaultTable"]
+__all__ = ["Blame", "FaultItem", "FaultTable", "Faults", "blame"]
+
+MOST_ITEMS: Final = 1024
+"""Brokers in one table; the one noted first goes when another comes."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +75,168 @@ class FaultTable:
                 return duration
         return 0.0
 
+    @property
+    def patience(self) -> float:
+        """Seconds that an attempt may take without a broker being left alone for it."""
+        return next((latency for latency, wait in zip(self.latencies, self.durations, strict=True) if wait > 0), float("inf"))
+
 
 FaultTable.V5 = FaultTable((0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0), (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0))
 FaultTable.V4 = FaultTable(
     (0.05, 0.1, 0.55, 1.0, 2.0, 3.0, 15.0), (0.0, 0.0, 30.0, 60.0, 120.0, 180.0, 600.0), isolation=30.0, pick_one_at_least=True
 )
+
+
+class Blame(Enum):
+    """What an attempt says about its broker."""
+
+    NONE = "nothing"
+    ANSWERED = "it answers, and cannot do its work"
+    SILENT = "it cannot be reached"
+
+
+def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
+    """What a failed attempt of ``elapsed`` seconds says about its broker.
+
+    A message that is refused for what it is, or for who sends it, and a call that gave its broker less time than the table's
+    lowest threshold, say nothing. Any code that another attempt might cure does, and so does one that says "too much".
+    """
+    match error:
+        case AuthenticationError() | PermissionDeniedError():
+            return Blame.NONE
+        case BrokerError():
+            return Blame.ANSWERED if error.retriable or error.backs_off else Blame.NONE
+        case RemoteProtocolError():
+            return Blame.ANSWERED
+        case RequestTimeoutError():
+            return Blame.SILENT if elapsed >= table.latencies[0] else Blame.NONE
+        case ConnectError() | ConnectionLostError():
+            return Blame.SILENT
+    return Blame.NONE
+
+
+class FaultItem:
+    """What is held against one broker. All but ``latency`` are times of the caller's clock; ``reachable_from``: 0 if it answers."""
+
+    __slots__ = ("available_from", "latency", "noted", "reachable_from")
+
+    def __init__(self) -> None:
+        self.latency = self.noted = 0.0
+        self.available_from = self.reachable_from = 0.0
+
+
+class Faults:
+    """The brokers of one producer. ``now``: seconds of any clock that does not go back."""
+
+    __slots__ = ("_items", "_open", "_patience", "table")
+
+    def __init__(self, table: FaultTable) -> None:
+        self.table = table
+        self._items: dict[str, FaultItem] = {}
+        self._open: dict[str, dict[object, float]] = {}
+        """Broker -> attempts under way -> when they began, the oldest first."""
+        self._patience = table.patience
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"<Faults of {sorted(self._items)}>"
+
+    # -- what attempts tell
+
+    def began(self, broker: str, attempt: object, now: float) -> None:
+        self._open.setdefault(broker, {})[attempt] = now
+
+    def ended(self, broker: str, attempt: object) -> None:
+        attempts = self._open.get(broker)
+        if attempts is not None:
+            attempts.pop(attempt, None)
+
+    def update(self, broker: str, latency: float, *, isolated: bool, reachable: bool, now: float) -> None:
+        """An attempt of ``latency`` seconds ended at ``now``. ``isolated``: it failed, and counts as the table's ``isolation``."""
+        duration = self.table.duration(self.table.isolation if isolated else latency)
+        self.note(broker, latency, duration, reachable=reachable, now=now)
+
+    def note(self, broker: str, latency: float, duration: float, *, reachable: bool, now: float) -> None:
+        """Leaves the broker alone for ``duration`` seconds, or as long as before if that is longer.
+
+        With nothing against it the broker is forgotten, unless the attempt began before the newest fault did.
+        """
+        item = self._items.get(broker)
+        if duration <= 0 and reachable:
+            if item is not None:
+                item.reachable_from = 0.0
+                if now - latency > item.noted:
+                    del self._items[broker]
+            return
+        if item is None:
+            if len(self._items) >= MOST_ITEMS:
+                del self._items[next(iter(self._items))]
+            item = self._items[broker] = FaultItem()
+        item.latency, item.noted = latency, now
+        item.available_from = max(item.available_from, now + duration)
+        if reachable:
+            item.reachable_from = 0.0
+        else:
+            item.reachable_from = max(item.reachable_from, now + max(duration, self.table.duration(self.table.isolation)))
+
+    def proved(self, broker: str) -> None:
+        """The broker is healthy."""
+        self._items.pop(broker, None)
+
+    def keep(self, brokers: Collection[str]) -> None:
+        """Forgets all other brokers."""
+        for broker in self._items.keys() - brokers:
+            del self._items[broker]
+        for broker in [broker for broker, attempts in self._open.items() if not attempts and broker not in brokers]:
+            del self._open[broker]
+
+    # -- what selecting asks
+
+    def available(self, broker: str, now: float) -> bool:
+        """Whether it is not left alone."""
+        item = self._items.get(broker)
+        return item is None or now >= item.available_from
+
+    def reachable(self, broker: str, now: float) -> bool:
+        item = self._items.get(broker)
+        return item is None or now >= item.reachable_from
+
+    def usable(self, broker: str, now: float) -> bool:
+        """Whether it is available, no attempt on it takes too long already, and it is not on trial with an attempt under way."""
+        item = self._items.get(broker)
+        if item is not None and now < item.available_from:
+            return False
+        attempts = self._open.get(broker)
+        if not attempts:
+            return True
+        return item is None and now - next(iter(attempts.values())) < self._patience
+
+    def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
+        """Those of ``brokers`` that are not usable."""
+        return frozenset(broker for broker in brokers if not self.usable(broker, now))
+
+    def best(self, brokers: Collection[str], now: float) -> Collection[str]:
+        """Those of ``brokers`` to choose among: the usable ones, else those that can be reached, else all.
+
+        A table with ``pick_one_at_least`` takes, where none is usable, the better half by what is held against them.
+        """
+        avoided = self.avoided(brokers, now)
+        if not avoided:
+            return brokers
+        usable = frozenset(brokers) - avoided
+        if usable:
+            return usable
+        if self.table.pick_one_at_least:
+            ranked = sorted(brokers, key=lambda broker: self._rank(broker, now))
+            return frozenset(ranked[: max(1, len(ranked) // 2)])
+        return frozenset(broker for broker in brokers if self.reachable(broker, now)) or brokers
+
+    def silent(self) -> tuple[str, ...]:
+        """Brokers that the newest attempt could not reach: those worth asking whether they are back."""
+        return tuple(broker for broker, item in self._items.items() if item.reachable_from)
+
+    def _rank(self, broker: str, now: float) -> tuple[bool, float, float]:
+        item = self._items.get(broker)
+        return (False, 0.0, 0.0) if item is None else (now < item.available_from, item.latency, item.available_from)

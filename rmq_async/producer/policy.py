@@ -59,8 +59,13 @@ def next_step(
     remaining: float,
     attempt_timeout: float | None,
     retry_codes: Collection[int],
+    avoided: Collection[str] = (),
 ) -> Step:
-    """``brokers``: all that have a queue to send to; ``remaining``: seconds of the call's budget."""
+    """``brokers``: all that have a queue to send to; ``remaining``: seconds of the call's budget.
+
+    ``avoided``: brokers that are left alone at the moment. The step names them too, choosing passes them over; but to have
+    only them left to try is no reason to cut an attempt on a good one short.
+    """
     unanswered = {attempt.broker for attempt in attempts if attempt.open}
     if remaining <= 0:
         return FAIL
@@ -76,7 +81,8 @@ def next_step(
     untried = usable - {attempt.broker for attempt in attempts}
     if not untried:
         return Step(Verdict.TRY, usable)
-    cap = attempt_cap(remaining, retries + 1 - len(attempts), attempt_timeout) if len(untried) > 1 else None
+    inviting = len(untried.difference(avoided)) or len(untried)
+    cap = attempt_cap(remaining, retries + 1 - len(attempts), attempt_timeout) if inviting > 1 else None
     return Step(Verdict.TRY, untried, cap)
 
 

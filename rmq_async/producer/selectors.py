@@ -6,9 +6,10 @@ A selector must return one of the queues it is given, at once or from a coroutin
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import Message, MessageQueue
 
 from ..client.offsets import check_queue
-from ..errors import RequestTimeoutError, RocketMQError, SelectorError
+from ..errors import ConfigError, RequestTimeoutError, RocketMQError, SelectorError
+from .turns import Turns
 
 __all__ = [
     "Selector",
@@ -26,16 +28,19 @@ __all__ = [
     "checked_wish",
     "java_hash",
     "one_of",
+    "picking",
     "select_at_random",
     "select_best",
     "select_by_hash",
+    "select_by_machine_room",
     "wish_of",
 ]
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
 
+Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
 
-_turn = itertools.count(random.randrange(1 << 16))
+_pick: ContextVar[Pick] = ContextVar("rmq_async select_best", default=Turns().next)
 
 
 class Wish(NamedTuple):
@@ -67,8 +72,24 @@ def checked_wish(topic: str, queue: MessageQueue | None, selector: Selector | No
 
 
 def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
-    """The default: the next queue in turn."""
-    return queues[next(_turn) % len(queues)]
+    """The default: queues take turns, per topic, from a random start; those of brokers that are left alone are passed over.
+
+    A selector of yours may call it with some of the queues it was given: it then knows what the producer that asks knows of its
+    brokers (``latency_fault``). Outside of a producer's question queues merely take turns. Raises SelectorError without queues.
+    """
+    if not queues:
+        raise SelectorError("there are no queues to choose from")
+    return _pick.get()(queues)
+
+
+@contextmanager
+def picking(pick: Pick) -> Iterator[None]:
+    """Inside, ``select_best`` is ``pick``, also in coroutines that are awaited there."""
+    token = _pick.set(pick)
+    try:
+        yield
+    finally:
+        _pick.reset(token)
 
 
 def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
@@ -85,6 +106,26 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -
     if not queues:
         raise SelectorError("there are no queues to choose from")
     return queues[abs(_remainder(java_hash(key), len(queues)))]
+
+
+def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
+    """A selector that stays in one machine room: ``rooms`` says in which each broker stands, ``key`` which room is wanted.
+
+    Among the queues there it chooses as ``select_best`` does, and raises SelectorError where there are none. ``rooms`` is copied;
+    ConfigError if it is no mapping of broker names to rooms.
+    """
+    if not isinstance(rooms, Mapping) or not all(isinstance(broker, str) for broker in rooms):
+        raise ConfigError(f"rooms must be a mapping of broker names to rooms, not {shown(rooms)}")
+    room_of = dict(rooms)
+
+    def select_in_machine_room(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:
+        here = [queue for queue in queues if key is not None and room_of.get(queue.broker_name) == key]
+        if not here:
+            known = ", ".join(sorted({f"{queue.broker_name} in {room_of.get(queue.broker_name)}" for queue in queues}))
+            raise SelectorError(f"no queue of topic {message.topic} is in machine room {shown(key)}: {known or 'no queues'}")
+        return select_best(here, message)
+
+    return select_in_machine_room
 
 
 def ask(

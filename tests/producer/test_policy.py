@@ -85,6 +85,14 @@ WAIT, FAIL = Step(Verdict.WAIT), Step(Verdict.FAIL)
         ((silent("a"), Made("b", ILLEGAL)), {}, FAIL),
         ((Made("a", BUSY),), {"retry_codes": {1}}, FAIL),
         ((Made("a", ILLEGAL),), {"retry_codes": {13}}, tries("bc", 1.5)),
+        # brokers that are left alone do not count as left to try, unless there are no others
+        ((), {"avoided": "b"}, tries("abc", 1.0)),
+        ((), {"avoided": "bc"}, tries("abc")),
+        ((), {"avoided": "abc"}, tries("abc", 1.0)),
+        ((), {"brokers": "ab", "avoided": "b"}, tries("ab")),
+        ((silent("a"),), {"remaining": 2.0, "avoided": "ab"}, tries("bc")),
+        ((silent("a"),), {"remaining": 2.0, "avoided": "abc"}, tries("bc", 1.0)),
+        ((silent("a"), silent("b")), {"remaining": 1.0, "avoided": "c"}, tries("c")),
         # a broker that left the route meanwhile
         ((silent("x"),), {"brokers": "a"}, tries("a")),
     ],

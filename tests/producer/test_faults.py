@@ -1,0 +1,210 @@
+"""What is held against brokers and for how long, with a clock of the test's own; see ``rmq_async/producer/faults.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmq_async import FaultTable, errors
+from rmq_async.producer.faults import MOST_ITEMS, Blame, Faults, blame
+from rmq_protocol.constants import ResponseCode
+
+V5, V4 = FaultTable.V5, FaultTable.V4
+T = 1000.0
+"""Where the clock stands when a test begins."""
+
+
+def failed(faults: Faults, broker: str, now: float = T, *, reachable: bool = False, latency: float = 1.0) -> None:
+    faults.update(broker, latency, isolated=True, reachable=reachable, now=now)
+
+
+def succeeded(faults: Faults, broker: str, now: float, latency: float = 0.001) -> None:
+    faults.update(broker, latency, isolated=False, reachable=True, now=now)
+
+
+def best(faults: Faults, brokers: str, now: float) -> str:
+    return "".join(sorted(faults.best(frozenset(brokers), now)))
+
+
+def test_nobody_is_suspected_at_first() -> None:
+    faults = Faults(V5)
+    brokers = frozenset("ab")
+    assert faults.best(brokers, T) is brokers
+    assert all([faults.available("a", T), faults.reachable("a", T), faults.usable("a", T)])
+    succeeded(faults, "a", T)
+    assert len(faults) == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "seconds"), [(V5, 10.0), (V4, 600.0), (FaultTable((0.1, 5.0), (1.0, 7.0), isolation=5.0), 7.0)]
+)
+def test_a_failed_broker_is_left_alone_and_that_ends_by_itself(table: FaultTable, seconds: float) -> None:
+    faults = Faults(table)
+    failed(faults, "a")
+    assert not faults.available("a", T + seconds - 0.01)
+    assert not faults.reachable("a", T + seconds - 0.01)
+    assert faults.available("a", T + seconds)
+    assert faults.reachable("a", T + seconds)
+    assert best(faults, "ab", T + seconds - 0.01) == "b"
+    assert best(faults, "ab", T + seconds) == "ab"
+
+
+@pytest.mark.parametrize(("latency", "seconds"), [(0.549, 0.0), (0.55, 2.0), (1.8, 5.0), (3.0, 6.0), (5.0, 10.0), (20.0, 30.0)])
+def test_a_slow_broker_is_left_alone_for_as_long_as_the_table_says(latency: float, seconds: float) -> None:
+    faults = Faults(V5)
+    succeeded(faults, "a", T, latency)
+    assert len(faults) == (seconds > 0)
+    assert faults.reachable("a", T)
+    assert faults.available("a", T + seconds)
+    assert seconds == 0 or not faults.available("a", T + seconds - 0.01)
+
+
+def test_a_shorter_time_does_not_cut_a_longer_one_short() -> None:
+    faults = Faults(V5)
+    failed(faults, "a")
+    succeeded(faults, "a", T + 1, latency=0.6)
+    assert not faults.available("a", T + 9.9)
+    failed(faults, "a", T + 5)
+    assert not faults.available("a", T + 14.9)
+    assert faults.available("a", T + 15)
+
+
+def test_a_quick_success_that_began_after_the_fault_clears_the_broker() -> None:
+    faults = Faults(V5)
+    failed(faults, "a")
+    succeeded(faults, "a", T + 0.1, latency=0.2)  # it was under way when the other one failed
+    assert not faults.available("a", T + 0.1)
+    assert faults.reachable("a", T + 0.1)
+    succeeded(faults, "a", T + 0.2, latency=0.1)
+    assert len(faults) == 0
+    assert faults.usable("a", T + 0.2)
+
+
+def test_a_broker_that_answers_is_preferred_to_one_that_does_not_while_both_are_left_alone() -> None:
+    faults = Faults(V5)
+    failed(faults, "a", reachable=False)
+    failed(faults, "b", reachable=True)
+    assert best(faults, "ab", T + 1) == "b"
+    assert best(faults, "a", T + 1) == "a"
+    failed(faults, "b", reachable=False)
+    assert best(faults, "ab", T + 1) == "ab"
+    assert best(faults, "", T + 1) == ""
+
+
+def test_after_its_time_a_broker_gets_one_attempt_until_that_succeeds() -> None:
+    faults = Faults(V5)
+    failed(faults, "a")
+    assert best(faults, "ab", T + 10) == "ab"
+    faults.began("a", 1, T + 10)
+    assert best(faults, "ab", T + 10.001) == "b"
+    assert faults.available("a", T + 10.001)
+    faults.ended("a", 1)
+    succeeded(faults, "a", T + 10.01)
+    faults.began("a", 2, T + 10.02)
+    assert best(faults, "ab", T + 10.02) == "ab"
+
+
+def test_an_attempt_that_stays_unanswered_speaks_against_its_broker_before_it_fails() -> None:
+    faults = Faults(V5)
+    faults.began("a", 1, T)
+    faults.began("b", 2, T + 0.3)
+    faults.began("a", 3, T + 0.4)
+    assert best(faults, "ab", T + 0.54) == "ab"
+    assert best(faults, "ab", T + 0.56) == "b"
+    assert len(faults) == 0
+    faults.ended("a", 1)
+    assert best(faults, "ab", T + 0.56) == "ab"
+    assert best(faults, "ab", T + 0.9) == "a"
+    assert best(faults, "ab", T + 2.0) == "ab"  # both: nothing to choose between
+    faults.ended("a", 3)
+    faults.ended("b", 2)
+    faults.ended("b", 2)
+    faults.ended("c", 9)
+    assert best(faults, "ab", T + 9) == "ab"
+
+
+def test_a_table_that_never_isolates() -> None:
+    faults = Faults(FaultTable((0.1,), (0.0,)))
+    faults.began("a", 1, T)
+    failed(faults, "a")
+    assert best(faults, "ab", T + 1000) == "b"  # on trial, with its attempt under way
+    faults.ended("a", 1)
+    assert best(faults, "ab", T) == "ab"
+
+
+def test_with_pick_one_at_least_the_better_half_is_left_to_choose_from() -> None:
+    faults = Faults(V4)
+    failed(faults, "a", T, latency=3.0)
+    failed(faults, "b", T, latency=1.0)
+    assert best(faults, "abc", T + 1) == "c"
+    failed(faults, "c", T, latency=2.0)
+    failed(faults, "d", T + 1, latency=2.0)
+    assert best(faults, "abcd", T + 2) == "bc"
+    assert best(faults, "ab", T + 2) == "b"
+    assert best(faults, "acd", T + 2) == "c"
+    assert best(faults, "a", T + 2) == "a"
+
+
+def test_brokers_without_queues_are_forgotten() -> None:
+    faults = Faults(V5)
+    for broker in "abc":
+        failed(faults, broker)
+        faults.began(broker, 1, T)
+    faults.ended("b", 1)
+    faults.keep({"a"})
+    assert best(faults, "abc", T) == "bc"
+    assert len(faults) == 1
+    assert sorted(faults._open) == ["a", "c"]  # c's attempt is still under way
+
+
+def test_the_table_is_bounded() -> None:
+    faults = Faults(V5)
+    for number in range(MOST_ITEMS + 10):
+        failed(faults, f"b{number}")
+    assert len(faults) == MOST_ITEMS
+    assert faults.available("b9", T)
+    assert not faults.available("b10", T)
+
+
+def test_the_detector_asks_those_that_did_not_answer() -> None:
+    faults = Faults(V5)
+    failed(faults, "a", reachable=False)
+    failed(faults, "b", reachable=True)
+    succeeded(faults, "c", T, latency=1.0)
+    assert faults.silent() == ("a",)
+    faults.proved("a")
+    assert faults.silent() == ()
+    assert best(faults, "abc", T + 1) == "a"
+
+
+def broker_error(code: int, remark: str = "no") -> errors.RocketMQError:
+    return errors.broker_error(code, remark)
+
+
+@pytest.mark.parametrize(
+    ("error", "elapsed", "expected"),
+    [
+        (errors.ConnectError("refused"), 0.001, Blame.SILENT),
+        (errors.ConnectionLostError("reset"), 0.001, Blame.SILENT),
+        (errors.RequestTimeoutError("late"), 1.0, Blame.SILENT),
+        (errors.RequestTimeoutError("late"), 0.05, Blame.SILENT),
+        (errors.RequestTimeoutError("the caller had no time"), 0.01, Blame.NONE),
+        (broker_error(ResponseCode.SYSTEM_BUSY), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.SYSTEM_ERROR), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.SERVICE_NOT_AVAILABLE), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.NO_PERMISSION), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.FLOW_CONTROL), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.GO_AWAY), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.MESSAGE_ILLEGAL), 0.001, Blame.NONE),
+        (broker_error(ResponseCode.NO_PERMISSION, "check signature failed."), 0.001, Blame.NONE),
+        (broker_error(ResponseCode.NO_PERMISSION, "User:bob has no permission to access Topic:T"), 0.001, Blame.NONE),
+        (errors.RemoteProtocolError("no msgId"), 0.001, Blame.ANSWERED),
+        (errors.BackpressureError("full"), 3.0, Blame.NONE),
+        (errors.ClientStateError("stopping"), 3.0, Blame.NONE),
+        (errors.SelectorError("no"), 3.0, Blame.NONE),
+        (errors.ForbiddenError("no"), 3.0, Blame.NONE),
+        (errors.InvalidMessageError("no"), 3.0, Blame.NONE),
+        (KeyError("a bug"), 3.0, Blame.NONE),
+    ],
+)
+def test_what_an_error_says_about_a_broker(error: BaseException, elapsed: float, expected: Blame) -> None:
+    assert blame(error, elapsed, V5) is expected

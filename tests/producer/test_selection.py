@@ -1,0 +1,149 @@
+"""``select_best`` and those that build on it, over lists of queues that change; faults by a producer's own table."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async import FaultTable, Message, MessageQueue, errors, select_best, select_by_machine_room
+from rmq_async.producer.faults import Faults
+from rmq_async.producer.selection import Selection
+from rmq_async.producer.selectors import picking
+from rmq_async.producer.turns import QUEUES_KEPT, TOPICS_KEPT, Turns
+
+from .support import seeded
+
+MESSAGE = Message("T", b"x")
+
+
+def queues(count: int, brokers: str = "abc", topic: str = "T") -> list[MessageQueue]:
+    return [MessageQueue(topic, broker, number) for broker in brokers for number in range(count)]
+
+
+def chi_square(counts: Counter[MessageQueue], expected_on: Sequence[MessageQueue]) -> float:
+    assert set(counts) == set(expected_on)
+    each = counts.total() / len(expected_on)
+    return sum((counts[queue] - each) ** 2 / each for queue in expected_on)
+
+
+def isolated(*brokers: str) -> Faults:
+    faults = Faults(FaultTable.V5)
+    for broker in brokers:
+        faults.update(broker, 1.0, isolated=True, reachable=False, now=monotonic())
+    return faults
+
+
+def test_queues_take_turns_in_their_order() -> None:
+    some, turns = queues(4), Turns()
+    chosen = [turns.next(some) for _ in range(24)]
+    start = some.index(chosen[0])
+    assert chosen == [some[(start + step) % 12] for step in range(24)]
+
+
+def test_turns_begin_anywhere() -> None:
+    some = queues(4)
+    assert {Turns().next(some) for _ in range(500)} == set(some)
+
+
+def test_turns_are_even_where_two_lists_are_offered_alternately() -> None:
+    """A counter would give both the same queue each time."""
+    even, odd, turns = queues(2, "a"), queues(2, "b"), Turns()
+    counts = Counter(turns.next(even if number % 2 else odd) for number in range(40))
+    assert set(counts.values()) == {10}
+
+
+def test_turns_are_even_over_lists_at_random() -> None:
+    chance, some, turns = seeded(), queues(4), Turns()
+    counts = Counter(turns.next(chance.sample(some, 6)) for _ in range(6000))
+    assert chi_square(counts, some) < 3  # eleven degrees of freedom: chance alone stays below that in 1 run of 100
+
+
+def test_each_topic_has_its_own_turns_and_memory_is_bounded() -> None:
+    turns = Turns()
+    for number in range(TOPICS_KEPT + 50):
+        turns.next(queues(2, "a", f"topic{number}"))
+    assert len(turns) == TOPICS_KEPT
+    many = queues(2 * QUEUES_KEPT + 100, "a")
+    chance = random.Random(7)
+    for _ in range(QUEUES_KEPT + 300):
+        turns.next(chance.sample(many, 4))
+    assert len(turns._topics["T"].used) <= QUEUES_KEPT + 4
+
+
+def test_select_best_outside_of_a_producer_takes_turns() -> None:
+    some = queues(4)
+    counts = Counter(select_best(some, MESSAGE) for _ in range(120))
+    assert chi_square(counts, some) == 0
+    with pytest.raises(errors.SelectorError, match="no queues"):
+        select_best([], MESSAGE)
+
+
+def test_select_best_passes_over_brokers_that_the_asking_producer_leaves_alone() -> None:
+    some = queues(4)
+    selection = Selection(select_best, isolated("b"))
+    with picking(selection.pick):
+        counts = Counter(select_best(some, MESSAGE) for _ in range(120))
+        only = Counter(select_best(queues(4, "b"), MESSAGE) for _ in range(8))
+    assert chi_square(counts, queues(4, "ac")) == 0
+    assert chi_square(only, queues(4, "b")) == 0  # no other is offered
+    assert {queue.broker_name for queue in [select_best(some, MESSAGE) for _ in range(12)]} == {"a", "b", "c"}
+
+
+async def test_what_select_best_knows_follows_a_coroutine_and_stays_out_of_others() -> None:
+    selection = Selection(select_best, isolated("a"))
+    seen: list[str] = []
+
+    async def choose() -> None:
+        await asyncio.sleep(0)
+        seen.append(select_best(queues(1, "ab"), MESSAGE).broker_name)
+
+    async def outside() -> set[str]:
+        await asyncio.sleep(0)
+        return {select_best(queues(1, "ab"), MESSAGE).broker_name for _ in range(2)}
+
+    other = asyncio.ensure_future(outside())
+    with picking(selection.pick):
+        await choose()
+        await choose()
+    assert seen == ["b", "b"]
+    assert await other == {"a", "b"}
+
+
+ROOMS = {"a": "north", "b": "south", "c": "north"}
+
+
+def test_a_machine_room_is_kept_to_and_its_queues_take_turns() -> None:
+    select = select_by_machine_room(ROOMS)
+    counts = Counter(select(queues(4), MESSAGE, "north") for _ in range(80))
+    assert chi_square(counts, queues(4, "ac")) == 0
+    assert select(queues(1), MESSAGE, "south") == MessageQueue("T", "b", 0)
+    with picking(Selection(select, isolated("a")).pick):
+        counts = Counter(select(queues(4), MESSAGE, "north") for _ in range(80))
+    assert chi_square(counts, queues(4, "c")) == 0
+
+
+def test_the_rooms_are_those_of_the_moment_the_selector_was_made() -> None:
+    rooms = dict(ROOMS)
+    select = select_by_machine_room(rooms)
+    rooms.clear()
+    assert select(queues(1), MESSAGE, "south") == MessageQueue("T", "b", 0)
+
+
+@pytest.mark.parametrize("key", ["west", None, 3, "", ("north",)])
+def test_a_room_without_queues_is_an_error_that_names_the_rooms(key: Any) -> None:
+    with pytest.raises(errors.SelectorError, match=r"machine room .*: a in north, b in south, c in north"):
+        select_by_machine_room(ROOMS)(queues(2), MESSAGE, key)
+    with pytest.raises(errors.SelectorError, match="d in None"):
+        select_by_machine_room(ROOMS)(queues(2, "d"), MESSAGE, None)
+
+
+@pytest.mark.parametrize("rooms", [None, "north", [("a", "north")], {1: "north"}])
+def test_what_is_no_mapping_of_rooms_is_refused(rooms: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="mapping of broker names to rooms"):
+        select_by_machine_room(rooms)
