@@ -31,6 +31,7 @@ from .pending import Pending, Receiver, overdue, request_name
 from .request_hooks import RequestHooks
 from .serving import RequestHandler, answer_to
 from .states import CloseReason, ConnectionState, next_state
+from .tls import tls_reason
 
 __all__ = ["Connection"]
 
@@ -598,7 +599,7 @@ class Connection(asyncio.Protocol):
     def _lost(self, written: bool, code: int | None) -> ConnectionLostError:
         what = f"{request_name(code)} to {self.address}" if code is not None else self.address
         why = self.close_reason.value if self.close_reason is not None else "it is closing"
-        cause = f" ({self.close_cause})" if self.close_cause is not None and str(self.close_cause) else ""
+        cause = f" ({tls_reason(self.close_cause)})" if self.close_cause is not None and str(self.close_cause) else ""
         error = ConnectionLostError(f"{what}: connection lost, {why}{cause}", maybe_stored=written, address=self.address)
         error.__cause__ = self.close_cause
         return error

@@ -23,7 +23,7 @@ from .process import check_not_forked, generation
 from .request_hooks import RequestHooks
 from .serving import RequestHandler
 from .states import CloseReason
-from .tls import SHUTDOWN_TIMEOUT, tls_reason
+from .tls import SHUTDOWN_TIMEOUT, handshake_reason
 from .waiting import wait_until
 
 __all__ = ["Backoff", "ConnectionPool", "split_address"]
@@ -212,7 +212,7 @@ class ConnectionPool:
                 text = f"no connection to {address} within {self._config.connect_timeout:.3g} s"
                 raise ConnectError(text, address=address) from error
             if isinstance(error, OSError | ValueError):  # ValueError: names that cannot be looked up
-                why = tls_reason(error) if self._tls is not None else error
+                why = handshake_reason(error) if self._tls is not None else error
                 raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
             raise
         return self._adopt(address, connection)

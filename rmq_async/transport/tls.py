@@ -12,7 +12,7 @@ from typing import Final
 
 from ..config import ClientConfig
 
-__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "tls_reason"]
+__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "tls_reason"]
 
 logger = logging.getLogger("rmq_async.transport")
 
@@ -43,16 +43,21 @@ def _make_context(verify: bool) -> ssl.SSLContext:
 
 
 def tls_reason(error: BaseException) -> str:
-    """What went wrong, in words for a user: of an error of the handshake, or of a connection that broke right after it."""
+    """What went wrong, in words for a user; of errors that are not TLS's, their own."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        reason = error.reason or str(error)
-        if reason in _NO_TLS:
-            return f"the server does not speak TLS ({reason})"
-        if reason in _WANTS_CERTIFICATE:
-            return f"the server refuses this client's certificate, or misses one ({reason})"
-        return f"TLS failed ({reason})"
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    reason = error.reason or str(error)
+    if reason in _NO_TLS:
+        return f"the server does not speak TLS ({reason})"
+    if reason in _WANTS_CERTIFICATE:
+        return f"the server refuses this client's certificate, or misses one ({reason})"
+    return f"TLS failed ({reason})"
+
+
+def handshake_reason(error: BaseException) -> str:
+    """The same for an error of a connect with TLS."""
     if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError | EOFError):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
-    return str(error)
+    return tls_reason(error)

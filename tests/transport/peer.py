@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
@@ -160,8 +161,10 @@ class Peer:
         form: SerializeType = SerializeType.JSON,
         greet: Callable[[Link], None] | None = None,
         on_response: Answer | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.answer = answer
+        self.tls = tls
         self.host = host
         self.port = port
         self.reading = reading
@@ -205,7 +208,9 @@ class Peer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listener.bind((self.host, self.port))
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.get_running_loop().create_server(lambda: Link(self), sock=listener, backlog=1024)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Link(self), sock=listener, backlog=1024, ssl=self.tls
+        )
 
     async def stop(self) -> None:
         """Stops listening and breaks every connection."""

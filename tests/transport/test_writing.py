@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
+import trustme
 import uvloop
 
 from rmq_async.errors import ConnectionLostError, RequestTimeoutError
@@ -425,14 +423,11 @@ async def test_oneway_frames_that_never_left_are_reported_on_close() -> None:
         assert reported == [1, 2, 3, 4]
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-async def test_sends_over_tls_leave_at_once(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
-    subprocess.run([*making, "-subj", "/CN=localhost", "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=certificate)
-    theirs.load_cert_chain(certificate, key)
-    ours.check_hostname = False
+async def test_sends_over_tls_leave_at_once() -> None:
+    authority = trustme.CA()
+    theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert("127.0.0.1").configure_cert(theirs)
+    authority.configure_trust(ours)
     loop = asyncio.get_running_loop()
     peer = Peer(stored)
     async with await loop.create_server(lambda: Link(peer), "127.0.0.1", 0, ssl=theirs) as server:
