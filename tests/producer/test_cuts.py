@@ -1,0 +1,203 @@
+"""Connections cut at every byte of a request and of its answer: sends, batches, route look-ups and pulls.
+
+The bytes go through a ``ClusterProxy`` to the embedded broker. Each cut meets a connection that is warm and idle, so that its
+first byte is the request's. One call without retries (cut by FIN) shows what the client says of its only attempt, one with
+retries (cut by RST) that it mends it. All that was sent is read back and held against what the calls said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async import ConnectionLostError, Message, NameServerError, Producer, PullConsumer, RocketMQError
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing import ClusterProxy, Direction
+
+from ..cluster.history import Copy, History, faults, verdict
+from .support import GRACE, Taken
+
+OFFSET_GROWS = 8
+"""Bytes by which an answer may become longer while a test runs: it tells queue offsets in decimals."""
+
+LANES = 4
+"""Clients at once, each with proxies of its own."""
+
+TIMEOUT = 2.0
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[EmbeddedRocketMQ]:
+    async with EmbeddedRocketMQ() as server, Producer("maker", namesrv=server.namesrv) as maker:
+        await maker.send(Message("T", b"first"))
+        yield server
+
+
+@asynccontextmanager
+async def proxied(server: EmbeddedRocketMQ, lane: int, **options: Any) -> AsyncIterator[tuple[ClusterProxy, Producer]]:
+    async with (
+        ClusterProxy(server.namesrv) as cluster,
+        Producer("cut", namesrv=cluster.namesrv, instance_name=f"lane-{lane}", timeout=TIMEOUT, **options) as producer,
+    ):
+        yield cluster, producer
+
+
+async def length_of(direction: Direction, call: Callable[[], Awaitable[object]]) -> int:
+    """Bytes that a call passes in the direction."""
+    await call()
+    before = direction.passed
+    await call()
+    return direction.passed - before
+
+
+async def again(call: Callable[[], Awaitable[Any]]) -> None:
+    """The call, on a connection that may be ending: the last cut came behind the last byte."""
+    try:
+        await call()
+    except ConnectionLostError:
+        await call()
+
+
+class Judge:
+    """What the calls said, and how long they took. ``lag``: by how much the loop itself was late, all in all."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.outcomes: Counter[str] = Counter()
+        self._taken = Taken()
+
+    async def call(self, name: str, sending: Awaitable[Any]) -> Any:
+        """The result of a call or its error; it ends by its deadline."""
+        began, late = monotonic(), self._taken.lag
+        outcome: Any
+        try:
+            outcome = await sending
+        except RocketMQError as error:
+            outcome = error
+            self.history.gave_up(name, error, monotonic() - began)
+        else:
+            self.history.succeeded(name, outcome, monotonic() - began)
+        assert self.history.seconds[name] <= TIMEOUT + GRACE + 2 * (self._taken.lag - late)
+        self.outcomes[type(outcome).__name__] += 1
+        return outcome
+
+    def close(self, what: str, read: list[Copy]) -> None:
+        self._taken.stop()
+        print(f"{what}: {verdict(self.history, read)}; {dict(self.outcomes)}, slowest {self.history.slowest:.3f} s")
+        assert faults(self.history, read) == []
+
+
+def read_back(server: EmbeddedRocketMQ, topic: str) -> list[Copy]:
+    return [Copy(each.body.decode(), each.msg_id) for each in server.messages(topic)]
+
+
+async def send_one(producer: Producer, topic: str, name: str) -> Any:
+    return await producer.send(Message(topic, name.encode()))
+
+
+async def send_two(producer: Producer, topic: str, name: str) -> Any:
+    """Two messages in one batch; the second one's fate is the first one's."""
+    batch = await producer.send_batch([Message(topic, name.encode()), Message(topic, b"second")])
+    return batch.results[0]
+
+
+@pytest.mark.parametrize("way", ["to_server", "to_client"])
+@pytest.mark.parametrize("send", [send_one, send_two])
+async def test_a_send_cut_anywhere_tells_the_truth_or_is_sent_again(send: Callable[..., Awaitable[Any]], way: str) -> None:
+    judge, told = Judge(), dict[str, tuple[Any, bool]]()
+
+    async def lane(server: EmbeddedRocketMQ, number: int, retries: int) -> None:
+        async with proxied(server, 2 * number + bool(retries), retries=retries) as (cluster, producer):
+            (broker,) = cluster.brokers.values()
+            direction: Direction = getattr(broker, way)
+            length = await length_of(direction, lambda: send(producer, "T", "warm-1"))
+            points = range(number, length + OFFSET_GROWS, LANES)
+            for at in points:
+                name = f"{at:04}-{retries}"
+                if not retries:
+                    await again(lambda: send(producer, "T", "warm-1"))
+                direction.cut_after(at, reset=bool(retries))
+                told[name] = await judge.call(name, send(producer, "T", name)), at >= length
+                direction.clear()
+            assert length / LANES - 1 < direction.injected["cut"] <= len(points)
+
+    async with served() as server:
+        async with asyncio.TaskGroup() as lanes:
+            for number in range(LANES):
+                for retries in (0, 2):
+                    lanes.create_task(lane(server, number, retries))
+        read = [copy for copy in read_back(server, "T") if copy.name in told]
+    judge.close(f"{send.__name__} cut {way}", read)
+    copies = Counter(copy.name for copy in read)
+    for name, (outcome, whole) in told.items():
+        seen = f"{name}: {outcome!r}, {copies[name]} copies"
+        failed = isinstance(outcome, RocketMQError)
+        assert not failed or (isinstance(outcome, ConnectionLostError) and outcome.maybe_stored and name.endswith("-0")), seen
+        if way == "to_client":  # every request arrived
+            assert copies[name] == (1 if failed else outcome.attempts), seen
+        if not whole:
+            assert failed or outcome.attempts == 2, seen
+            assert way == "to_client" or copies[name] == (0 if failed else 1), seen
+
+
+async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
+    """Each to a topic of its own, which it creates, so that two requests go to the name server: for the topic, and for TBW102."""
+    judge = Judge()
+
+    async def lane(server: EmbeddedRocketMQ, number: int, way: str, times: int) -> None:
+        async with proxied(server, 4 * number + 2 * (way == "to_client") + times, retries=0) as (cluster, producer):
+            direction: Direction = getattr(cluster.name_servers[0], way)
+            prefix = f"{way}-{times}-"
+            counter = iter(range(2))
+            length = await length_of(direction, lambda: send_one(producer, f"{prefix}{next(counter):04}-warm", "warm"))
+            assert producer._instance is not None
+            for at in range(number, length + 1, LANES):
+                name = f"{prefix}{at:04}"
+                await producer._instance.routes.look("T", TIMEOUT)  # connects anew
+                direction.cut_after(at, reset=times == 2, times=times)
+                outcome = await judge.call(name, send_one(producer, f"{name}-cold", name))
+                direction.clear()
+                assert not isinstance(outcome, RocketMQError) or (type(outcome) is NameServerError and times == 2), name
+                assert not outcome.maybe_stored if isinstance(outcome, RocketMQError) else outcome.attempts == 1
+            assert direction.injected["cut"] >= length // LANES
+
+    async with served() as server:
+        async with asyncio.TaskGroup() as lanes:
+            for number in range(LANES):
+                for way in ("to_server", "to_client"):
+                    lanes.create_task(lane(server, number, way, 1))
+                    if not number:  # twice, so that it fails: every fourth byte
+                        lanes.create_task(lane(server, number, way, 2))
+        read = [copy for name in judge.history.requests for copy in read_back(server, f"{name}-cold")]
+    judge.close("first send, look-up cut", read)
+    assert {copy.name for copy in read} == judge.history.acknowledged.keys()
+    assert set(judge.outcomes) == {"SendResult", "NameServerError"}
+
+
+@pytest.mark.parametrize("way", ["to_server", "to_client"])
+async def test_a_pull_cut_anywhere_fails_in_time_and_the_next_one_gets_all(way: str) -> None:
+    async with served() as server, ClusterProxy(server.namesrv) as cluster:
+        (stored,) = server.messages("T")
+        (broker,) = cluster.brokers.values()
+        direction: Direction = getattr(broker, way)
+        async with PullConsumer("cut", namesrv=cluster.namesrv, request_timeout=TIMEOUT) as consumer:
+            length = await length_of(direction, lambda: consumer.pull(stored.queue, 0))
+            for at in range(length + 1):
+                direction.cut_after(at, reset=at % 2 == 1)
+                try:
+                    result = await consumer.pull(stored.queue, 0)
+                except ConnectionLostError:
+                    assert way == "to_server" or at < length
+                else:
+                    assert (at >= length, [each.body for each in result.messages]) == (True, [b"first"])
+                direction.clear()
+                await again(lambda: consumer.pull(stored.queue, 0))
+                result = await consumer.pull(stored.queue, 0)
+                assert [each.msg_id for each in result.messages] == [stored.msg_id]
+            assert direction.injected["cut"] == length + 1
