@@ -19,12 +19,24 @@ class Credentials(SessionCredentials, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.access_key, str) or not self.access_key:
             raise ConfigError(f"access_key must be a non-empty text, not {shown(self.access_key)}")
-        for name in ("secret_key", "security_token"):
-            value = getattr(self, name)
-            if value is None and name == "security_token":
-                continue
-            if not isinstance(value, str) or not value:
-                raise ConfigError(f"{name} must be a non-empty text, not {type(value).__name__}")
+        _check_secret("secret_key", _fault_of(self.secret_key))
+        _check_secret("security_token", _fault_of(self.security_token) if self.security_token is not None else "")
 
     def __repr__(self) -> str:
         return f"Credentials({self.access_key!r})"
+
+
+def _fault_of(secret: object) -> str:
+    """What is wrong with it. Nothing is raised where it is a variable: tracebacks may show those."""
+    if not isinstance(secret, str):
+        return f"not {type(secret).__name__}"
+    try:
+        secret.encode()
+    except UnicodeEncodeError:
+        return "not one that is no Unicode"
+    return "" if secret else "not an empty one"
+
+
+def _check_secret(name: str, fault: str) -> None:
+    if fault:
+        raise ConfigError(f"{name} must be a non-empty text, {fault}")

@@ -16,6 +16,7 @@ import msgspec
 from .constants import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, LanguageCode, SerializeType
 from .errors import LocalProtocolError, RemoteProtocolError
 from .frame import Frame, encode_frame
+from .signing import shown_fields
 
 __all__ = ["RemotingCommand", "decode_command", "encode_command", "make_response", "plain_text"]
 
@@ -43,6 +44,14 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
     body: bytes = b""
     language: LanguageCode | None = LanguageCode.PYTHON
     version: int = VERSION
+
+    def __repr__(self) -> str:
+        return f"RemotingCommand({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Everything but signatures and tokens: commands are printed by hooks, and by tracebacks that show variables."""
+        shown = {"ext_fields": shown_fields(self.ext_fields)}
+        return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
     @property
     def is_response(self) -> bool:

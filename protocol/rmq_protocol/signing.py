@@ -15,11 +15,22 @@ import msgspec
 
 from .errors import LocalProtocolError
 
-__all__ = ["ACCESS_KEY", "SECURITY_TOKEN", "SIGNATURE", "SessionCredentials", "sign", "signature", "signed_content"]
+__all__ = [
+    "ACCESS_KEY",
+    "HIDDEN",
+    "SECURITY_TOKEN",
+    "SIGNATURE",
+    "SessionCredentials",
+    "shown_fields",
+    "sign",
+    "signature",
+    "signed_content",
+]
 
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the field's name
 SIGNATURE: Final = "Signature"
+HIDDEN: Final = "***"
 
 
 class SessionCredentials(msgspec.Struct, frozen=True):
@@ -48,8 +59,14 @@ def sign(
     ext[ACCESS_KEY] = credentials.access_key
     if credentials.security_token is not None:
         ext[SECURITY_TOKEN] = credentials.security_token
-    ext[SIGNATURE] = signature(signed_content(ext, body), credentials.secret_key)
-    return ext
+    try:
+        content = signed_content(ext, body)
+    except LocalProtocolError as error:
+        ext, reason = {}, str(error)  # a traceback that shows variables would show the token
+    else:
+        ext[SIGNATURE] = signature(content, credentials.secret_key)
+        return ext
+    raise LocalProtocolError(reason)
 
 
 def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) -> bytes:
@@ -69,6 +86,13 @@ def signature(content: bytes, secret_key: str) -> str:
     except UnicodeEncodeError:
         raise LocalProtocolError("the secret key is not Unicode") from None
     return base64.b64encode(hmac.digest(key, content, "sha1")).decode()
+
+
+def shown_fields(ext_fields: Mapping[str, str | None] | None) -> dict[str, str | None] | None:
+    """extFields as they may be printed."""
+    if ext_fields is None:
+        return None
+    return {name: HIDDEN if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext_fields.items()}
 
 
 def _utf16(name: str) -> bytes:
