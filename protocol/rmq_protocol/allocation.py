@@ -2,11 +2,54 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from hashlib import md5
+from typing import Final
 
 from .message import MessageQueue
 
-__all__ = ["allocate_machine_room"]
+__all__ = ["allocate_averagely", "allocate_by_circle", "allocate_by_consistent_hash", "allocate_machine_room"]
+
+VIRTUAL_NODES: Final = 10
+"""Places on the ring that each member has (``AllocateMessageQueueConsistentHash``)."""
+
+
+def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
+    """A contiguous share of ``queues`` (``AVG``); the first members get one more where it does not come out even."""
+    if client_id not in client_ids:
+        return ()
+    share, rest = divmod(len(queues), len(client_ids))
+    index = client_ids.index(client_id)
+    start = index * share + min(index, rest)
+    return tuple(queues[start : start + share + (index < rest)])
+
+
+def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
+    """Dealt out one by one (``AVG_BY_CIRCLE``)."""
+    return tuple(queues[client_ids.index(client_id) :: len(client_ids)]) if client_id in client_ids else ()
+
+
+def allocate_by_consistent_hash(
+    client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
+) -> tuple[MessageQueue, ...]:
+    """Each queue goes to the member that follows it on a ring (``CONSISTENT_HASH``): few move when a member comes or goes."""
+    if client_id not in client_ids:
+        return ()
+    ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}
+    places = sorted(ring)
+    return tuple(
+        queue for queue in queues if ring[places[bisect_left(places, _place(_text(queue))) % len(places)]] == client_id
+    )
+
+
+def _place(text: str) -> int:
+    return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4])
+
+
+def _text(queue: MessageQueue) -> str:
+    """``MessageQueue.toString()``."""
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def allocate_machine_room(

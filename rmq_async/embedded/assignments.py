@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rmq_protocol.allocation import allocate_averagely, allocate_by_circle
 from rmq_protocol.bodies import (
     MessageQueueAssignment,
     QueryAssignmentRequestBody,
@@ -24,6 +25,7 @@ __all__ = ["AssignmentProcessor", "allocate"]
 
 _LEAVE_AS_IT_IS: Final = b"{}"
 """Unlike an empty list it tells the client to keep what it has."""
+_STRATEGIES: Final = {"AVG": allocate_averagely, "AVG_BY_CIRCLE": allocate_by_circle}
 
 
 class AssignmentProcessor:
@@ -59,13 +61,5 @@ class AssignmentProcessor:
 
 def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str) -> list[MessageQueue] | None:
     """The client's share of ``queues``, both in the order all use; None for a strategy that is not known."""
-    if strategy not in ("AVG", "AVG_BY_CIRCLE"):
-        return None
-    if client_id not in clients:
-        return []
-    index, count = clients.index(client_id), len(clients)
-    if strategy == "AVG_BY_CIRCLE":
-        return queues[index::count]
-    share, rest = divmod(len(queues), count)
-    start = index * share + min(index, rest)
-    return queues[start : start + share + (index < rest)]
+    share = _STRATEGIES.get(strategy)
+    return None if share is None else list(share(client_id, queues, clients))

@@ -8,6 +8,7 @@ speaks against the broker before it has failed.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +27,7 @@ from ..errors import (
     RequestTimeoutError,
 )
 
-__all__ = ["Blame", "FaultItem", "FaultTable", "Faults", "blame"]
+__all__ = ["Blame", "FaultItem", "FaultTable", "Faults", "GivenUpError", "blame"]
 
 MOST_ITEMS: Final = 1024
 """Brokers in one table; the one noted first goes when another comes."""
@@ -91,15 +92,17 @@ class Blame(Enum):
     """What an attempt says about its broker."""
 
     NONE = "nothing"
+    SLOW = "it takes too long"
     ANSWERED = "it answers, and cannot do its work"
     SILENT = "it cannot be reached"
 
 
 def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
-    """What a failed attempt of ``elapsed`` seconds says about its broker.
+    """What an attempt that ended with ``error`` after ``elapsed`` seconds says about its broker.
 
     A message that is refused for what it is, or for who sends it, and a call that gave its broker less time than the table's
-    lowest threshold, say nothing. Any code that another attempt might cure does, and so does one that says "too much".
+    lowest threshold, say nothing. Any code that another attempt might cure does, and so does one that says "too much". An attempt
+    that was given up while nobody had answered is only as bad as the time it had.
     """
     match error:
         case AuthenticationError() | PermissionDeniedError():
@@ -108,11 +111,17 @@ def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
             return Blame.ANSWERED if error.retriable or error.backs_off else Blame.NONE
         case RemoteProtocolError():
             return Blame.ANSWERED
+        case GivenUpError() | CancelledError():
+            return Blame.SLOW if elapsed >= table.patience else Blame.NONE
         case RequestTimeoutError():
             return Blame.SILENT if elapsed >= table.latencies[0] else Blame.NONE
         case ConnectError() | ConnectionLostError():
             return Blame.SILENT
     return Blame.NONE
+
+
+class GivenUpError(RequestTimeoutError):
+    """Why an attempt ended whose call was over before its answer came."""
 
 
 class FaultItem:
@@ -152,6 +161,16 @@ class Faults:
         attempts = self._open.get(broker)
         if attempts is not None:
             attempts.pop(attempt, None)
+
+    def succeeded(self, broker: str, latency: float, now: float) -> None:
+        """An attempt of ``latency`` seconds was answered with "stored"."""
+        self.update(broker, latency, isolated=False, reachable=True, now=now)
+
+    def failed(self, broker: str, error: BaseException, latency: float, now: float) -> None:
+        """An attempt ended with ``error`` after ``latency`` seconds."""
+        why = blame(error, latency, self.table)
+        if why is not Blame.NONE:
+            self.update(broker, latency, isolated=why is not Blame.SLOW, reachable=why is not Blame.SILENT, now=now)
 
     def update(self, broker: str, latency: float, *, isolated: bool, reachable: bool, now: float) -> None:
         """An attempt of ``latency`` seconds ended at ``now``. ``isolated``: it failed, and counts as the table's ``isolation``."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from rmq_async import FaultTable, errors
-from rmq_async.producer.faults import MOST_ITEMS, Blame, Faults, blame
+from rmq_async.producer.faults import MOST_ITEMS, Blame, Faults, GivenUpError, blame
 from rmq_protocol.constants import ResponseCode
 
 V5, V4 = FaultTable.V5, FaultTable.V4
@@ -144,6 +146,18 @@ def test_with_pick_one_at_least_the_better_half_is_left_to_choose_from() -> None
     assert best(faults, "a", T + 2) == "a"
 
 
+def test_outcomes_of_attempts() -> None:
+    faults = Faults(V5)
+    faults.succeeded("a", 0.5, T)
+    faults.failed("b", errors.MessageIllegalError("too large"), 0.6, T)
+    faults.failed("c", GivenUpError("late"), 0.6, T)
+    faults.failed("d", errors.SystemBusyError("busy"), 0.001, T)
+    faults.failed("e", errors.ConnectError("refused"), 0.001, T)
+    assert [faults.available(broker, T + 1.9) for broker in "abcde"] == [True, True, False, False, False]
+    assert [faults.available(broker, T + 2) for broker in "abcde"] == [True, True, True, False, False]
+    assert [faults.reachable(broker, T + 1) for broker in "abcde"] == [True, True, True, True, False]
+
+
 def test_brokers_without_queues_are_forgotten() -> None:
     faults = Faults(V5)
     for broker in "abc":
@@ -188,6 +202,10 @@ def broker_error(code: int, remark: str = "no") -> errors.RocketMQError:
         (errors.RequestTimeoutError("late"), 1.0, Blame.SILENT),
         (errors.RequestTimeoutError("late"), 0.05, Blame.SILENT),
         (errors.RequestTimeoutError("the caller had no time"), 0.01, Blame.NONE),
+        (asyncio.CancelledError(), 0.5, Blame.NONE),
+        (asyncio.CancelledError(), 0.6, Blame.SLOW),
+        (GivenUpError("another attempt was stored"), 0.5, Blame.NONE),
+        (GivenUpError("another attempt was stored"), 0.6, Blame.SLOW),
         (broker_error(ResponseCode.SYSTEM_BUSY), 0.001, Blame.ANSWERED),
         (broker_error(ResponseCode.SYSTEM_ERROR), 0.001, Blame.ANSWERED),
         (broker_error(ResponseCode.SERVICE_NOT_AVAILABLE), 0.001, Blame.ANSWERED),
