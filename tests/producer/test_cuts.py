@@ -1,17 +1,15 @@
 """Connections cut at every byte of a request and of its answer: sends, batches, route look-ups and pulls.
 
-The bytes go through a ``ClusterProxy`` to the embedded broker. Each cut meets a connection that is warm and idle, so that its
-first byte is the request's. One call without retries (cut by FIN) shows what the client says of its only attempt, one with
-retries (cut by RST) that it mends it. All that was sent is read back and held against what the calls said.
+The bytes go through a ``ClusterProxy`` to the embedded broker. One call without retries (cut by FIN) shows what the client says
+of its only attempt, one with retries (cut by RST) that it mends it. All that was sent is read back and held against what the
+calls said.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -20,8 +18,8 @@ from rmq_async import ConnectionLostError, Message, NameServerError, Producer, P
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import ClusterProxy, Direction
 
-from ..cluster.history import Copy, History, faults, verdict
-from .support import GRACE, Taken
+from ..cluster.history import Copy, copies
+from ..cuts import CutSends, Judge, Send, again, length_of, send_one, send_two
 
 OFFSET_GROWS = 8
 """Bytes by which an answer may become longer while a test runs: it tells queue offsets in decimals."""
@@ -48,107 +46,31 @@ async def proxied(server: EmbeddedRocketMQ, lane: int, **options: Any) -> AsyncI
         yield cluster, producer
 
 
-async def length_of(direction: Direction, call: Callable[[], Awaitable[object]]) -> int:
-    """Bytes that a call passes in the direction."""
-    await call()
-    before = direction.passed
-    await call()
-    return direction.passed - before
-
-
-async def again(call: Callable[[], Awaitable[Any]]) -> None:
-    """The call, on a connection that may be ending: the last cut came behind the last byte."""
-    try:
-        await call()
-    except ConnectionLostError:
-        await call()
-
-
-class Judge:
-    """What the calls said, and how long they took. ``lag``: by how much the loop itself was late, all in all."""
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.outcomes: Counter[str] = Counter()
-        self._taken = Taken()
-
-    async def call(self, name: str, sending: Awaitable[Any]) -> Any:
-        """The result of a call or its error; it ends by its deadline."""
-        began, late = monotonic(), self._taken.lag
-        outcome: Any
-        try:
-            outcome = await sending
-        except RocketMQError as error:
-            outcome = error
-            self.history.gave_up(name, error, monotonic() - began)
-        else:
-            self.history.succeeded(name, outcome, monotonic() - began)
-        assert self.history.seconds[name] <= TIMEOUT + GRACE + 2 * (self._taken.lag - late)
-        self.outcomes[type(outcome).__name__] += 1
-        return outcome
-
-    def close(self, what: str, read: list[Copy]) -> None:
-        self._taken.stop()
-        print(f"{what}: {verdict(self.history, read)}; {dict(self.outcomes)}, slowest {self.history.slowest:.3f} s")
-        assert faults(self.history, read) == []
-
-
 def read_back(server: EmbeddedRocketMQ, topic: str) -> list[Copy]:
-    return [Copy(each.body.decode(), each.msg_id) for each in server.messages(topic)]
-
-
-async def send_one(producer: Producer, topic: str, name: str) -> Any:
-    return await producer.send(Message(topic, name.encode()))
-
-
-async def send_two(producer: Producer, topic: str, name: str) -> Any:
-    """Two messages in one batch; the second one's fate is the first one's."""
-    batch = await producer.send_batch([Message(topic, name.encode()), Message(topic, b"second")])
-    return batch.results[0]
+    return copies(server.messages(topic))
 
 
 @pytest.mark.parametrize("way", ["to_server", "to_client"])
 @pytest.mark.parametrize("send", [send_one, send_two])
-async def test_a_send_cut_anywhere_tells_the_truth_or_is_sent_again(send: Callable[..., Awaitable[Any]], way: str) -> None:
-    judge, told = Judge(), dict[str, tuple[Any, bool]]()
+async def test_a_send_cut_anywhere_tells_the_truth_or_is_sent_again(send: Send, way: str) -> None:
+    cuts = CutSends(Judge(TIMEOUT), send, way)
 
     async def lane(server: EmbeddedRocketMQ, number: int, retries: int) -> None:
         async with proxied(server, 2 * number + bool(retries), retries=retries) as (cluster, producer):
             (broker,) = cluster.brokers.values()
-            direction: Direction = getattr(broker, way)
-            length = await length_of(direction, lambda: send(producer, "T", "warm-1"))
-            points = range(number, length + OFFSET_GROWS, LANES)
-            for at in points:
-                name = f"{at:04}-{retries}"
-                if not retries:
-                    await again(lambda: send(producer, "T", "warm-1"))
-                direction.cut_after(at, reset=bool(retries))
-                told[name] = await judge.call(name, send(producer, "T", name)), at >= length
-                direction.clear()
-            assert length / LANES - 1 < direction.injected["cut"] <= len(points)
+            await cuts.run(producer, broker, "T", lambda length: range(number, length + OFFSET_GROWS, LANES))
 
     async with served() as server:
         async with asyncio.TaskGroup() as lanes:
             for number in range(LANES):
                 for retries in (0, 2):
                     lanes.create_task(lane(server, number, retries))
-        read = [copy for copy in read_back(server, "T") if copy.name in told]
-    judge.close(f"{send.__name__} cut {way}", read)
-    copies = Counter(copy.name for copy in read)
-    for name, (outcome, whole) in told.items():
-        seen = f"{name}: {outcome!r}, {copies[name]} copies"
-        failed = isinstance(outcome, RocketMQError)
-        assert not failed or (isinstance(outcome, ConnectionLostError) and outcome.maybe_stored and name.endswith("-0")), seen
-        if way == "to_client":  # every request arrived
-            assert copies[name] == (1 if failed else outcome.attempts), seen
-        if not whole:
-            assert failed or outcome.attempts == 2, seen
-            assert way == "to_client" or copies[name] == (0 if failed else 1), seen
+        cuts.hold_against(read_back(server, "T"))
 
 
 async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
     """Each to a topic of its own, which it creates, so that two requests go to the name server: for the topic, and for TBW102."""
-    judge = Judge()
+    judge = Judge(TIMEOUT)
 
     async def lane(server: EmbeddedRocketMQ, number: int, way: str, times: int) -> None:
         async with proxied(server, 4 * number + 2 * (way == "to_client") + times, retries=0) as (cluster, producer):
