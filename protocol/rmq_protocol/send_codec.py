@@ -125,6 +125,7 @@ class SendTemplate:
         oneway: bool = False,
         serialize_type: SerializeType = SerializeType.JSON,
         id_length: int = ID_LENGTH,
+        unit_mode: bool = False,
     ) -> None:
         self._id_length = id_length
         code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
@@ -135,7 +136,7 @@ class SendTemplate:
             "d": str(default_topic_queues),
             "e": str(queue_id),
             "j": "0",
-            "k": "false",
+            "k": "true" if unit_mode else "false",
             "m": "true" if batch else "false",
             "n": broker_name,
         }

@@ -138,6 +138,13 @@ class Heartbeats:
                 if beaten is None or beaten.at < recently:
                     self._beat(connection)
 
+    async def greet(self, timeout: float) -> None:
+        """Connects to every master in use and waits up to ``timeout`` seconds for the answers to their first heartbeats."""
+        self.round()
+        deadline = monotonic() + timeout
+        while self._tasks and monotonic() < deadline:  # a connect is followed by its heartbeat
+            await asyncio.wait(tuple(self._tasks), timeout=deadline - monotonic())
+
     def close(self) -> list[asyncio.Task[None]]:
         """Ends everything under way; returns the tasks, which need an iteration of the loop to end."""
         self._closed = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .config import ProducerConfig
 from .faults import FaultTable
 from .hooks import Hook, SendContext
-from .producer import Producer, ProducerState
+from .life import ProducerState
+from .producer import Producer
 from .selectors import Selector, select_at_random, select_best, select_by_hash, select_by_machine_room
 
 __all__ = [

@@ -22,7 +22,7 @@ from ..errors import Attempt, ClientStateError, ConnectError, RequestTimeoutErro
 from ..transport import Connection, Pending
 from .lanes import Lane, Target
 from .outgoing import Outgoing
-from .policy import Verdict, next_step, pause_before
+from .policy import Step, Verdict, next_step, pause_before
 from .replies import reply_error
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ class SendCall(Generic[Result]):
         self._attempts: list[AttemptRecord] = []
         self._changed: asyncio.Future[None] | None = None
         self._result: Result | None = None
+        self._unconfirmed: Result | None = None
+        """Stored, but not as it was asked for: the result if no other broker does better."""
         self._aborted: RocketMQError | None = None
 
     # -- how attempts report
@@ -134,15 +136,15 @@ class SendCall(Generic[Result]):
     ) -> None:
         """Takes over a first attempt made elsewhere: it failed with ``error``, or was answered with a ``reply`` that is one."""
         record = AttemptRecord(self, target, began)
+        self._attempts.append(record)
         if reply is not None:
             record.open = False
-            record.answered_with(reply_error(reply, target))
+            self.answered(record, reply)
         elif error is not None:
             record.connection, record.opaque = connection, pending.opaque
             record.failed(error)
             if record.open:
                 pending.receiver = record
-        self._attempts.append(record)
 
     def begin_with(self, target: Target) -> None:
         """The queue for the first attempt was chosen already: its turn in the round robin would be lost otherwise."""
@@ -158,6 +160,9 @@ class SendCall(Generic[Result]):
         result = self._read(reply, self._outgoing, record.target, len(self._attempts))
         if result is None:
             record.answered_with(reply_error(reply, record.target))
+        elif self._sender.retry_not_ok and self._sender.unconfirmed(result):
+            self._unconfirmed = result
+            record.answered_with(_UnconfirmedError("stored, and not confirmed", broker=record.broker))
         elif self._result is None:
             self._result = result
         self.notify()
@@ -189,6 +194,8 @@ class SendCall(Generic[Result]):
                     attempt_timeout=self._sender.config.attempt_timeout,
                     retry_codes=self._sender.config.retry_codes,
                 )
+                if self._unconfirmed is not None and not self._elsewhere(step):
+                    return self._unconfirmed
                 if step.verdict is Verdict.FAIL:
                     raise self._failure()
                 if step.verdict is Verdict.WAIT:
@@ -200,10 +207,18 @@ class SendCall(Generic[Result]):
             return self._result
         finally:
             self._sender.calls.discard(self)
+            if self._outgoing.watch is not None:
+                self._outgoing.watch.give_up(
+                    self._aborted or RequestTimeoutError("given up, the call is over", maybe_stored=True)
+                )
             for record in self._attempts:
                 if record.open and record.connection is not None:
                     record.open = False
                     record.connection.forget(record.opaque)
+
+    def _elsewhere(self, step: Step) -> bool:
+        """Whether the next attempt goes to a broker that has none of this call yet."""
+        return step.verdict is Verdict.TRY and step.brokers.isdisjoint(record.broker for record in self._attempts)
 
     def _look_again(self) -> None:
         """After a failure the route may be out of date: it is asked for anew, and one that is newer is used from here on."""
@@ -256,13 +271,18 @@ class SendCall(Generic[Result]):
             self._log_retry(target)
         record = AttemptRecord(self, target, now)
         self._attempts.append(record)
-        connection = await self._connection(record, deadline, alone=cap is None)
-        if connection is None:
-            record.open = False
-            return
+        watch, watched = self._outgoing.watch, None
         try:
+            if watch is not None:
+                watched = watch.begin(self._outgoing, target)
+            connection = await self._connection(record, deadline, alone=cap is None)
+            if connection is None:
+                record.open = False
+                if watched is not None and record.error is not None:
+                    watched.failed(record.error)
+                return
             record.connection = connection
-            pending = self._sender.submit(connection, target, self._outgoing, record, deadline, self._deadline)
+            pending = self._sender.submit(connection, target, self._outgoing, record, deadline, self._deadline, watched)
             record.opaque = pending.opaque
         except RocketMQError as error:
             record.failed(error)
@@ -324,6 +344,12 @@ class SendCall(Generic[Result]):
             "retrying %s on %s after %.3f s on %s: %s",
             self._outgoing.unique_id, target.broker, last.elapsed, last.target.broker, last.error,
         )  # fmt: skip
+
+
+class _UnconfirmedError(RocketMQError):
+    """Why a message that was stored is sent once more (``retry_another_broker_when_not_store_ok``)."""
+
+    retriable = True
 
 
 def stopped() -> ClientStateError:

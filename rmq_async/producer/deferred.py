@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rmq_protocol.errors import RocketMQError
+from rmq_protocol.message import Message
 from rmq_protocol.send_codec import SendReply
 
 from ..transport import Connection, Pending
@@ -21,11 +22,13 @@ from .lanes import Lane, Target
 from .outgoing import Outgoing
 from .policy import is_retriable
 from .replies import reply_error
+from .selectors import Wish
+from .watching import tell_failed
 
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["DeferredSend", "check_callback"]
+__all__ = ["DeferredSend", "check_callback", "deferred"]
 
 Result = TypeVar("Result")
 
@@ -38,6 +41,53 @@ def check_callback(name: str, callback: object) -> None:
         raise TypeError(f"{name} must be a function, not {type(callback).__name__}")
     if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
         raise TypeError(f"{name} must be a plain function, not a coroutine function")
+
+
+async def deferred(
+    sender: Sender,
+    outgoing: Outgoing,
+    message: Message | None,
+    wish: Wish | None,
+    read: ReadReply[Result],
+    *,
+    started: float,
+    deadline: float,
+    number: int,
+    size: int,
+    on_success: Callable[[Result], object] | None,
+    on_error: Callable[[BaseException], object] | None,
+) -> asyncio.Future[Result]:
+    """Waits for what a call needs before its first attempt, begins that, and returns the future of the result.
+
+    ``message``: None for a batch. ``number`` and ``size``: of credits.
+    """
+    place = sender.line(outgoing.topic).join() if wish is not None else None
+    try:
+        if place is not None:
+            await place.turn(deadline)
+        credit = sender.credits
+        epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
+        try:
+            outgoing, lane, target = await sender.aim(outgoing, message, wish, deadline)
+            if place is None:
+                retries = sender.config.async_retries
+                failed = await sender.connect_first(lane, target, deadline, retries)
+            else:
+                retries = sender.retries_on(target)
+                place = sender.onward(place, target)
+                failed = await sender.connect_in_order(place, target, deadline)
+        except BaseException:
+            credit.give_back(epoch, number, size)
+            raise
+        send = DeferredSend(
+            sender, outgoing, lane, target, read, fixed=place is not None, retries=retries, started=started,
+            deadline=deadline, epoch=epoch, number=number, size=size, on_success=on_success, on_error=on_error,
+        )  # fmt: skip
+        send.start(failed)
+    finally:
+        if place is not None:
+            place.leave()
+    return send.future
 
 
 class _SendFuture(asyncio.Future[Result]):
@@ -127,6 +177,10 @@ class DeferredSend(Generic[Result]):
         ``failed``: why there was no connection to begin on.
         """
         if failed is not None:
+            try:
+                tell_failed(self._outgoing, self._target, failed)
+            except RocketMQError as refused:
+                failed = refused
             self.set_exception(failed)
             return
         connection = self._sender.connections.get(self._target.address)
@@ -152,10 +206,12 @@ class DeferredSend(Generic[Result]):
     def set_result(self, reply: SendReply) -> None:
         self._settled = True
         result = self._read(reply, self._outgoing, self._target, 1)
-        if result is not None:
+        if result is None:
+            self._failed(reply_error(reply, self._target), reply)
+        elif self._retries and self._sender.retry_not_ok and self._sender.unconfirmed(result):
+            self._go_on(None, reply)
+        else:
             self._succeed(result)
-            return
-        self._failed(reply_error(reply, self._target), reply)
 
     def set_exception(self, error: BaseException) -> None:
         self._settled = True
@@ -170,6 +226,9 @@ class DeferredSend(Generic[Result]):
             self._sender.doubt_route(self._outgoing.topic, error)
             self._fail(error)
             return
+        self._go_on(error, reply)
+
+    def _go_on(self, error: BaseException | None, reply: SendReply | None) -> None:
         call = self._call()
         if self._connection is not None and self._pending is not None:
             call.adopt(self._target, self._connection, self._pending, self._started, error, reply)
@@ -216,6 +275,8 @@ class DeferredSend(Generic[Result]):
         self._settled = self.ended = True
         if self._connection is not None and self._pending is not None:
             self._connection.forget(self._pending.opaque)
+            if self._outgoing.watch is not None:
+                self._outgoing.watch.give_up(asyncio.CancelledError())
         if self._task is not None:
             self._task.cancel()
         self._give_back()

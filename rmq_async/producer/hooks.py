@@ -19,7 +19,7 @@ from rmq_protocol.trace import MessageType
 from ..errors import ConfigError
 from ..results import BatchSendResult, SendResult
 
-__all__ = ["Hook", "SendContext", "checked_hooks", "defining"]
+__all__ = ["Hook", "SendContext", "checked_hooks", "defining", "request_hooks"]
 
 METHODS: Final = ("before_send", "after_send", "check_forbidden", "before_request", "after_request")
 
@@ -116,3 +116,29 @@ def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
     methods = [getattr(hook, name, None) for hook in hooks]
     inherited = getattr(Hook, name)
     return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)
+
+
+class _RequestHook:
+    """The methods of a user's hook that see requests."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
+        self._before = before
+        self._after = after
+
+    def before(self, address: str, command: RemotingCommand, /) -> None:
+        for method in self._before:
+            method(address, command)
+
+    def after(
+        self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None, /
+    ) -> None:
+        for method in self._after:
+            method(address, command, response, error)
+
+
+def request_hooks(hooks: Iterable[Any]) -> list[_RequestHook]:
+    """Those of ``hooks`` that see requests, as the transport takes them."""
+    found = [(defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
+    return [_RequestHook(before, after) for before, after in found if before or after]

@@ -10,34 +10,47 @@ import random
 from collections.abc import Callable, Collection
 from itertools import cycle
 
-from rmq_protocol.constants import SerializeType
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.namespace import with_namespace
 from rmq_protocol.send_codec import SendTemplate
 
 from ..client.route_table import TopicRoute
+from ..config import ClientConfig
 from ..errors import BrokerNotFoundError
+from .config import ProducerConfig
 
-__all__ = ["Lane", "LaneSettings", "Target"]
+__all__ = ["Lane", "LaneSettings", "Target", "vip_address"]
 
 
 class LaneSettings:
-    """What every header of one producer says."""
+    """What every header of one producer says. ``smart``: headers have their short form; ``general``: no template will do."""
 
-    __slots__ = ("create_topic_key", "default_topic_queues", "group", "id_length", "serialize_type")
+    __slots__ = (
+        "create_topic_key", "default_topic_queues", "general", "group", "id_length", "namespace", "serialize_type", "smart",
+        "unit_mode", "vip",
+    )  # fmt: skip
 
-    def __init__(
-        self, group: str, create_topic_key: str, default_topic_queues: int, serialize_type: SerializeType, id_length: int
-    ) -> None:
+    def __init__(self, group: str, config: ProducerConfig, client: ClientConfig, id_length: int) -> None:
+        self.namespace = client.namespace or ""
+        self.group = with_namespace(self.namespace, group)
+        self.create_topic_key = config.create_topic_key
+        self.default_topic_queues = config.default_topic_queues
+        self.serialize_type = client.header_type
         self.id_length = id_length
-        self.group = group
-        self.create_topic_key = create_topic_key
-        self.default_topic_queues = default_topic_queues
-        self.serialize_type = serialize_type
+        self.unit_mode = client.unit_mode
+        self.vip = client.vip_channel
+        self.smart = config.send_smart_msg
+        self.general = not self.smart
+
+    def wire_topic(self, topic: str) -> str:
+        """The topic as servers know it."""
+        return with_namespace(self.namespace, topic) if self.namespace else topic
 
     def template(self, queue: MessageQueue, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
         return SendTemplate(
             group=self.group,
-            topic=queue.topic,
+            topic=self.wire_topic(queue.topic),
             queue_id=queue.queue_id,
             broker_name=queue.broker_name,
             default_topic=self.create_topic_key,
@@ -46,20 +59,25 @@ class LaneSettings:
             oneway=oneway,
             serialize_type=self.serialize_type,
             id_length=self.id_length,
+            unit_mode=self.unit_mode,
         )
 
 
 class Target:
-    """One queue to send to, at the address its broker's master had when the lane was built."""
+    """One queue to send to, at the address its broker's master had when the lane was built.
 
-    __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "queue", "queue_id", "single")
+    ``general``: its requests are built in the general form.
+    """
+
+    __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "general", "queue", "queue_id", "single")
 
     def __init__(self, queue: MessageQueue, address: str, settings: LaneSettings) -> None:
         self.queue = queue
         self.broker = queue.broker_name
         self.queue_id = queue.queue_id
-        self.address = address
+        self.address = vip_address(address) if settings.vip else address
         self._settings = settings
+        self.general = settings.general or queue.topic.startswith(RETRY_TOPIC_PREFIX)
         self.single = settings.template(queue)
         self._batch: SendTemplate | None = None
         self._oneway: SendTemplate | None = None
@@ -78,18 +96,23 @@ class Target:
 
 
 class Lane:
-    """The writable queues of one topic's route. Raises BrokerNotFoundError when none of them has a master's address."""
+    """The writable queues of one topic's route, under the name that users know the topic by.
+
+    Raises BrokerNotFoundError when none of them has a master's address.
+    """
 
     __slots__ = ("_by_queue", "_settings", "_targets", "brokers", "next", "queues", "route", "several")
 
-    def __init__(self, route: TopicRoute, settings: LaneSettings) -> None:
+    def __init__(self, route: TopicRoute, settings: LaneSettings, topic: str | None = None) -> None:
+        topic = topic or route.topic
         self.route = route
         self._settings = settings
         self._targets: list[Target] = []
         for queue in route.publish_queues:
             address = route.master_address(queue.broker_name)
             if address is not None:
-                self._targets.append(Target(queue, address, settings))
+                shown = queue if queue.topic == topic else queue._replace(topic=topic)
+                self._targets.append(Target(shown, address, settings))
         if not self._targets:
             raise BrokerNotFoundError(f"topic {route.topic} has no writable queue on a broker with a master's address")
         self._by_queue = {target.queue: target for target in self._targets}
@@ -121,3 +144,9 @@ class Lane:
                 )
             found = Target(queue, address, self._settings)
         return found
+
+
+def vip_address(address: str) -> str:
+    """The second port of a broker, two below the first (``MixAll.brokerVIPChannel``)."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) - 2}" if int(port) > 2 else address

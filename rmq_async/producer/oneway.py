@@ -14,14 +14,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from rmq_protocol.send_codec import SendReply
 
 from ..errors import BackpressureError
 from ..transport import Connection, wait_until
+from .credits import Epoch
+from .lanes import Target
+from .outgoing import Outgoing
 
-__all__ = ["OnewayPacing", "WindowReceiver", "pacing_of"]
+if TYPE_CHECKING:
+    from .sender import Sender
+
+__all__ = ["OnewayPacing", "WindowReceiver", "pacing_of", "send_oneway"]
 
 logger = logging.getLogger("rmq_async.producer")
 
@@ -133,3 +141,49 @@ def pacing_of(connection: Connection, window: int) -> OnewayPacing:
     if not isinstance(pacing, OnewayPacing):
         connection.pacing = pacing = OnewayPacing(window)
     return pacing
+
+
+async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
+    """Queues one frame that is not answered, or the ordinary request that ends a window of them."""
+    watch = outgoing.watch
+    if watch is None:
+        await _queue(sender, outgoing, target, deadline, epoch, size)
+        return
+    attempt = watch.begin(outgoing, target)
+    try:
+        properties = attempt.properties(outgoing.properties)
+        outgoing = msgspec.structs.replace(outgoing, properties=properties, watch=None)
+        await _queue(sender, outgoing, target, deadline, epoch, size)
+    except BaseException as error:
+        attempt.failed(error)
+        raise
+    attempt.queued()
+
+
+async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
+    credits, window = sender.oneway_credits, sender.config.oneway_window
+    while True:
+        connection = sender.connections.get(target.address)
+        if connection is None:
+            failed = await sender.connect(target, deadline)
+            if failed is not None:
+                sender.doubt_route(outgoing.topic, failed)
+                raise failed
+            continue
+        pacing = pacing_of(connection, window) if window else None
+        if pacing is None or not pacing.due():
+            break
+        if pacing.open < MAX_OPEN:
+            pacing.opened(window)
+            receiver = WindowReceiver(pacing, window, connection, lambda: credits.give_back(epoch, 1, size))
+            until = monotonic() + sender.instance.config.request_timeout
+            sender.submit(connection, target, outgoing, receiver, until, until)
+            return
+        await sender.unless_stopped(pacing.wait(deadline, target.address))
+    if pacing is not None:
+        pacing.sent += 1
+    opaque = connection.next_opaque()
+    _, parts, command = sender.wire.frame(connection, target, outgoing, outgoing.properties, opaque, oneway=True)
+    connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
+    if command is not None and connection.hooks.watched:
+        connection.hooks.after(connection.address, command, None, None)

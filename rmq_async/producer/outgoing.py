@@ -5,8 +5,8 @@ Everything that can be refused is refused here, before a credit, a route or a co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,6 +21,9 @@ from rmq_protocol.validation import check_message
 from ..client.unique_ids import UniqueIds
 from .config import ProducerConfig
 
+if TYPE_CHECKING:
+    from .watching import Watch
+
 __all__ = ["Encoder", "Outgoing"]
 
 COMPRESS_OFF_LOOP: Final = 64 * 1024
@@ -31,7 +34,11 @@ _BATCH_PROPERTIES_NO_WAIT: Final = "WAIT\x01false\x02"
 
 
 class Outgoing(msgspec.Struct, gc=False):
-    """One message, or one batch, as its attempts send it. ``batch_ids``: the unique ids of a batch's messages."""
+    """One message, or one batch, as its attempts send it.
+
+    ``batch_ids``: the unique ids of a batch's messages. ``code``: request code in its short form, 0 for the usual ones.
+    ``watch``: set where hooks are told of the attempts; it must not lead back to here, for no collector looks at this.
+    """
 
     topic: str
     unique_id: str
@@ -40,19 +47,23 @@ class Outgoing(msgspec.Struct, gc=False):
     sys_flag: int = 0
     flag: int = 0
     batch_ids: tuple[str, ...] | None = None
+    code: int = 0
+    watch: Watch | None = None
 
 
 class Encoder:
     """The parts of encoding that need the producer's settings, its ids and the clock."""
 
-    __slots__ = ("_kind", "_level", "born_ms", "compress_over", "ids", "max_size")
+    __slots__ = ("_kind", "_level", "born_ms", "compress_over", "ids", "instance_id", "max_size")
 
-    def __init__(self, config: ProducerConfig, ids: UniqueIds) -> None:
+    def __init__(self, config: ProducerConfig, ids: UniqueIds, namespace: str = "") -> None:
         self.compress_over = config.compress_over
         self.max_size = config.max_message_size
         self._kind = config.compression_kind
         self._level = config.compress_level
         self.ids = ids
+        self.instance_id = f"INSTANCE_ID\x01{namespace}\x02" if namespace else ""
+        """The property that names a namespace of the first kind."""
         self.born_ms = ids.now
 
     def check(self, message: Message) -> None:
@@ -61,10 +72,13 @@ class Encoder:
             raise TypeError(f"a Message is needed, not {type(message).__name__}")
         check_message(message.topic, message.body, self.max_size)
 
-    def encode(self, message: Message) -> Outgoing:
-        """The message under its unique id, uncompressed."""
+    def encode(self, message: Message, extra: Mapping[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
+        """The message under its unique id, uncompressed. ``extra``: properties that the kind of send adds."""
         unique_id = message.unique_id or self.ids.next()
-        return Outgoing(message.topic, unique_id, message_properties(message, unique_id), message.body, 0, message.flag)
+        properties = message_properties(message, unique_id, extra)
+        if self.instance_id:
+            properties += self.instance_id
+        return Outgoing(message.topic, unique_id, properties, message.body, sys_flag, message.flag)
 
     def compressed(self, outgoing: Outgoing) -> Outgoing:
         """The same with its body compressed, if that makes it smaller. CPU-bound: 2 to 10 us per KiB with zlib."""
@@ -85,7 +99,7 @@ class Encoder:
         first = batch[0]
         properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT
         size = sum([len(message.body) for message in batch])
-        return Outgoing(first.topic, ids[0], properties, body, 0, 0, tuple(ids)), size
+        return Outgoing(first.topic, ids[0], properties + self.instance_id, body, 0, 0, tuple(ids)), size
 
 
 def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:

@@ -1,4 +1,4 @@
-"""The producer's public face: life cycle, and the ways to send.
+"""The producer's public face: the ways to send.
 
 ``send`` holds the hot path of the library. While nothing fails it takes a credit, picks the next queue of a cached route, fills a
 header template, enters one future into the connection's table and reads the reply from it: no Task and no timer.
@@ -8,53 +8,35 @@ Everything else (no route yet, no connection, a failed attempt) leaves that path
 from __future__ import annotations
 
 import asyncio
-import os
-import warnings
-import weakref
-from asyncio import get_running_loop
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic
-from types import TracebackType
-from typing import Any, Final, NoReturn, Self, cast
+from typing import Any, Final
 
-from rmq_protocol.constants import DEFAULT_PRODUCER_GROUP
 from rmq_protocol.errors import RocketMQError, shown
 from rmq_protocol.message import NO_KEYS, Message, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.send_codec import SendReply
-from rmq_protocol.validation import check_group, check_topic
+from rmq_protocol.validation import check_topic
 
-from ..client.instance import ClientInstance
-from ..client.user import stop_budget
-from ..config import ClientConfig
-from ..errors import ClientStateError, ConfigError, RequestTimeoutError, WrongLoopError
+from ..errors import RequestTimeoutError
 from ..results import BatchSendResult, SendResult
-from ..transport import check_not_forked, generation
 from .call import SendCall
-from .config import ProducerConfig, split_options
 from .credits import finished
-from .deferred import DeferredSend, check_callback
+from .deferred import check_callback, deferred
+from .life import ProducerLife
+from .oneway import send_oneway
 from .outgoing import Outgoing
 from .replies import SEND_OK, stored, stored_batch, stored_message
 from .selectors import Selector, checked_wish, wish_of
 from .sender import Sender
 
-__all__ = ["Producer", "ProducerState"]
+__all__ = ["Producer"]
 
 _FOR_EVER: Final = 10 * 365 * 86400.0
 
 
-class ProducerState(Enum):
-    NEW = "not started"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-
-
-class Producer:
+class Producer(ProducerLife):
     """Sends messages to the topics of one cluster, as one producer group.
 
     ``namesrv``: "host:port;host:port" or a sequence; default: the environment's NAMESRV_ADDR. ``client`` and ``config`` hold
@@ -63,124 +45,6 @@ class Producer:
 
     Producers, consumers and admins with equal client settings share connections, routes and heartbeats.
     """
-
-    def __init__(
-        self,
-        group: str,
-        *,
-        namesrv: str | Sequence[str] | None = None,
-        client: ClientConfig | None = None,
-        config: ProducerConfig | None = None,
-        **options: Any,
-    ) -> None:
-        check_group(group)
-        if group == DEFAULT_PRODUCER_GROUP:
-            raise ConfigError(f"producer group {group} is reserved, choose a name of your own")
-        self.group = str.__str__(group)  # a subclass's text: the encoders take nothing else
-        self.client_config, self.config = split_options("Producer", namesrv, client, config, options)
-        self._state = ProducerState.NEW
-        self._instance: ClientInstance | None = None
-        self._sender: Sender = cast(Sender, None)
-        self._loop_runs: Callable[[], bool] = _never
-        self._thread = 0
-        """Together they tell, at half the price of asking for the running loop, that it is the one this was started on."""
-        self._changing: asyncio.Future[None] | None = None
-        """Resolved when a start or a stop that is under way is over."""
-        self._generation = generation()
-
-    def __repr__(self) -> str:
-        return f"<Producer {self.group} {self._state.value}>"
-
-    def __del__(self) -> None:
-        if getattr(self, "_state", None) is ProducerState.RUNNING and self._generation == generation():
-            warnings.warn(f"{self!r} was dropped without stop()", ResourceWarning, stacklevel=2, source=self)
-
-    # -- life cycle
-
-    async def start(self) -> None:
-        """Joins the shared client instance, registers the group and sends a heartbeat. Starting twice is harmless.
-
-        Raises NameServerError when none is configured or none answers within ``request_timeout``, ConfigError when the group
-        is already registered with the same client settings; nothing is left behind then.
-        """
-        if self._state is ProducerState.RUNNING:
-            self._usable()
-            return
-        if self._state in (ProducerState.STARTING, ProducerState.STOPPING):
-            raise ClientStateError(f"the producer is {self._state.value}")
-        self._state = ProducerState.STARTING
-        self._generation = generation()
-        self._changing = changing = get_running_loop().create_future()
-        try:
-            instance = await ClientInstance.acquire(self.client_config)
-            try:
-                if self._state is not ProducerState.STARTING:
-                    raise ClientStateError(f"producer {self.group} was stopped while it started")
-                instance.register_producer(self.group)
-                self._sender = Sender(self.group, self.config, instance)
-            except BaseException:
-                await instance.release(0)
-                raise
-        except BaseException:
-            self._state = ProducerState.NEW
-            raise
-        finally:
-            changing.set_result(None)
-        self._instance = instance
-        self._loop_runs, self._thread = get_running_loop().is_running, get_ident()
-        self._state = ProducerState.RUNNING
-        _started.add(self)
-
-    async def stop(self, timeout: float | None = None) -> None:
-        """Takes no more messages, waits up to ``timeout`` seconds (default ``stop_timeout``) for those accepted, then closes.
-
-        What is unanswered then fails with ClientStateError. Allowed before ``start()``, during it and more than once; whoever
-        calls while it stops waits for that. The producer can be started anew.
-        """
-        if self._state in (ProducerState.STARTING, ProducerState.STOPPING):
-            check_not_forked(self._generation)
-            changing = cast(asyncio.Future[None], self._changing)
-            if changing.get_loop() is not get_running_loop():
-                self._wrong_loop()
-            self._state = ProducerState.STOPPING
-            await asyncio.wait([changing])
-            return
-        if self._state is not ProducerState.RUNNING:
-            return
-        self._usable()
-        instance = self._instance
-        assert instance is not None
-        budget = stop_budget(timeout, self.config.stop_timeout)
-        deadline = monotonic() + budget
-        self._state = ProducerState.STOPPING
-        self._changing = changing = get_running_loop().create_future()
-        self._loop_runs = _never
-        try:
-            await self._sender.close(budget)
-        except BaseException:
-            deadline = monotonic()
-            raise
-        finally:
-            try:
-                await instance.unregister_producer(self.group, max(0.0, deadline - monotonic()))
-            finally:
-                self._instance = None
-                try:
-                    await instance.release(max(0.0, deadline - monotonic()))
-                finally:
-                    self._state = ProducerState.STOPPED
-                    changing.set_result(None)
-
-    aclose = stop
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     # -- sending
 
@@ -320,21 +184,12 @@ class Producer:
         encoder = sender.encoder
         encoder.check(message)
         outgoing = encoder.encode(message)
-        size = len(message.body)
+        if sender.watched:
+            sender.watch(outgoing, message, "sync", stored_message)
+        wish = None
         if queue is not None or selector is not None or key is not None or message.sharding_key is not None:
             wish = checked_wish(message.topic, queue, selector, message.sharding_key if key is None else key)
-            return await sender.in_order(outgoing, message, wish, 1, size, stored_message, started, deadline)
-        credit, retries = sender.credits, sender.retries
-        epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
-        try:
-            if size >= encoder.compress_over:
-                outgoing = await sender.compressed(outgoing)
-            lane = sender.lanes.get(message.topic) or await sender.lane(message.topic, deadline)
-            target = lane.next()
-            begun = sender.begin(outgoing, lane, target, started, deadline, retries)
-            return await sender.finish(begun, outgoing, lane, target, stored_message, started, deadline, retries)
-        finally:
-            credit.give_back(epoch, 1, size)
+        return await sender.deliver(outgoing, message, wish, 1, len(message.body), stored_message, started, deadline)
 
     async def send_async(
         self,
@@ -363,35 +218,13 @@ class Producer:
         deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
         sender.encoder.check(message)
         outgoing = sender.encoder.encode(message)
-        size = len(message.body)
+        if sender.watched:
+            sender.watch(outgoing, message, "async", stored_message)
         wish = wish_of(message, queue, selector, key)
-        place = sender.line(message.topic).join() if wish is not None else None
-        try:
-            if place is not None:
-                await place.turn(deadline)
-            credit = sender.credits
-            epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
-            try:
-                outgoing, lane, target = await sender.aim(outgoing, message, wish, deadline)
-                if place is None:
-                    retries = self.config.async_retries
-                    failed = await sender.connect_first(lane, target, deadline, retries)
-                else:
-                    retries = sender.retries_on(target)
-                    place = sender.onward(place, target)
-                    failed = await sender.connect_in_order(place, target, deadline)
-            except BaseException:
-                credit.give_back(epoch, 1, size)
-                raise
-            send = DeferredSend(
-                sender, outgoing, lane, target, stored_message, fixed=place is not None, retries=retries, started=started,
-                deadline=deadline, epoch=epoch, number=1, size=size, on_success=on_success, on_error=on_error,
-            )  # fmt: skip
-            send.start(failed)
-        finally:
-            if place is not None:
-                place.leave()
-        return send.future
+        return await deferred(
+            sender, outgoing, message, wish, stored_message, started=started, deadline=deadline, number=1,
+            size=len(message.body), on_success=on_success, on_error=on_error,
+        )  # fmt: skip
 
     async def send_oneway(
         self,
@@ -412,6 +245,8 @@ class Producer:
         deadline = monotonic() + (self.config.timeout if timeout is None else _checked_timeout(timeout))
         sender.encoder.check(message)
         outgoing = sender.encoder.encode(message)
+        if sender.watched:
+            sender.watch(outgoing, message, "oneway", stored_message)
         size = len(message.body)
         wish = wish_of(message, queue, selector, key)
         place = sender.line(message.topic).join() if wish is not None else None
@@ -425,7 +260,7 @@ class Producer:
                 if place is not None:
                     place = sender.onward(place, target)
                     await place.turn(deadline)
-                await sender.oneway(outgoing, target, deadline, epoch, size)
+                await send_oneway(sender, outgoing, target, deadline, epoch, size)
             except BaseException:
                 credit.give_back(epoch, 1, size)
                 raise
@@ -444,20 +279,30 @@ class Producer:
         sender = self._usable()
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
-        outgoing, size = sender.encoder.encode_batch(messages)
+        outgoing, size, wish = sender.batch(messages, queue, "sync")
         number = len(outgoing.batch_ids or ())
-        if queue is not None:
-            wish = checked_wish(outgoing.topic, queue, None, None)
-            return await sender.in_order(outgoing, None, wish, number, size, stored_batch, started, deadline)
-        credit, retries = sender.credits, self.config.retries
-        epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
-        try:
-            lane = sender.lanes.get(outgoing.topic) or await sender.lane(outgoing.topic, deadline)
-            target = lane.next()
-            begun = sender.begin(outgoing, lane, target, started, deadline, retries)
-            return await sender.finish(begun, outgoing, lane, target, stored_batch, started, deadline, retries)
-        finally:
-            credit.give_back(epoch, number, size)
+        return await sender.deliver(outgoing, None, wish, number, size, stored_batch, started, deadline)
+
+    async def send_batch_async(
+        self,
+        messages: Iterable[Message],
+        *,
+        on_success: Callable[[BatchSendResult], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[BatchSendResult]:
+        """Accepts a batch, as ``send_batch`` takes it, and returns a future of its result; callbacks as in ``send_async``."""
+        sender = self._usable()
+        check_callback("on_success", on_success)
+        check_callback("on_error", on_error)
+        started = monotonic()
+        deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        outgoing, size, wish = sender.batch(messages, queue, "async")
+        return await deferred(
+            sender, outgoing, None, wish, stored_batch, started=started, deadline=deadline,
+            number=len(outgoing.batch_ids or ()), size=size, on_success=on_success, on_error=on_error,
+        )  # fmt: skip
 
     async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of ``topic`` that can be written to, in the order they are used in. Raises as ``send`` does."""
@@ -477,40 +322,6 @@ class Producer:
         if not await finished(accepted, deadline):
             unfinished = sender.credits.taken + sender.oneway_credits.taken
             raise RequestTimeoutError(f"flush: {unfinished} messages are unfinished after {timeout} s")
-
-    # -- inside
-
-    def _usable(self) -> Sender:
-        """The sender of a running producer on its own loop in its own process."""
-        if not self._loop_runs() or get_ident() != self._thread:
-            self._refuse()
-        return self._sender
-
-    def _refuse(self) -> NoReturn:
-        check_not_forked(self._generation)
-        if self._state is not ProducerState.RUNNING:
-            raise ClientStateError(f"producer {self.group} is {self._state.value}")
-        self._wrong_loop()
-
-    def _wrong_loop(self) -> NoReturn:
-        raise WrongLoopError(f"producer {self.group} was started on another event loop; make one per loop")
-
-
-def _never() -> bool:
-    return False
-
-
-_started: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A child shares the parent's sockets and must not use them: from here on each call of its producers is refused."""
-    for producer in list(_started):
-        producer._loop_runs = _never
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _checked_timeout(timeout: float) -> float:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Iterable
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.namespace import without_namespace
 from rmq_protocol.send_codec import SendReply
-from rmq_protocol.validation import is_not_allowed_send_topic
+from rmq_protocol.trace import MessageType
+from rmq_protocol.validation import check_topic, is_not_allowed_send_topic
 
 from ..client.instance import ClientInstance
 from ..client.route_table import TopicRoute
+from ..client.text import printable
 from ..errors import (
     BackpressureError,
     BrokerError,
@@ -28,21 +31,23 @@ from ..errors import (
     RocketMQError,
     own_copy,
 )
-from ..transport import Connection, Pending, Receiver
+from ..transport import Connection, Pending
 from .call import BACKING_OFF, ReadReply, Result, SendCall, stopped
 from .config import ProducerConfig
 from .credits import Credits, Epoch
+from .hooks import request_hooks
 from .lanes import Lane, LaneSettings, Target
-from .oneway import MAX_OPEN, WindowReceiver, pacing_of
 from .order import Line, Place
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing
 from .policy import attempt_cap
-from .selectors import Selector, Wish, ask, awaited, one_of, select_by_hash
+from .replies import SEND_OK, stored_batch
+from .selectors import Selector, Wish, ask, awaited, checked_wish, one_of, select_by_hash
+from .watching import Watch, Watchers, message_type, tell_failed
+from .wire import Wire
 
 __all__ = ["Sender"]
 
-SEND = int(RequestCode.SEND_MESSAGE_V2)
-SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+logger = logging.getLogger("rmq_async.producer")
 
 LINES_KEPT: Final = 1024
 """Lines in which nobody waits stay until there are more than these."""
@@ -65,11 +70,13 @@ class Sender:
     """Made by ``Producer.start`` for one run of it. ``owner`` marks its entries in the connections' tables."""
 
     def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
+        self.group = group
         self.config = config
         self.instance = instance
         self.pool = instance.pool
         self.connections = instance.pool.open
-        self.encoder = Encoder(config, instance.unique_ids)
+        self._settings = LaneSettings(group, config, instance.config, instance.unique_ids.length)
+        self.encoder = Encoder(config, instance.unique_ids, self._settings.namespace)
         self.credits = Credits("sends", config.async_limit, config.pending_bytes_limit)
         self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
         self.lanes: dict[str, Lane] = {}
@@ -77,17 +84,52 @@ class Sender:
         self.window = config.broker_window
         self.timeout, self.retries = config.timeout, config.retries
         self.ids = instance.unique_ids
-        self.plain_below = min(config.compress_over, config.max_message_size + 1)
-        """Bytes below which a body needs neither to be compressed nor refused."""
-        self._settings = LaneSettings(
-            group, config.create_topic_key, config.default_topic_queues, instance.config.header_type, self.ids.length
-        )
+        self.plain_below = 0
+        """Bytes below which a body needs neither to be compressed nor refused; 0 where no message takes the shortest way."""
+        self.retry_not_ok = config.retry_another_broker_when_not_store_ok
+        self.watchers = Watchers(config.hooks)
+        self.watched = self.watchers.active
+        """Whether calls carry a Watch."""
         self._lines: dict[str, Line] = {}
         self._most_lines = LINES_KEPT
         self._waits: set[asyncio.Timeout] = set()
         self.closed = False
+        self.wire = Wire(self._settings, self.encoder.born_ms, self, self.window)
+        self.submit = self.wire.submit
+        """Puts one attempt on its way."""
         self.create_future = asyncio.get_running_loop().create_future
+        self._request_hooks = request_hooks(config.hooks)
         instance.routes.on_change.append(self._route_changed)
+        instance.pool.hooks.on_change.append(self._look_again)
+        for hook in self._request_hooks:
+            instance.pool.hooks.add(hook)
+        self._look_again()
+
+    @property
+    def producer_group(self) -> str:
+        """The group as servers know it."""
+        return self._settings.group
+
+    def add_watcher(self, hook: Any) -> None:
+        """Tells one more hook of every attempt from now on."""
+        self.watchers.add(hook)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Which way messages may take, after what they must pass has changed."""
+        config, settings = self.config, self._settings
+        general = self.pool.hooks.active or not config.send_smart_msg
+        self.watched = self.watchers.active
+        special = general or self.watched or self.retry_not_ok or settings.namespace
+        self.plain_below = 0 if special else min(config.compress_over, config.max_message_size + 1)
+        if general != settings.general:
+            settings.general = general
+            self.lanes.clear()
+
+    def watch(self, outgoing: Outgoing, message: Message | tuple[Message, ...], mode: str, read: ReadReply[Any]) -> None:
+        """Lets the hooks see the attempts of this call; for senders that are ``watched``."""
+        kind = MessageType.NORMAL if isinstance(message, tuple) else message_type(message, outgoing.sys_flag)
+        outgoing.watch = Watch(self.watchers, message, kind, self.group, mode, read)
 
     async def lane(self, topic: str, deadline: float) -> Lane:
         """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
@@ -97,25 +139,30 @@ class Sender:
             if remaining <= 0:
                 raise RequestTimeoutError(f"send to topic {topic}: the budget was used up before the route was asked for")
             routes, config = self.instance.routes, self.config
-            route = await self._unless_stopped(
-                routes.get(topic, remaining, create_key=config.create_topic_key, default_queues=config.default_topic_queues)
+            wire_topic = self._settings.wire_topic(topic)
+            if wire_topic is not topic:
+                check_topic(wire_topic)
+            route = await self.unless_stopped(
+                routes.get(
+                    wire_topic, remaining, create_key=config.create_topic_key, default_queues=config.default_topic_queues
+                )
             )
-            route = routes.cached(topic) or route  # it may have changed since
+            route = routes.cached(wire_topic) or route  # it may have changed since
             lane = self.lanes.get(topic)
             if lane is None or lane.route is not route:
-                lane = Lane(route, self._settings)
+                lane = Lane(route, self._settings, topic)
                 if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
                     self.lanes[topic] = lane
         return lane
 
     def lane_now(self, topic: str) -> Lane | None:
         """The lane of the route that is known at this moment, if it is one that can be sent to."""
-        route = self.instance.routes.cached(topic)
+        route = self.instance.routes.cached(self._settings.wire_topic(topic))
         lane = self.lanes.get(topic)
         if route is None or (lane is not None and lane.route is route):
             return lane
         try:
-            lane = self.lanes[topic] = Lane(route, self._settings)
+            lane = self.lanes[topic] = Lane(route, self._settings, topic)
         except BrokerNotFoundError:
             return None
         return lane
@@ -123,7 +170,55 @@ class Sender:
     def doubt_route(self, topic: str, error: BaseException) -> None:
         """After an attempt failed: unless the broker merely was too busy, the queues may be elsewhere by now."""
         if isinstance(error, RocketMQError) and error.retriable and not (isinstance(error, BrokerError) and error.backs_off):
-            self.instance.routes.refresh_soon(topic)
+            self.instance.routes.refresh_soon(self._settings.wire_topic(topic))
+
+    def batch(self, messages: Iterable[Message], queue: MessageQueue | None, mode: str) -> tuple[Outgoing, int, Wish | None]:
+        """A batch as its attempts send it, the bytes of its bodies, and the queue that the caller wants."""
+        batch = messages if isinstance(messages, tuple) else tuple(messages)
+        outgoing, size = self.encoder.encode_batch(batch)
+        if self.watched:
+            self.watch(outgoing, batch, mode, stored_batch)
+        return outgoing, size, checked_wish(outgoing.topic, queue, None, None) if queue is not None else None
+
+    async def warm_up(self) -> None:
+        """Fetches the routes of ``topics`` and greets their brokers, so that the first send finds both; what fails is a warning."""
+        topics, timeout = self.config.topics, self.instance.config.request_timeout
+        if not topics:
+            return
+        deadline = monotonic() + timeout
+        found = await asyncio.gather(*[self.lane(topic, deadline) for topic in topics], return_exceptions=True)
+        for topic, lane in zip(topics, found, strict=True):
+            if isinstance(lane, RocketMQError):
+                logger.warning("topic %s, which was to be ready at the start: %s", topic, printable(lane, 1000))
+            elif isinstance(lane, BaseException):
+                raise lane
+        await self.instance.heartbeats.greet(max(deadline - monotonic(), 0.0))
+
+    async def deliver(
+        self,
+        outgoing: Outgoing,
+        message: Message | None,
+        wish: Wish | None,
+        number: int,
+        size: int,
+        read: ReadReply[Result],
+        started: float,
+        deadline: float,
+    ) -> Result:
+        """A whole awaited call. ``message``: None for a batch, which stays as it is; ``number`` and ``size``: of credits."""
+        if wish is not None:
+            return await self.in_order(outgoing, message, wish, number, size, read, started, deadline)
+        credit, retries = self.credits, self.retries
+        epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
+        try:
+            if message is not None and size >= self.encoder.compress_over:
+                outgoing = await self.compressed(outgoing)
+            lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
+            target = lane.next()
+            begun = self.begin(outgoing, lane, target, started, deadline, retries)
+            return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries)
+        finally:
+            credit.give_back(epoch, number, size)
 
     def begin(
         self,
@@ -169,13 +264,17 @@ class Sender:
                 reply = await begun.future
             except RocketMQError as failure:
                 error = failure
-            except BaseException:
+            except BaseException as failure:
                 begun.connection.forget(begun.pending.opaque)
+                if outgoing.watch is not None:
+                    outgoing.watch.give_up(failure)
                 raise
             else:
                 result = read(reply, outgoing, target, 1)
-                if result is not None:
+                if result is not None and not (self.retry_not_ok and self.unconfirmed(result)):
                     return result
+        elif failed is not None:
+            tell_failed(outgoing, target, failed)
         call = SendCall(self, outgoing, lane, read, deadline=deadline, started=started, retries=retries, fixed=fixed)
         if begun is not None:
             call.adopt(target, begun.connection, begun.pending, started, error, reply)
@@ -190,7 +289,7 @@ class Sender:
         if target.address in self.connections:
             return None
         try:
-            await self._unless_stopped(self.pool.connect(target.address, max(0.0, deadline - monotonic())))
+            await self.unless_stopped(self.pool.connect(target.address, max(0.0, deadline - monotonic())))
         except ClientStateError:
             raise
         except RocketMQError as error:
@@ -214,61 +313,16 @@ class Sender:
         now = monotonic()
         return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
 
-    def submit(
-        self,
-        connection: Connection,
-        target: Target,
-        outgoing: Outgoing,
-        receiver: Receiver,
-        deadline: float,
-        call_deadline: float,
-    ) -> Pending:
-        """Puts one attempt on its way."""
-        batch = outgoing.batch_ids is not None
-        template, code = (target.batch, SEND_BATCH) if batch else (target.single, SEND)
-        opaque, born_ms = connection.next_opaque(), self.encoder.born_ms()
-        parts = template.parts(opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag)
-        return connection.start_send(opaque, parts, receiver, deadline, call_deadline, code, self, self.window)
+    def unconfirmed(self, result: Any) -> bool:
+        """Whether the broker stored the message without confirming what it was asked to confirm."""
+        return result.status is not SEND_OK
 
     async def compressed(self, outgoing: Outgoing) -> Outgoing:
         """The message compressed; large bodies in a thread."""
         if len(outgoing.body) < COMPRESS_OFF_LOOP:
             return self.encoder.compressed(outgoing)
         work = asyncio.get_running_loop().run_in_executor(None, self.encoder.compressed, outgoing)
-        return await self._unless_stopped(work)
-
-    async def oneway(self, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
-        """Queues one frame that is not answered, or the ordinary request that ends a window of them."""
-        credits, window = self.oneway_credits, self.config.oneway_window
-        while True:
-            connection = self.connections.get(target.address)
-            if connection is None:
-                failed = await self.connect(target, deadline)
-                if failed is not None:
-                    self.doubt_route(outgoing.topic, failed)
-                    raise failed
-                continue
-            pacing = pacing_of(connection, window) if window else None
-            if pacing is None or not pacing.due():
-                break
-            if pacing.open < MAX_OPEN:
-                pacing.opened(window)
-                receiver = WindowReceiver(pacing, window, connection, lambda: credits.give_back(epoch, 1, size))
-                until = monotonic() + self.instance.config.request_timeout
-                self.submit(connection, target, outgoing, receiver, until, until)
-                return
-            await self._unless_stopped(pacing.wait(deadline, target.address))
-        if pacing is not None:
-            pacing.sent += 1
-        parts = target.oneway.parts(
-            connection.next_opaque(),
-            self.encoder.born_ms(),
-            outgoing.properties,
-            outgoing.body,
-            outgoing.sys_flag,
-            outgoing.flag,
-        )
-        connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
+        return await self.unless_stopped(work)
 
     # -- queues that the caller, or a key, decides
 
@@ -328,7 +382,7 @@ class Sender:
         selector = selector or select_by_hash
         chosen = ask(selector, lane.queues, message, key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
-            chosen = await self._unless_stopped(awaited(selector, chosen, deadline))
+            chosen = await self.unless_stopped(awaited(selector, chosen, deadline))
         return lane.target(one_of(chosen, lane.queues, selector))
 
     def line(self, key: str) -> Line:
@@ -378,6 +432,9 @@ class Sender:
         finally:
             if self._route_changed in self.instance.routes.on_change:
                 self.instance.routes.on_change.remove(self._route_changed)
+            self.pool.hooks.on_change.remove(self._look_again)
+            for hook in self._request_hooks:
+                self.pool.hooks.remove(hook)
             self._end_all()
         await self.credits.wait_idle(monotonic() + LAST_STEPS)
         self._end_all()
@@ -397,8 +454,10 @@ class Sender:
 
     def _route_changed(self, route: TopicRoute) -> None:
         self.lanes.pop(route.topic, None)
+        if self._settings.namespace:
+            self.lanes.pop(without_namespace(route.topic, self._settings.namespace), None)
 
-    async def _unless_stopped(self, waiting: Awaitable[T]) -> T:
+    async def unless_stopped(self, waiting: Awaitable[T]) -> T:
         """What a call waits for before it has sent anything; ClientStateError when the producer stops meanwhile."""
         scope = asyncio.timeout(None)
         try:

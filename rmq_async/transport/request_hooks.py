@@ -119,7 +119,7 @@ class _Watching:
             self._hooks.after(self._address, self._command, response, error)
 
 
-def guarded(hook: Callable[..., None], *arguments: Any) -> None:
+def guarded(hook: Callable[..., object], *arguments: Any) -> None:
     """Calls a user's hook; what it raises goes to the loop's exception handler."""
     try:
         hook(*arguments)

@@ -1,0 +1,208 @@
+"""Hooks around the attempts of sends: a call whose producer has any carries a ``Watch``, and all others cost nothing.
+
+Each attempt is told twice, before and after, whatever becomes of it. The receiver of a watched attempt is wrapped, so that the
+answer is told before it is passed on; attempts that end without an answer are told by whoever ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any, Final
+
+from rmq_protocol.constants import MAX_PROPERTIES_SIZE, SysFlag
+from rmq_protocol.errors import InvalidMessageError
+from rmq_protocol.message import Message
+from rmq_protocol.properties import RESERVED_NAMES, properties_text
+from rmq_protocol.send_codec import SendReply
+from rmq_protocol.trace import MessageType
+
+from ..errors import ForbiddenError
+from ..transport import Receiver, guarded
+from .hooks import SendContext, defining
+from .lanes import Target
+from .outgoing import Outgoing
+from .replies import reply_error
+
+__all__ = ["Watch", "WatchedAttempt", "Watchers", "message_type", "tell_failed"]
+
+_SEPARATORS: Final = ("\x01", "\x02")
+
+
+class Watchers:
+    """The hooks of one producer, by what they define. ``active``: there is at least one that watches sends."""
+
+    __slots__ = ("_hooks", "active", "after", "before", "checks")
+
+    def __init__(self, hooks: Iterable[Any] = ()) -> None:
+        self._hooks: tuple[Any, ...] = ()
+        self._set(tuple(hooks))
+
+    def add(self, hook: Any) -> None:
+        self._set((*self._hooks, hook))
+
+    def _set(self, hooks: tuple[Any, ...]) -> None:
+        self._hooks = hooks
+        self.checks: tuple[Callable[[SendContext], object], ...] = defining(hooks, "check_forbidden")
+        self.before: tuple[Callable[[SendContext], object], ...] = defining(hooks, "before_send")
+        self.after: tuple[Callable[[SendContext], object], ...] = defining(hooks, "after_send")
+        self.active = bool(self.checks or self.before or self.after)
+
+
+class Watch:
+    """The attempts of one call. ``read``: makes the result of a reply."""
+
+    __slots__ = ("_group", "_message", "_mode", "_number", "_open", "_read", "_type", "watchers")
+
+    def __init__(
+        self,
+        watchers: Watchers,
+        message: Message | tuple[Message, ...],
+        kind: MessageType,
+        group: str,
+        mode: str,
+        read: Callable[[SendReply, Outgoing, Target, int], Any],
+    ) -> None:
+        self.watchers = watchers
+        self._message = message
+        self._type = kind
+        self._group = group
+        self._mode = mode
+        self._read = read
+        self._number = 0
+        self._open: list[WatchedAttempt] = []
+
+    def begin(self, outgoing: Outgoing, target: Target) -> WatchedAttempt:
+        """Tells the hooks that an attempt begins. Raises ForbiddenError when one of them refuses it."""
+        self._number += 1
+        context = SendContext(
+            message=self._message,
+            msg_id=outgoing.unique_id,
+            queue=target.queue,
+            address=target.address,
+            attempt=self._number,
+            message_type=self._type,
+            group=self._group,
+            mode=self._mode,
+        )
+        for check in self.watchers.checks:
+            try:
+                check(context)
+            except ForbiddenError:
+                raise
+            except Exception as error:
+                raise ForbiddenError(f"check_forbidden {check!r} raised {type(error).__name__}: {error}") from error
+        for before in self.watchers.before:
+            guarded(before, context)
+        attempt = WatchedAttempt(self, context, self._read)
+        self._open.append(attempt)
+        return attempt
+
+    def ended(self, attempt: WatchedAttempt) -> None:
+        self._open.remove(attempt)
+        for after in self.watchers.after:
+            guarded(after, attempt.context)
+
+    def give_up(self, error: BaseException) -> None:
+        """The call is over: attempts that nobody will tell of any more ended with ``error``."""
+        for attempt in tuple(self._open):
+            attempt.failed(error)
+
+
+class WatchedAttempt:
+    """One attempt, until it is told."""
+
+    __slots__ = ("_open", "_read", "_started", "_watch", "context")
+
+    def __init__(self, watch: Watch, context: SendContext, read: Callable[[SendReply, Outgoing, Target, int], Any]) -> None:
+        self._watch = watch
+        self._read = read
+        self._started = monotonic()
+        self._open = True
+        self.context = context
+
+    def receiver(self, receiver: Receiver, outgoing: Outgoing, target: Target) -> Receiver:
+        """Tells of the answer and passes it on."""
+        return _Watched(self, receiver, outgoing, target)
+
+    def properties(self, text: str) -> str:
+        """The properties of the message with those that hooks added; what may not be sent is reported and left out."""
+        added = self.context.properties
+        if not added:
+            return text
+        try:
+            return text + _checked(added, len(text.encode()))
+        except Exception as error:  # noqa: BLE001 - reported like everything else that a hook does wrong
+            guarded(_raise, error)
+            return text
+
+    def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
+        result = self._read(reply, outgoing, target, self.context.attempt)
+        self._tell(result, None if result is not None else reply_error(reply, target))
+
+    def failed(self, error: BaseException) -> None:
+        self._tell(None, error)
+
+    def queued(self) -> None:
+        """A one-way send is on its way: there is nothing more to know."""
+        self._tell(None, None)
+
+    def _tell(self, result: Any, error: BaseException | None) -> None:
+        if self._open:
+            self._open = False
+            context = self.context
+            context.elapsed = monotonic() - self._started
+            context.result, context.error = result, error
+            self._watch.ended(self)
+
+
+class _Watched:
+    __slots__ = ("_attempt", "_outgoing", "_receiver", "_target")
+
+    def __init__(self, attempt: WatchedAttempt, receiver: Receiver, outgoing: Outgoing, target: Target) -> None:
+        self._attempt = attempt
+        self._receiver = receiver
+        self._outgoing = outgoing
+        self._target = target
+
+    def done(self) -> bool:
+        return self._receiver.done()
+
+    def set_result(self, result: Any, /) -> None:
+        self._attempt.answered(result, self._outgoing, self._target)
+        self._receiver.set_result(result)
+
+    def set_exception(self, exception: Any, /) -> None:
+        self._attempt.failed(exception)
+        self._receiver.set_exception(exception)
+
+
+def message_type(message: Message, sys_flag: int) -> MessageType:
+    """What Java's hooks and traces call the message."""
+    if sys_flag & SysFlag.TRANSACTION_PREPARED:
+        return MessageType.TRANSACTION_HALF
+    if message.delay_level or message.delay is not None or message.deliver_at is not None:
+        return MessageType.DELAY
+    return MessageType.NORMAL if message.sharding_key is None else MessageType.ORDER
+
+
+def tell_failed(outgoing: Outgoing, target: Target, error: BaseException) -> None:
+    """Tells the hooks, where the call has any, of an attempt that found no connection. Raises ForbiddenError as ``begin`` does."""
+    if outgoing.watch is not None:
+        outgoing.watch.begin(outgoing, target).failed(error)
+
+
+def _checked(properties: dict[str, str], size: int) -> str:
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
+            raise InvalidMessageError(f"property {name!r} of a hook is no non-empty text")
+        if name in RESERVED_NAMES or any(separator in name + value for separator in _SEPARATORS):
+            raise InvalidMessageError(f"property {name!r} of a hook is reserved, or holds a separator")
+    text = properties_text(properties)
+    if size + len(text.encode()) > MAX_PROPERTIES_SIZE:
+        raise InvalidMessageError(f"the properties with those of hooks take over {MAX_PROPERTIES_SIZE} bytes")
+    return text
+
+
+def _raise(error: Exception) -> None:
+    raise error
