@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import pytest
 
-from rmq_async import Message, MessageQueue, select_by_hash
+from rmq_async import (
+    ClientConfig,
+    FaultTable,
+    Message,
+    MessageQueue,
+    ProducerConfig,
+    errors,
+    select_best,
+    select_by_hash,
+    select_by_machine_room,
+)
+from rmq_async.client.route_table import TopicRoute
+from rmq_async.producer.faults import Faults
+from rmq_async.producer.lanes import Lane, LaneSettings
+from rmq_async.producer.selection import Selection
 from rmq_async.producer.selectors import java_hash
-from vectors import CLIENT_KINDS, Case, Outcome, Suite, refused
+from rmq_protocol.allocation import allocate_averagely, allocate_by_circle, allocate_by_consistent_hash
+from rmq_protocol.route import TopicRouteData
+from vectors import CLIENT_KINDS, Case, Outcome, Suite, is_error, refused
 
 SUITE = Suite(*CLIENT_KINDS)
 MESSAGE = Message("T", b"x")
@@ -41,6 +59,100 @@ def hash_select_error(case: Case) -> Outcome | None:
     given = {"queues": 4, "arg": "key"} | case.given
     with refused():
         select_by_hash(queues(given["queues"]), MESSAGE, given["arg"])
+    return None
+
+
+@SUITE.handles("selectors", "machine_room_select")
+def machine_room_select(case: Case) -> Outcome | None:
+    """Java's class is an empty shell that always returns null; here a room without queues is an error."""
+    assert case.expected["selected"] is None
+    with refused():
+        select_by_machine_room({})(queues(case.given["queues"]), MESSAGE, case.given["arg"])
+    return Outcome.DIFFERS
+
+
+def lane_of(queues_per_broker: list[str]) -> Lane:
+    counts = {broker: int(count) for broker, _, count in (each.partition(":") for each in queues_per_broker)}
+    publish = tuple(MessageQueue("T", broker, number) for broker, count in counts.items() for number in range(count))
+    addresses = {broker: {0: "127.0.0.1:1"} for broker in counts}
+    route = TopicRoute("T", TopicRouteData((), ()), publish, (), addresses, 1)
+    return Lane(route, LaneSettings("group", ProducerConfig(), ClientConfig(), 32))
+
+
+@SUITE.handles("selectors", "round_robin")
+def round_robin(case: Case) -> Outcome | None:
+    """A lane that stands where Java's counter does gives the same queues, until Java's counter jumps back to 0."""
+    given = case.given
+    if not given["queues_per_broker"]:
+        assert all(map(is_error, case.expected["chosen"]))
+        with pytest.raises(errors.BrokerNotFoundError):
+            lane_of([])
+        return None
+    lane, faults = lane_of(given["queues_per_broker"]), None
+    if given["send_latency_enable"]:
+        faults = Faults(FaultTable.V5)
+        for update in given["fault_updates"]:
+            told: dict[str, Any] = {"isolated": update["isolation"], "reachable": update["reachable"]}
+            faults.update(update["broker"], update["latency_ms"] / 1000, now=monotonic(), **told)
+    selection = Selection(select_best, faults)
+    first = (given["index_before_first_call"] + 1) & 0x7FFFFFFF
+    count = len(lane.queues)
+    while lane.next().queue != lane.queues[(first - 1) % count]:
+        pass
+    chosen = []
+    for last in given["lastBrokerName_per_call"]:
+        others = lane.brokers - {last}
+        queue = selection.next(lane, others if last in lane.brokers and others else lane.brokers).queue
+        chosen.append([queue.broker_name, queue.queue_id])
+    if chosen != case.expected["chosen"]:
+        before_the_jump = 0x7FFFFFFF - first + 1
+        assert before_the_jump < len(chosen)
+        assert chosen[:before_the_jump] == case.expected["chosen"][:before_the_jump]
+        return Outcome.DIFFERS
+    return None
+
+
+@SUITE.handles("selectors", "fault_duration")
+def fault_duration(case: Case) -> Outcome | None:
+    thresholds = tuple(each / 1000 for each in case.given["latencyMax"])
+    (table,) = [table for table in (FaultTable.V5, FaultTable.V4) if table.latencies == thresholds]
+    assert table.durations == tuple(each / 1000 for each in case.given["notAvailableDuration"])
+    assert table.isolation == case.given["isolation_uses_latency"] / 1000
+    for latency, duration in case.expected["latency_to_duration"]:
+        assert table.duration(latency / 1000) == duration / 1000
+    return None
+
+
+@SUITE.handles("selectors", "fault_item")
+def fault_item(case: Case) -> Outcome | None:
+    faults, now = Faults(FaultTable.V5), 1000.0
+    for broker, latency, duration, reachable in case.given["updates_name_latency_duration_reachable"]:
+        faults.note(broker, latency / 1000, duration / 1000, reachable=reachable, now=now)
+    for broker, expected in case.expected["items"].items():
+        assert faults.available(broker, now) is expected["available"]
+        assert faults.reachable(broker, now) is expected["reachable"]
+        assert faults.available(broker, now + expected["isolated_for_about_ms"] / 1000)
+        just_before = max(now, now + expected["isolated_for_about_ms"] / 1000 - 0.001)
+        assert faults.available(broker, just_before) is expected["available"]
+    assert case.expected["unknown_broker_available_and_reachable"]
+    assert all([faults.available("unknown", now), faults.reachable("unknown", now)])
+    return None
+
+
+STRATEGIES = {
+    "AVG": allocate_averagely,
+    "AVG_BY_CIRCLE": allocate_by_circle,
+    "CONSISTENT_HASH": allocate_by_consistent_hash,
+}
+
+
+@SUITE.handles("selectors", "allocate")
+def allocate(case: Case) -> Outcome | None:
+    share = STRATEGIES[case.given["strategy"]]
+    offered = [MessageQueue("T", broker, number) for broker, number in case.given["queues_sorted"]]
+    for member, expected in case.expected.items():
+        got = share(member, offered, case.given["consumer_ids_sorted"])
+        assert [[queue.broker_name, queue.queue_id] for queue in got] == expected
     return None
 
 

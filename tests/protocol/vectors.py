@@ -58,9 +58,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # What later issues bring: kind -> case types, or classes (``in.class`` of bodies).
-WAITING: dict[str, frozenset[str]] = {
-    "selectors": _words("machine_room_select round_robin fault_duration fault_item allocate"),
-}
+WAITING: dict[str, frozenset[str]] = {}
 
 # Headers of requests that brokers, controllers and name servers exchange among themselves: a client never sends, gets or
 # passes on one of them, and the embedded broker has neither replicas nor controllers, and is its own name server.
