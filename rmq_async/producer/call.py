@@ -20,9 +20,10 @@ from rmq_protocol.send_codec import SendReply
 
 from ..errors import Attempt, ClientStateError, ConnectError, RequestTimeoutError, SendError
 from ..transport import Connection, Pending
+from .faults import GivenUpError
 from .lanes import Lane, Target
 from .outgoing import Outgoing
-from .policy import Step, Verdict, next_step, pause_before
+from .policy import FAIL, WAIT, Step, Verdict, next_step, pause_before
 from .replies import reply_error
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ logger = logging.getLogger("rmq_async.producer")
 BACKING_OFF: Final = "{} refused a connection a moment ago and is left alone"
 
 Result = TypeVar("Result")
+T = TypeVar("T")
 ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
 
 
@@ -122,6 +124,8 @@ class SendCall(Generic[Result]):
         self._unconfirmed: Result | None = None
         """Stored, but not as it was asked for: the result if no other broker does better."""
         self._aborted: RocketMQError | None = None
+        self._no_queue: RocketMQError | None = None
+        """Why the producer's selector has no queue for a further attempt."""
 
     # -- how attempts report
 
@@ -186,14 +190,7 @@ class SendCall(Generic[Result]):
                 if self._aborted is not None or self._sender.closed:
                     raise self._aborted or stopped()
                 self._look_again()
-                step = next_step(
-                    self._attempts,
-                    self._lane.brokers if self._fixed is None else (self._fixed.broker,),
-                    retries=self._retries,
-                    remaining=self._deadline - monotonic(),
-                    attempt_timeout=self._sender.config.attempt_timeout,
-                    retry_codes=self._sender.config.retry_codes,
-                )
+                step = self._next_step()
                 if self._unconfirmed is not None and not self._elsewhere(step):
                     return self._unconfirmed
                 if step.verdict is Verdict.FAIL:
@@ -202,15 +199,14 @@ class SendCall(Generic[Result]):
                     await self._wait()
                     continue
                 await self._pause()
-                if self._result is None and self._aborted is None:
-                    await self._attempt(self._choose(step.brokers), step.cap)
+                target = await self._choose(step.brokers)
+                if target is not None and self._result is None and self._aborted is None:
+                    await self._attempt(target, step.cap)
             return self._result
         finally:
             self._sender.calls.discard(self)
             if self._outgoing.watch is not None:
-                self._outgoing.watch.give_up(
-                    self._aborted or RequestTimeoutError("given up, the call is over", maybe_stored=True)
-                )
+                self._outgoing.watch.give_up(self._aborted or GivenUpError("given up, the call is over", maybe_stored=True))
             for record in self._attempts:
                 if record.open and record.connection is not None:
                     record.open = False
@@ -227,12 +223,54 @@ class SendCall(Generic[Result]):
             self._sender.doubt_route(self._outgoing.topic, last)
             self._lane = self._sender.lane_now(self._outgoing.topic) or self._lane
 
-    def _choose(self, brokers: frozenset[str]) -> Target:
+    def _next_step(self) -> Step:
+        selection, brokers = self._sender.selection, self._lane.brokers
+        step = next_step(
+            self._attempts,
+            brokers if self._fixed is None else (self._fixed.broker,),
+            retries=self._retries,
+            remaining=self._deadline - monotonic(),
+            attempt_timeout=self._sender.config.attempt_timeout,
+            retry_codes=self._sender.config.retry_codes,
+            avoided=selection.avoided(brokers) if selection is not None and self._fixed is None else (),
+        )
+        if self._no_queue is not None and step.verdict is Verdict.TRY:
+            return WAIT if any(record.open for record in self._attempts) else FAIL
+        return step
+
+    async def _choose(self, brokers: frozenset[str]) -> Target | None:
+        """The queue of the next attempt; None where there is none, or none is needed any more."""
         if self._fixed is not None:
             return self._fixed
         if self._first is not None and not self._attempts:
             return self._first
-        return self._lane.next_of(brokers)
+        selection = self._sender.selection
+        if selection is None:
+            return self._lane.next_of(brokers)
+        if not selection.custom:
+            return selection.next(self._lane, brokers)
+        task = asyncio.get_running_loop().create_task(
+            self._sender.choose(self._outgoing, None, self._lane, brokers, self._deadline), name="rmq_async selector"
+        )
+        try:
+            return await self._unless_over(task)
+        except RocketMQError as error:
+            self._no_queue = error
+            logger.info("no further attempt of %s: %s", self._outgoing.unique_id, error)
+            return None
+
+    async def _unless_over(self, task: asyncio.Task[T]) -> T | None:
+        """What the task returns or raises; None, and the task is cancelled, when the call is over before that."""
+        task.add_done_callback(lambda _: self.notify())
+        try:
+            while not task.done():
+                if self._result is not None or self._aborted is not None:
+                    return None
+                await self._wait()
+            return task.result()
+        finally:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # seen, also by a call that was cancelled meanwhile
 
     async def _wait(self) -> None:
         """Until something happened to an attempt."""
@@ -298,24 +336,22 @@ class SendCall(Generic[Result]):
         if not alone and pool.backing_off(address):
             record.failed(ConnectError(BACKING_OFF.format(address), address=address))
             return None
-        task = asyncio.get_running_loop().create_task(pool.connect(address, max(deadline - monotonic(), 0.0)))
-        task.add_done_callback(lambda _: self.notify())
+        connecting = pool.connect(address, max(deadline - monotonic(), 0.0))
         try:
-            while not task.done():
-                if self._result is not None or self._aborted is not None:
-                    return None
-                await self._wait()
-            return task.result()
+            return await self._unless_over(asyncio.get_running_loop().create_task(connecting))
         except RocketMQError as error:
             record.failed(error)
             return None
-        finally:
-            if not task.cancel() and not task.cancelled():
-                task.exception()  # seen, also by a call that was cancelled meanwhile
 
     # -- the end
 
     def _failure(self) -> RocketMQError:
+        error = self._attempts_failure()
+        if self._no_queue is not None:
+            error.add_note(f"no further attempt: {self._no_queue}")
+        return error
+
+    def _attempts_failure(self) -> RocketMQError:
         attempts = [record.public() for record in self._attempts]
         elapsed = monotonic() - self._started
         if not attempts:

@@ -192,7 +192,9 @@ class DeferredSend(Generic[Result]):
         self._connection = connection
         deadline = self._deadline
         if self._lane.several and self._retries and self._fixed is None:
-            deadline = self._sender.first_deadline(deadline, self._retries)
+            selection = self._sender.selection
+            if selection is None or selection.several(self._lane.brokers):
+                deadline = self._sender.first_deadline(deadline, self._retries)
         try:
             self._pending = self._sender.submit(connection, self._target, self._outgoing, self, deadline, self._deadline)
         except RocketMQError as error:

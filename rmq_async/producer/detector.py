@@ -39,9 +39,10 @@ class Detector:
         self._topic_on = topic_on
         self._task = asyncio.get_running_loop().create_task(self._run(), name="rmq_async detector")
 
-    async def stop(self) -> None:
-        """Returns when the task is over."""
+    def cancel(self) -> None:
         self._task.cancel()
+
+    async def ended(self) -> None:
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:

@@ -37,7 +37,8 @@ class Outgoing(msgspec.Struct, gc=False):
     """One message, or one batch, as its attempts send it.
 
     ``batch_ids``: the unique ids of a batch's messages. ``code``: request code in its short form, 0 for the usual ones.
-    ``watch``: set where hooks are told of the attempts; it must not lead back to here, for no collector looks at this.
+    ``watch``: set where hooks are told of the attempts; ``message``: where a selector is asked for each attempt, what it is shown,
+    a batch's first. Neither may lead back to here, for no collector looks at this.
     """
 
     topic: str
@@ -49,6 +50,7 @@ class Outgoing(msgspec.Struct, gc=False):
     batch_ids: tuple[str, ...] | None = None
     code: int = 0
     watch: Watch | None = None
+    message: Message | None = None
 
 
 class Encoder:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ..errors import BrokerError, RocketMQError
 
-__all__ = ["FAIL", "Facts", "Step", "Verdict", "attempt_cap", "is_retriable", "next_step", "pause_before"]
+__all__ = ["FAIL", "WAIT", "Facts", "Step", "Verdict", "attempt_cap", "is_retriable", "next_step", "pause_before"]
 
 MIN_CAP: Final = 0.2
 SHORTEST: Final = 0.002

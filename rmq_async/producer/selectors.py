@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import isawaitable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ __all__ = [
     "Selector",
     "Wish",
     "ask",
+    "asked",
     "awaited",
     "checked_wish",
     "java_hash",
@@ -152,6 +154,16 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
         if isinstance(error, TimeoutError) and scope.expired():
             raise RequestTimeoutError(f"selector {_name(selector)} named no queue in time") from None
         raise _raised(selector, error) from error
+
+
+async def asked(
+    selector: Selector, queues: Sequence[MessageQueue], message: Message, key: object, deadline: float
+) -> MessageQueue:
+    """``ask``, ``awaited`` if need be, and ``one_of``."""
+    chosen = ask(selector, queues, message, key)
+    if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
+        chosen = await awaited(selector, chosen, deadline)
+    return one_of(chosen, queues, selector)
 
 
 def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector) -> MessageQueue:

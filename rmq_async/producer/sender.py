@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
@@ -41,6 +41,7 @@ from .order import Line, Place
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing
 from .policy import attempt_cap
 from .replies import SEND_OK, stored_batch
+from .selection import FaultWatch, Selection, selection_of
 from .selectors import Selector, Wish, ask, awaited, checked_wish, one_of, select_by_hash
 from .watching import Watch, Watchers, message_type, tell_failed
 from .wire import Wire
@@ -98,6 +99,10 @@ class Sender:
         self.submit = self.wire.submit
         """Puts one attempt on its way."""
         self.create_future = asyncio.get_running_loop().create_future
+        self.selection = selection_of(config, instance, self.lanes)
+        """None where queues simply take turns."""
+        if self.selection is not None and self.selection.faults is not None:
+            self.watchers.add(FaultWatch(self.selection.faults))
         self._request_hooks = request_hooks(config.hooks)
         instance.routes.on_change.append(self._route_changed)
         instance.pool.hooks.on_change.append(self._look_again)
@@ -120,7 +125,7 @@ class Sender:
         config, settings = self.config, self._settings
         general = self.pool.hooks.active or not config.send_smart_msg
         self.watched = self.watchers.active
-        special = general or self.watched or self.retry_not_ok or settings.namespace
+        special = general or self.watched or self.retry_not_ok or settings.namespace or self.selection is not None
         self.plain_below = 0 if special else min(config.compress_over, config.max_message_size + 1)
         if general != settings.general:
             settings.general = general
@@ -178,6 +183,7 @@ class Sender:
         outgoing, size = self.encoder.encode_batch(batch)
         if self.watched:
             self.watch(outgoing, batch, mode, stored_batch)
+        outgoing.message = batch[0]
         return outgoing, size, checked_wish(outgoing.topic, queue, None, None) if queue is not None else None
 
     async def warm_up(self) -> None:
@@ -214,11 +220,29 @@ class Sender:
             if message is not None and size >= self.encoder.compress_over:
                 outgoing = await self.compressed(outgoing)
             lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
-            target = lane.next()
+            if self.selection is None:
+                target = lane.next()
+            else:
+                target = await self.choose(outgoing, message, lane, lane.brokers, deadline)
             begun = self.begin(outgoing, lane, target, started, deadline, retries)
             return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries)
         finally:
             credit.give_back(epoch, number, size)
+
+    async def choose(
+        self, outgoing: Outgoing, message: Message | None, lane: Lane, brokers: Collection[str], deadline: float
+    ) -> Target:
+        """The queue of an attempt that may go to any of ``brokers``, where there is a Selection. ``message``: None for a batch."""
+        selection = cast(Selection, self.selection)
+        if not selection.custom:
+            return selection.next(lane, brokers)
+        if message is not None:
+            outgoing.message = message
+        queues = lane.queues
+        if brokers is not lane.brokers:
+            queues = tuple([queue for queue in queues if queue.broker_name in brokers])
+        asking = selection.ask(None, queues, cast(Message, outgoing.message), None, deadline)
+        return lane.target(await self.unless_stopped(asking))
 
     def begin(
         self,
@@ -235,7 +259,7 @@ class Sender:
         if connection is None:
             return None
         first_deadline = deadline
-        if lane.several and retries and fixed is None:
+        if lane.several and retries and fixed is None and (self.selection is None or self.selection.several(lane.brokers)):
             first_deadline = self.first_deadline(deadline, retries)
         future: asyncio.Future[SendReply] = self.create_future()
         return Begun(connection, future, self.submit(connection, target, outgoing, future, first_deadline, deadline))
@@ -300,7 +324,7 @@ class Sender:
         """``connect`` for a first attempt that is free to go to another broker: within its cap, and at once where it backs off."""
         if target.address in self.connections:
             return None
-        if lane.several and retries:
+        if lane.several and retries and (self.selection is None or self.selection.several(lane.brokers)):
             if self.pool.backing_off(target.address):
                 return ConnectError(BACKING_OFF.format(target.address), address=target.address)
             deadline = self.first_deadline(deadline, retries)
@@ -368,6 +392,8 @@ class Sender:
             outgoing = await self.compressed(outgoing)
         lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
         if wish is None:
+            if self.selection is not None:
+                return outgoing, lane, await self.choose(outgoing, message, lane, lane.brokers, deadline)
             return outgoing, lane, lane.next()
         if wish.queue is not None or message is None:
             return outgoing, lane, lane.target(cast(MessageQueue, wish.queue))
@@ -378,7 +404,10 @@ class Sender:
         return self.config.retries if fixed is None or self.config.retry_same_queue else 0
 
     async def selected(self, lane: Lane, message: Message, selector: Selector | None, key: object, deadline: float) -> Target:
-        """The queue a selector picks for the message; by hash of the key where none is given."""
+        """The queue a selector picks for the message; where none is given the producer's own does, or else the hash of the key."""
+        if self.selection is not None:
+            asking = self.selection.ask(selector, lane.queues, message, key, deadline)
+            return lane.target(await self.unless_stopped(asking))
         selector = selector or select_by_hash
         chosen = ask(selector, lane.queues, message, key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
@@ -432,12 +461,16 @@ class Sender:
         finally:
             if self._route_changed in self.instance.routes.on_change:
                 self.instance.routes.on_change.remove(self._route_changed)
+            if self.selection is not None:
+                self.selection.close()
             self.pool.hooks.on_change.remove(self._look_again)
             for hook in self._request_hooks:
                 self.pool.hooks.remove(hook)
             self._end_all()
         await self.credits.wait_idle(monotonic() + LAST_STEPS)
         self._end_all()
+        if self.selection is not None:
+            await self.selection.closed()
 
     def _end_all(self) -> None:
         """Ends every call that is under way, wherever it waits."""
@@ -453,6 +486,8 @@ class Sender:
             connection.abandon(self, stopped)
 
     def _route_changed(self, route: TopicRoute) -> None:
+        if self.selection is not None:
+            self.selection.stale = True
         self.lanes.pop(route.topic, None)
         if self._settings.namespace:
             self.lanes.pop(without_namespace(route.topic, self._settings.namespace), None)
