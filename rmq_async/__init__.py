@@ -18,6 +18,7 @@ from .config import ClientConfig
 from .consumer import PullConsumer
 from .credentials import Credentials
 from .errors import (
+    AuthenticationError,
     BackpressureError,
     BrokerError,
     BrokerNotFoundError,
@@ -30,6 +31,7 @@ from .errors import (
     InvalidMessageError,
     NameServerError,
     OffsetRangeError,
+    PermissionDeniedError,
     ProtocolError,
     RequestTimeoutError,
     RocketMQError,
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admin",
+    "AuthenticationError",
     "BackpressureError",
     "BatchSendResult",
     "BrokerError",
@@ -81,6 +84,7 @@ __all__ = [
     "MessageQueue",
     "NameServerError",
     "OffsetRangeError",
+    "PermissionDeniedError",
     "Producer",
     "ProducerConfig",
     "ProtocolError",

@@ -13,18 +13,19 @@ import pytest
 
 from rmq_async import (
     Admin,
+    AuthenticationError,
     ClientConfig,
     Credentials,
     Hook,
     Message,
     MessageQueue,
     NameServerError,
+    PermissionDeniedError,
     Producer,
     PullConsumer,
     RocketMQError,
     SendContext,
 )
-from rmq_async.errors import AuthenticationError, PermissionDeniedError
 from rmq_async.testing._config import PROFILES
 from rmq_async.testing._probe import Access, ask
 from rmq_async.testing.cluster import RealCluster
