@@ -22,8 +22,8 @@ from rmq_protocol.route import TopicRouteData
 from rmq_protocol.topics import TopicConfig
 from rmq_protocol.validation import check_group, check_topic
 
-from ..client import ClientInstance
 from ..client import offsets as queue_offsets
+from ..client.names import Names
 from ..client.offsets import epoch_ms, known_queue
 from ..client.user import ClientUser
 from ..config import ClientConfig, client_options
@@ -54,6 +54,7 @@ class Admin(ClientUser):
     ) -> None:
         config = client_options("Admin", namesrv, client, options)
         super().__init__(config)
+        self._names = Names(config.namespace)
 
     # -- topics
 
@@ -83,6 +84,7 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             topic_settings.check_new_topic(topic)
+            topic = self._wire(topic)
             reading = queues if read_queues is None else read_queues
             _check_number("queues", queues, _MAX_QUEUES)
             _check_number("read_queues", reading, _MAX_QUEUES)
@@ -98,8 +100,7 @@ class Admin(ClientUser):
         Raises TopicNotFoundError for a topic that no name server knows.
         """
         async with self._call() as instance:
-            check_topic(topic)
-            await topic_settings.delete(instance, topic, cluster, self._deadline())
+            await topic_settings.delete(instance, self._wire(topic), cluster, self._deadline())
 
     async def sync_topics(
         self, from_broker: str, to_broker: str, *, topics: str | Sequence[str] = "*", dry_run: bool = False
@@ -123,12 +124,15 @@ class Admin(ClientUser):
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
 
     async def topics(self) -> tuple[str, ...]:
-        """Names of all topics a name server knows, those of the system included, sorted."""
+        """Names of all topics a name server knows, those of the system included, sorted; with ``namespace`` of those in it."""
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
         def read(response: RemotingCommand, address: str) -> tuple[str, ...]:
             check(response, code, None, address)
-            return tuple(sorted(decode_body(TopicList, response.body).topic_list))
+            names = self._names
+            return tuple(
+                sorted(names.shown(each) for each in decode_body(TopicList, response.body).topic_list if names.mine(each))
+            )
 
         async with self._call() as instance:
             found, _ = await instance.name_servers.ask(RemotingCommand(code=code), instance.config.request_timeout, read)
@@ -137,13 +141,12 @@ class Admin(ClientUser):
     async def topic_route(self, topic: str) -> TopicRouteData:
         """The route of ``topic`` as a name server gives it now. Raises TopicNotFoundError, NameServerError."""
         async with self._call() as instance:
-            return await _route(instance, topic)
+            return (await instance.routes.look(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
         """Offsets of every queue of ``topic``, and how much is written to it. Raises TopicNotFoundError."""
         async with self._call() as instance:
-            check_topic(topic)
-            return await clients.stats(instance, topic, self._deadline())
+            return await clients.stats(instance, self._wire(topic), self._deadline())
 
     async def cluster_info(self) -> ClusterInfo:
         """The clusters and brokers a name server knows."""
@@ -182,10 +185,11 @@ class Admin(ClientUser):
         Raises QueryNotFoundError when there is none, TopicNotFoundError, CorruptMessageError.
         """
         async with self._call() as instance:
-            check_topic(topic)
+            topic = self._wire(topic)
             if not isinstance(msg_id, str) or not msg_id.strip() or len(msg_id) > _MAX_ID_LENGTH:
                 raise ConfigError(f"a message id is a text of 1 to {_MAX_ID_LENGTH} characters, not {shown(msg_id)}")
-            return await messages.view(instance, topic, msg_id, self._deadline())
+            found = await messages.view(instance, topic, msg_id, self._deadline())
+            return self._names.shown_messages((found,))[0]
 
     async def query_message(
         self,
@@ -202,13 +206,14 @@ class Admin(ClientUser):
         What was acknowledged before the call is found; empty when there is none. Raises TopicNotFoundError.
         """
         async with self._call() as instance:
-            check_topic(topic)
+            topic = self._wire(topic)
             if not isinstance(key, str) or not key or " " in key or len(key) > _MAX_ID_LENGTH:
                 raise ConfigError(f"a key is a text of 1 to {_MAX_ID_LENGTH} characters without spaces, not {shown(key)}")
             _check_number("max_num", max_num, _MAX_FOUND)
             begin_ms = None if begin is None else epoch_ms(begin)
             end_ms = None if end is None else epoch_ms(end)
-            return await messages.by_key(instance, topic, key, max_num, begin_ms, end_ms, self._deadline())
+            found = await messages.by_key(instance, topic, key, max_num, begin_ms, end_ms, self._deadline())
+            return self._names.shown_messages(found)
 
     # -- groups
 
@@ -220,7 +225,7 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             check_group(group)
-            return await clients.producers(instance, group, self._deadline())
+            return await clients.producers(instance, self._names.wire(group), self._deadline())
 
     async def consumer_connections(self, group: str) -> ConsumerConnections:
         """The clients that consume as ``group``, once for each broker they are connected to, and what they subscribe to.
@@ -229,17 +234,19 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             check_group(group)
-            return await clients.consumers(instance, group, self._deadline())
+            return await clients.consumers(instance, self._names.wire(group), self._deadline())
 
     # -- inside
 
     def _deadline(self) -> float:
         return monotonic() + self.config.request_timeout
 
-
-async def _route(instance: ClientInstance, topic: str) -> TopicRouteData:
-    check_topic(topic)
-    return (await instance.routes.look(topic, instance.config.request_timeout)).data
+    def _wire(self, topic: str) -> str:
+        """The topic as servers know it."""
+        check_topic(topic)
+        topic = self._names.wire(topic)
+        check_topic(topic)
+        return topic
 
 
 def _check_number(name: str, number: int, limit: int) -> None:

@@ -46,7 +46,7 @@ async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicS
             queue = MessageQueue(topic, data.broker_name, queue_id)
             if queue not in queues and data.broker_name in brokers:
                 queues[queue] = await _stats_of(instance, queue, deadline)
-    return TopicStats({queue: queues[queue] for queue in sorted(queues)}, tps)
+    return TopicStats({instance.names.shown_queue(queue): queues[queue] for queue in sorted(queues)}, tps)
 
 
 async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: float) -> QueueStats:
@@ -67,7 +67,7 @@ async def producers(instance: ClientInstance, group: str, deadline: float) -> tu
             continue
         check(response, code, name, brokers[name])
         found += [_shown(name, each) for each in decode_body(ProducerConnection, response.body).connection_set]
-    return _some(found, "producer", group, code, brokers)
+    return _some(found, "producer", instance.names.told(group), code, brokers)
 
 
 async def consumers(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections:
@@ -88,8 +88,8 @@ async def consumers(instance: ClientInstance, group: str, deadline: float) -> Co
             if topic not in subscriptions or subscriptions[topic].sub_version < subscription.sub_version:
                 subscriptions[topic] = subscription
     return ConsumerConnections(
-        connections=_some(found, "consumer", group, code, brokers),
-        subscriptions=dict(sorted(subscriptions.items())),
+        connections=_some(found, "consumer", instance.names.told(group), code, brokers),
+        subscriptions={instance.names.shown(topic): each for topic, each in sorted(subscriptions.items())},
         consume_type=told.consume_type or "",
         message_model=told.message_model or "",
         consume_from_where=told.consume_from_where or "",

@@ -71,7 +71,8 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
     where = printable(", ".join(brokers))
     stranger = f" (and {place.host}, which it may name, is no broker of the cluster)" if place is not None else ""
     raise QueryNotFoundError(
-        f"no message of topic {topic} has the id {printable(msg_id)} on {where}{stranger}", request="QUERY_MESSAGE"
+        f"no message of topic {instance.names.told(topic)} has the id {printable(msg_id)} on {where}{stranger}",
+        request="QUERY_MESSAGE",
     )
 
 
@@ -139,7 +140,8 @@ async def _at(
         raise not_found(f"no message begins at offset {offset} of the commit log, which {printable(msg_id)} names")
     message = decoded.messages[0]
     if message.topic != topic:
-        raise not_found(f"message {printable(msg_id)} is of topic {printable(message.topic)}, not of {topic}")
+        shown, told = instance.names.shown(message.topic), instance.names.told(topic)
+        raise not_found(f"message {printable(msg_id)} is of topic {printable(shown)}, not of {told}")
     return message
 
 

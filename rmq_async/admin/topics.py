@@ -171,7 +171,9 @@ async def _until_shown(
                 return
         await asyncio.sleep(SHOWN_EVERY)
     where = printable(", ".join(sorted(wanted)))
-    raise RequestTimeoutError(f"topic {topic} was created on {where}, but the name servers do not show it there yet")
+    raise RequestTimeoutError(
+        f"topic {instance.names.told(topic)} was created on {where}, but the name servers do not show it there yet"
+    )
 
 
 # -- from one broker to another
@@ -193,10 +195,14 @@ async def sync(
         raise ConfigError(f"topics cannot be copied from broker {from_broker} to itself")
     settings = await for_each(brokers, lambda name: _settings_of(instance, name, brokers[name], monotonic() + timeout))
     source, target = settings[from_broker], settings[to_broker].topic_config_table
-    own = {*info.broker_addr_table, *info.cluster_addr_table}
+    own, names = {*info.broker_addr_table, *info.cluster_addr_table}, instance.names
     synced = []
     for topic, config in sorted(source.topic_config_table.items()):
-        if _is_wanted(topic, patterns, own) and topic not in source.topic_queue_mapping_detail_map:
+        if (
+            names.mine(topic)
+            and _is_wanted(topic, names.shown(topic), patterns, own)
+            and topic not in source.topic_queue_mapping_detail_map
+        ):
             old = target.get(topic)
             plain = _plain(config)
             action: Literal["create", "update", "same"] = "update"
@@ -216,7 +222,12 @@ async def sync(
             lambda topic: _copy(instance, changed[topic], target.get(topic), to_broker, brokers[to_broker], timeout),
             at_once=AT_ONCE,
         )
-    return tuple(synced)
+    return tuple(
+        msgspec.structs.replace(
+            each, topic=names.shown(each.topic), config=msgspec.structs.replace(each.config, topic_name=names.shown(each.topic))
+        )
+        for each in synced
+    )
 
 
 async def _settings_of(instance: ClientInstance, broker: str, address: str, deadline: float) -> _Settings:
@@ -242,10 +253,11 @@ async def _copy(
     await _until_shown(instance, header, [broker], deadline)
 
 
-def _is_wanted(topic: str, patterns: Collection[str], own: Collection[str]) -> bool:
+def _is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
+    """``shown``: what its users call it, which the patterns are for."""
     if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
         return False
-    return not topic.startswith(_OWN_PREFIXES) and any(fnmatchcase(topic, pattern) for pattern in patterns)
+    return not topic.startswith(_OWN_PREFIXES) and any(fnmatchcase(shown, pattern) for pattern in patterns)
 
 
 def _plain(config: TopicConfig) -> TopicConfig:

@@ -43,17 +43,25 @@ class _Beaten:
 class Heartbeats:
     """The groups of one client and the heartbeats that announce them.
 
-    ``masters()``: addresses of the brokers in use. ``interval``, ``timeout``: seconds.
+    ``masters()``: addresses of the brokers in use. ``interval``, ``timeout``: seconds. ``told``: what errors call a group.
     """
 
     def __init__(
-        self, pool: ConnectionPool, masters: Callable[[], Iterable[str]], *, client_id: str, interval: float, timeout: float
+        self,
+        pool: ConnectionPool,
+        masters: Callable[[], Iterable[str]],
+        *,
+        client_id: str,
+        interval: float,
+        timeout: float,
+        told: Callable[[str], str] = str,
     ) -> None:
         self._pool = pool
         self._masters = masters
         self._client_id = client_id
         self._interval = interval
         self._timeout = timeout
+        self._told = told
         self._producers: set[str] = set()
         self._consumers: dict[str, ConsumerData] = {}
         self._beaten: dict[Connection, _Beaten] = {}
@@ -74,14 +82,14 @@ class Heartbeats:
     def add_producer(self, group: str) -> None:
         """Raises ConfigError when the group is there already."""
         if group in self._producers:
-            raise _twice("producer", group)
+            raise _twice("producer", self._told(group))
         self._producers.add(group)
         self._groups_changed(announce=True)
 
     def add_consumer(self, data: ConsumerData) -> None:
         """Raises ConfigError when the group is there already."""
         if data.group_name in self._consumers:
-            raise _twice("consumer", data.group_name)
+            raise _twice("consumer", self._told(data.group_name))
         self._consumers[data.group_name] = data
         self._groups_changed(announce=True)
 

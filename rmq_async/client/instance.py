@@ -41,9 +41,11 @@ from ..transport import (
 )
 from .heartbeat import Heartbeats
 from .name_servers import NameServers
+from .names import Names
 from .route_table import RouteTable, TopicRoute
 from .text import printable
 from .unique_ids import UniqueIds, packed_ip
+from .vip import first_port
 
 __all__ = ["ClientInstance", "ServerRequestHandler"]
 
@@ -79,6 +81,7 @@ class ClientInstance:
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
+        self.names = Names(config.namespace)
         self.handlers: dict[int, ServerRequestHandler] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore}
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
@@ -178,6 +181,7 @@ class ClientInstance:
                 await self.routes.refresh(topic, max(deadline - monotonic(), 0.0))
                 address = self._known_address(broker_name, any_replica)
         if address is None:
+            topic = self.names.told(topic)
             text = f"no route of topic {topic} or another one names a master of broker {printable(broker_name)}"
             raise BrokerNotFoundError(text, broker=broker_name)
         return address
@@ -237,7 +241,10 @@ class ClientInstance:
         self.client_id = f"{self.client_ip}@{config.instance_name}" + (f"@{config.unit_name}" if config.unit_name else "")
         self.unique_ids = UniqueIds(packed_ip(self.client_ip) or packed_ip(local_ip) or _LOOPBACK)
         self.routes = RouteTable(
-            self.name_servers, request_timeout=config.request_timeout, poll_interval=config.route_poll_interval
+            self.name_servers,
+            request_timeout=config.request_timeout,
+            poll_interval=config.route_poll_interval,
+            told=self.names.told,
         )
         self.heartbeats = Heartbeats(
             pool,
@@ -245,6 +252,7 @@ class ClientInstance:
             client_id=self.client_id,
             interval=config.heartbeat_interval,
             timeout=config.request_timeout,
+            told=self.names.told,
         )
         self.routes.on_change.append(self._route_changed)
         self._tasks = [
@@ -318,6 +326,8 @@ class ClientInstance:
         self.heartbeats.closed(connection)
         if connection.close_reason in _UNEXPECTED:
             self.routes.broker_lost(connection.address)
+            if self.config.vip_channel:
+                self.routes.broker_lost(first_port(connection.address))
 
     def _route_changed(self, route: TopicRoute) -> None:
         self.heartbeats.catch_up()

@@ -211,7 +211,7 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
     Raises TopicNotFoundError, BrokerNotFoundError for a broker the topic is not on, ConfigError for a queue id beyond the last
     one and for what is no queue, NameServerError.
     """
-    queue = check_queue(queue)
+    queue = instance.names.wire_queue(check_queue(queue))
     check_topic(queue.topic)
     route = instance.routes.cached(queue.topic)
     if route is None or route.provisional or not _has(route, queue):
@@ -219,7 +219,7 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
     if _has(route, queue):
         return queue
     counts = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.data.queue_datas}
-    topic, broker_name, queue_id = queue
+    topic, broker_name, queue_id = instance.names.told(queue.topic), queue.broker_name, queue.queue_id
     if broker_name not in counts:
         where = printable(", ".join(sorted(counts)))
         raise BrokerNotFoundError(

@@ -83,7 +83,9 @@ class _Answer(NamedTuple):
 class RouteTable:
     """``request_timeout``, ``poll_interval``: seconds."""
 
-    def __init__(self, name_servers: NameServers, *, request_timeout: float, poll_interval: float) -> None:
+    def __init__(
+        self, name_servers: NameServers, *, request_timeout: float, poll_interval: float, told: Callable[[str], str] = str
+    ) -> None:
         self._name_servers = name_servers
         self._request_timeout = request_timeout
         self._poll_interval = poll_interval
@@ -92,6 +94,7 @@ class RouteTable:
         self._brokers: dict[str, Mapping[int, str]] = {}
         self._asking: SingleFlight[_Answer] = SingleFlight("route of")
         self._finding: SingleFlight[TopicRoute] = SingleFlight("finding")
+        self._told = told
         self._refreshed: dict[str, float] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._doubted: set[str] = set()
@@ -151,7 +154,7 @@ class RouteTable:
         else:
             if answer.route is not None:
                 return answer.route
-            error = _not_found(topic, answer)
+            error = self._not_found(topic, answer)
         old = self._routes.get(topic)
         if old is None or (old.provisional and not provisional):
             raise error
@@ -170,7 +173,7 @@ class RouteTable:
         except TimeoutError:
             raise self._late(topic, timeout) from None
         if answer.route is None:
-            raise _not_found(topic, answer)
+            raise self._not_found(topic, answer)
         return answer.route
 
     def refresh_soon(self, topic: str) -> None:
@@ -251,10 +254,10 @@ class RouteTable:
         if answer.route is not None:
             return answer.route
         if create_key is None:
-            raise _not_found(topic, answer)
+            raise self._not_found(topic, answer)
         model = await self._ask_aside(create_key, self._patience())
         if model.route is None:
-            raise _not_found(topic, answer, create_key)
+            raise self._not_found(topic, answer, create_key)
         known = self._routes.get(topic)  # somebody else's look-up may have found it meanwhile
         return known if known is not None else self._create_by_sending(topic, model, default_queues)
 
@@ -365,7 +368,14 @@ class RouteTable:
 
     def _late(self, topic: str, timeout: float) -> NameServerError:
         names = ", ".join(self._name_servers.addresses)
-        return NameServerError(f"no route of topic {topic} within {timeout:.3g} s, name servers: {names}")
+        return NameServerError(f"no route of topic {self._told(topic)} within {timeout:.3g} s, name servers: {names}")
+
+    def _not_found(self, topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
+        said = printable(answer.remark or "no such topic")
+        text = f"topic {self._told(topic)} not found, name server {answer.name_server} says: {said}"
+        if create_key is not None:
+            text += f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
+        return TopicNotFoundError(text, address=answer.name_server)
 
 
 def _topic_route(topic: str, data: TopicRouteData) -> TopicRoute:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar, cast
 
 from rmq_protocol.errors import shown
 from rmq_protocol.heartbeat import ConsumerData
@@ -19,6 +19,7 @@ from rmq_protocol.validation import check_group, check_topic
 from ..client import ClientInstance
 from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
+from ..client.names import Names
 from ..client.offsets import check_queue, epoch_ms, known_queue
 from ..client.user import ClientUser
 from ..config import LONGEST, ClientConfig, client_options
@@ -31,6 +32,7 @@ __all__ = ["PullConsumer"]
 
 Start = Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
 End = Literal["latest"] | datetime | Mapping[MessageQueue, int] | None
+Bound = TypeVar("Bound", Start, End)
 
 MAX_PULL: Final = 1024
 """Messages that one pull may ask for; a stock broker gives at most 32, or 256 KiB."""
@@ -53,22 +55,22 @@ class PullConsumer(ClientUser):
         check_group(group)
         config = client_options("PullConsumer", namesrv, client, options)
         super().__init__(config)
-        self._group = str.__str__(group)  # a subclass's text: the encoders take nothing else
+        self._names = names = Names(config.namespace)
+        self._name = str.__str__(group)  # a subclass's text: the encoders take nothing else
+        self._group = names.wire(self._name)
+        check_group(self._group)
         self._readers: set[Reader] = set()
 
     @property
     def group(self) -> str:
-        return self._group
+        return self._name
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The readable queues of ``topic``, by broker name and id, as the name servers know them now.
 
         Raises TopicNotFoundError when they do not know it, NameServerError when none answers and it was not known before.
         """
-        check_topic(topic)
-        async with self._call() as instance:
-            route = await instance.routes.refresh(topic, provisional=False)
-        return route.subscribe_queues
+        return self._names.shown_queues(await self._queues(self._wire(topic)))
 
     async def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait: float = 0.0
@@ -83,6 +85,7 @@ class PullConsumer(ClientUser):
         instance = self._client()
         queue = check_queue(queue)
         _check_offset(queue, offset)
+        queue = self._names.wire_queue(queue)
         _check_tags(tags)
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or not 0 < max_messages <= MAX_PULL:
             raise ConfigError(f"max_messages must be from 1 to {MAX_PULL}, not {shown(max_messages)}")
@@ -120,18 +123,19 @@ class PullConsumer(ClientUser):
         TopicNotFoundError; and, when waiting did not help, what a pull raises. Leaving the loop early ends everything under way;
         ``contextlib.aclosing`` makes that happen at once.
         """
-        check_topic(topic)
+        topic, names = self._wire(topic), self._names
         _check_tags(tags)
-        chosen = _chosen_queues(topic, start, end, queues)
         _check_start(start)
         _check_end(end)
+        chosen = _chosen_queues(names, topic, start, end, queues)
+        start, end = _on_the_wire(names, start), _on_the_wire(names, end)
         instance = self._client()
 
         async def opening() -> list[Cursor]:
             async with self._call():
                 if chosen is not None:
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
-                return await self._cursors(instance, await self.queues(topic) if chosen is None else chosen, start, end)
+                return await self._cursors(instance, await self._queues(topic) if chosen is None else chosen, start, end)
 
         reader = Reader(
             instance,
@@ -178,6 +182,18 @@ class PullConsumer(ClientUser):
 
     # -- inside
 
+    def _wire(self, topic: str) -> str:
+        """The topic as servers know it."""
+        check_topic(topic)
+        topic = self._names.wire(topic)
+        check_topic(topic)
+        return topic
+
+    async def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        async with self._call() as instance:
+            route = await instance.routes.refresh(topic, provisional=False)
+        return route.subscribe_queues
+
     def _join(self, instance: ClientInstance) -> None:
         instance.register_consumer(ConsumerData(group_name=self._group))
 
@@ -205,7 +221,9 @@ class PullConsumer(ClientUser):
             first, last = starts[queue], ends[queue]
             if end == "latest" and first > last:
                 raise OffsetRangeError(
-                    f"offset {first} of {queue} is above its end {last}", max_offset=last, broker=queue.broker_name
+                    f"offset {first} of {self._names.shown_queue(queue)} is above its end {last}",
+                    max_offset=last,
+                    broker=queue.broker_name,
                 )
             given = isinstance(end, Mapping)
             cursors.append(Cursor(queue, first, last, at_first=start == "earliest", wait_for_end=given))
@@ -239,29 +257,40 @@ def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
     return look_up
 
 
+def _on_the_wire(names: Names, bound: Bound) -> Bound:
+    """With offsets by queues as servers know them."""
+    if not isinstance(bound, Mapping):
+        return bound
+    return cast(Bound, {names.wire_queue(check_queue(queue)): offset for queue, offset in bound.items()})
+
+
 def _chosen_queues(
-    topic: str, start: Start, end: End, queues: Iterable[MessageQueue] | None
+    names: Names, topic: str, start: Start, end: End, queues: Iterable[MessageQueue] | None
 ) -> tuple[MessageQueue, ...] | None:
-    """The queues that the arguments name, None for all. Raises ConfigError where they contradict each other."""
+    """The queues that the arguments name, as servers know them; None for all. Raises ConfigError where they contradict each other.
+
+    ``topic``: as servers know it.
+    """
     named: Iterable[MessageQueue] | None = queues
     for offsets in (start, end):
         if named is None and isinstance(offsets, Mapping):
             named = offsets
     if named is None:
         return None
-    chosen = tuple(dict.fromkeys(check_queue(queue) for queue in named))
+    chosen = tuple(dict.fromkeys(names.wire_queue(check_queue(queue)) for queue in named))
     for queue in chosen:
         if queue.topic != topic:
-            raise ConfigError(f"{queue} is not a queue of topic {topic}")
-    for offsets in (start, end):
-        if isinstance(offsets, Mapping):
+            raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.told(topic)}")
+    for bound in (start, end):
+        if isinstance(bound, Mapping):
+            offsets = _on_the_wire(names, bound)
             for queue in chosen:
                 if queue not in offsets:
-                    raise ConfigError(f"no offset is given for {queue}")
-                _check_offset(queue, offsets[queue])
+                    raise ConfigError(f"no offset is given for {names.shown_queue(queue)}")
+                _check_offset(names.shown_queue(queue), offsets[queue])
             for queue in offsets:
                 if queue not in chosen:
-                    raise ConfigError(f"an offset is given for {queue}, which is not to be read")
+                    raise ConfigError(f"an offset is given for {names.shown_queue(queue)}, which is not to be read")
     return chosen
 
 

@@ -87,7 +87,7 @@ async def pull_once(
     resume_at = decoded.resume_at
     return PullResult(
         status=status,
-        messages=decoded.messages,
+        messages=instance.names.shown_messages(decoded.messages),
         next_offset=answer.nextBeginOffset if resume_at is None else resume_at,
         min_offset=answer.minOffset,
         max_offset=answer.maxOffset,

@@ -253,7 +253,7 @@ class Reader:
             waited = monotonic() - since
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 if waited > AHEAD_PATIENCE:
-                    raise _range_error(cursor, result)
+                    raise _range_error(self._instance.names.shown_queue(cursor.queue), cursor, result)
                 await asyncio.sleep(FIRST_REST)
             elif cursor.end is not None and not cursor.wait_for_end and waited > self._instance.config.request_timeout:
                 logger.warning(
@@ -288,7 +288,7 @@ class Reader:
             if offset >= result.min_offset:
                 return None
             if not cursor.at_first:
-                raise _range_error(cursor, result)
+                raise _range_error(self._instance.names.shown_queue(cursor.queue), cursor, result)
             cursor.offset = result.min_offset
             return _Batch((), ())
         if result.status is PullStatus.NO_NEW:
@@ -301,7 +301,7 @@ class Reader:
         if after <= offset:
             if result.status is PullStatus.FOUND:
                 raise RemoteProtocolError(
-                    f"a pull of {cursor.queue} at offset {offset} says to go on at {result.next_offset}",
+                    f"a pull of {self._instance.names.shown_queue(cursor.queue)} at offset {offset} says to go on at {result.next_offset}",
                     broker=cursor.queue.broker_name,
                 )
             return None
@@ -360,9 +360,9 @@ def _within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> t
     return tuple(m for m in messages if m.queue_offset >= offset and (end is None or m.queue_offset < end))
 
 
-def _range_error(cursor: Cursor, result: PullResult) -> OffsetRangeError:
+def _range_error(queue: MessageQueue, cursor: Cursor, result: PullResult) -> OffsetRangeError:
     return OffsetRangeError(
-        f"offset {cursor.offset} of {cursor.queue} is outside {result.min_offset}..{result.max_offset}",
+        f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}",
         min_offset=result.min_offset,
         max_offset=result.max_offset,
         request="PULL_MESSAGE",
