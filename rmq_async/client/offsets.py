@@ -255,7 +255,7 @@ async def _request(
 ) -> tuple[RemotingCommand, str]:
     command = RemotingCommand(code=code, ext_fields=fields)
     response, address = await instance.ask_broker(
-        queue.broker_name, queue.topic, command, instance.config.request_timeout, any_replica=True
+        instance.routes.broker_of(queue), queue.topic, command, instance.config.request_timeout, any_replica=True
     )
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request=code.name, broker=queue.broker_name, address=address)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ from rmq_protocol.route import (
     decode_route,
     publish_queues,
     route_fingerprint,
+    static_topic_endpoints,
     subscribe_queues,
 )
 
@@ -57,6 +58,7 @@ class TopicRoute:
 
     ``addresses``: broker name -> broker id -> "host:port", those that can be connected to only. ``version``: grows with each
     change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
+    ``holders``: of a static topic, whose queues all name a pseudo broker, the broker that holds each now.
     """
 
     topic: str
@@ -66,6 +68,11 @@ class TopicRoute:
     addresses: Mapping[str, Mapping[int, str]]
     version: int
     provisional: bool = False
+    holders: Mapping[MessageQueue, str] = field(default_factory=dict)
+
+    def broker_of(self, queue: MessageQueue) -> str:
+        """The broker to ask for a queue of this topic."""
+        return self.holders.get(queue, queue.broker_name)
 
     def master_address(self, broker_name: str) -> str | None:
         return self.addresses.get(broker_name, {}).get(MASTER_ID)
@@ -226,6 +233,11 @@ class RouteTable:
         """Broker id -> address by the newest route of any topic; empty for an unknown broker."""
         return self._brokers.get(broker_name, {})
 
+    def broker_of(self, queue: MessageQueue) -> str:
+        """The broker to ask for a queue: of a static topic the one that holds it by the route in use."""
+        route = self._routes.get(queue.topic)
+        return route.broker_of(queue) if route is not None else queue.broker_name
+
     def master_addresses(self) -> set[str]:
         """Addresses of the masters of all topics in use."""
         return {addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses}
@@ -332,7 +344,8 @@ class RouteTable:
             for count in [min(default_queues, max(item.read_queue_nums, 0))]
         )
         logger.warning(
-            "topic %s does not exist: the first message sent creates it on %s with %s queues each",
+            "topic %s does not exist: the first message sent creates it on %s with %s queues each, or on some of them only; "
+            "that is not for production, create topics beforehand",
             topic,
             ", ".join(sorted(printable(item.broker_name, 80) for item in queues)),
             max((item.write_queue_nums for item in queues), default=0),
@@ -388,7 +401,8 @@ def _topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
         }
         if usable:
             addresses[item.broker_name] = usable
-    return TopicRoute(topic, data, publish_queues(topic, data), subscribe_queues(topic, data), addresses, 0)
+    holders = static_topic_endpoints(topic, data) if data.topic_queue_mapping_by_broker else {}
+    return TopicRoute(topic, data, publish_queues(topic, data), subscribe_queues(topic, data), addresses, 0, holders=holders)
 
 
 def _not_found(topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:

@@ -80,7 +80,9 @@ async def store_time_ms(instance: ClientInstance, queue: MessageQueue, offset: i
         bname=queue.broker_name,
     )
     command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
-    response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
+    response, address = await instance.ask_broker(
+        instance.routes.broker_of(queue), queue.topic, command, timeout, any_replica=True
+    )
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
     messages = decode_messages(response.body, check_crc=False).messages

@@ -69,7 +69,13 @@ async def pull_once(
     )
     command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
     response, address = await instance.ask_broker(
-        queue.broker_name, queue.topic, command, timeout, any_replica=True, long_poll=suspend > 0, calls=calls
+        instance.routes.broker_of(queue),
+        queue.topic,
+        command,
+        timeout,
+        any_replica=True,
+        long_poll=suspend > 0,
+        calls=calls,
     )
     status = _STATUS.get(response.code)
     if status is None:

@@ -50,11 +50,12 @@ class SendContext:
         message_type: MessageType,
         group: str,
         mode: str,
+        broker: str = "",
     ) -> None:
         self.message = message
         self.msg_id = msg_id
         self.queue = queue
-        self.broker = queue.broker_name
+        self.broker = broker or queue.broker_name
         self.address = address
         self.attempt = attempt
         self.elapsed = 0.0

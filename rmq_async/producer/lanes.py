@@ -10,12 +10,13 @@ import random
 from collections.abc import Callable, Collection
 from itertools import cycle
 
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm
 from rmq_protocol.message import MessageQueue
-from rmq_protocol.namespace import with_namespace
+from rmq_protocol.namespace import with_namespace, without_namespace
 from rmq_protocol.send_codec import SendTemplate
 
 from ..client.route_table import TopicRoute
+from ..client.text import printable
 from ..config import ClientConfig
 from ..errors import BrokerNotFoundError
 from .config import ProducerConfig
@@ -47,12 +48,16 @@ class LaneSettings:
         """The topic as servers know it."""
         return with_namespace(self.namespace, topic) if self.namespace else topic
 
-    def template(self, queue: MessageQueue, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
+    def shown_topic(self, topic: str) -> str:
+        """The topic as users know it."""
+        return without_namespace(topic, self.namespace) if self.namespace else topic
+
+    def template(self, queue: MessageQueue, broker: str, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
         return SendTemplate(
             group=self.group,
             topic=self.wire_topic(queue.topic),
             queue_id=queue.queue_id,
-            broker_name=queue.broker_name,
+            broker_name=broker,
             default_topic=self.create_topic_key,
             default_topic_queues=self.default_topic_queues,
             batch=batch,
@@ -66,32 +71,33 @@ class LaneSettings:
 class Target:
     """One queue to send to, at the address its broker's master had when the lane was built.
 
-    ``general``: its requests are built in the general form.
+    ``broker``: the one that holds the queue; a static topic's queue names a pseudo broker. ``general``: its requests are built in
+    the general form.
     """
 
     __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "general", "queue", "queue_id", "single")
 
-    def __init__(self, queue: MessageQueue, address: str, settings: LaneSettings) -> None:
+    def __init__(self, queue: MessageQueue, broker: str, address: str, settings: LaneSettings) -> None:
         self.queue = queue
-        self.broker = queue.broker_name
+        self.broker = broker
         self.queue_id = queue.queue_id
         self.address = vip_address(address) if settings.vip else address
         self._settings = settings
         self.general = settings.general or queue.topic.startswith(RETRY_TOPIC_PREFIX)
-        self.single = settings.template(queue)
+        self.single = settings.template(queue, broker)
         self._batch: SendTemplate | None = None
         self._oneway: SendTemplate | None = None
 
     @property
     def batch(self) -> SendTemplate:
         if self._batch is None:
-            self._batch = self._settings.template(self.queue, batch=True)
+            self._batch = self._settings.template(self.queue, self.broker, batch=True)
         return self._batch
 
     @property
     def oneway(self) -> SendTemplate:
         if self._oneway is None:
-            self._oneway = self._settings.template(self.queue, oneway=True)
+            self._oneway = self._settings.template(self.queue, self.broker, oneway=True)
         return self._oneway
 
 
@@ -104,17 +110,18 @@ class Lane:
     __slots__ = ("_by_queue", "_settings", "_targets", "brokers", "next", "queues", "route", "several")
 
     def __init__(self, route: TopicRoute, settings: LaneSettings, topic: str | None = None) -> None:
-        topic = topic or route.topic
+        topic = settings.shown_topic(topic or route.topic)
         self.route = route
         self._settings = settings
         self._targets: list[Target] = []
         for queue in route.publish_queues:
-            address = route.master_address(queue.broker_name)
+            broker = route.broker_of(queue)
+            address = route.master_address(broker)
             if address is not None:
                 shown = queue if queue.topic == topic else queue._replace(topic=topic)
-                self._targets.append(Target(shown, address, settings))
+                self._targets.append(Target(shown, broker, address, settings))
         if not self._targets:
-            raise BrokerNotFoundError(f"topic {route.topic} has no writable queue on a broker with a master's address")
+            raise BrokerNotFoundError(_nowhere(topic, route))
         self._by_queue = {target.queue: target for target in self._targets}
         self.queues = tuple(target.queue for target in self._targets)
         self.brokers = frozenset(target.broker for target in self._targets)
@@ -129,10 +136,20 @@ class Lane:
             target = self.next()
             if target.broker in brokers:
                 return target
-        raise BrokerNotFoundError(f"topic {self.route.topic}: none of {sorted(brokers)} has a writable queue any more")
+        raise BrokerNotFoundError(f"topic {self.queues[0].topic}: none of {sorted(brokers)} has a writable queue any more")
+
+    def queues_of(self, brokers: Collection[str]) -> tuple[MessageQueue, ...]:
+        """The queues that ``brokers`` hold."""
+        return tuple([target.queue for target in self._targets if target.broker in brokers])
+
+    def knows(self, queue: MessageQueue) -> bool:
+        """Whether ``target`` knows an address for the queue."""
+        return queue in self._by_queue or self.route.master_address(queue.broker_name) is not None
 
     def target(self, queue: MessageQueue) -> Target:
         """The target of a queue the caller chose. Raises BrokerNotFoundError when its broker has no master's address."""
+        if self._settings.namespace:
+            queue = queue._replace(topic=self._settings.shown_topic(queue.topic))
         found = self._by_queue.get(queue)
         if found is None:
             address = self.route.master_address(queue.broker_name)
@@ -142,8 +159,14 @@ class Lane:
                     f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; known: {known}",
                     broker=queue.broker_name,
                 )
-            found = Target(queue, address, self._settings)
+            found = Target(queue, queue.broker_name, address, self._settings)
         return found
+
+
+def _nowhere(topic: str, route: TopicRoute) -> str:
+    text = f"topic {topic} has no writable queue on a broker with a master's address"
+    closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
+    return f"{text}: {printable(', '.join(closed))} may not be written to" if closed else text
 
 
 def vip_address(address: str) -> str:

@@ -117,7 +117,7 @@ def selection_of(config: ProducerConfig, instance: ClientInstance, lanes: Mappin
 
     def named() -> Collection[str]:
         known = [routes.cached(topic) for topic in routes.topics]
-        return {queue.broker_name for route in known if route is not None for queue in route.publish_queues}
+        return {route.broker_of(queue) for route in known if route is not None for queue in route.publish_queues}
 
     def topic_on(broker: str) -> str | None:
         return next((lane.route.topic for lane in lanes.values() if broker in lane.brokers), None)

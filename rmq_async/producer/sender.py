@@ -27,6 +27,7 @@ from ..errors import (
     ClientStateError,
     ConnectError,
     ConnectionLostError,
+    NotLeaderForQueueError,
     RequestTimeoutError,
     RocketMQError,
     own_copy,
@@ -147,6 +148,7 @@ class Sender:
             wire_topic = self._settings.wire_topic(topic)
             if wire_topic is not topic:
                 check_topic(wire_topic)
+            known = routes.cached(wire_topic)
             route = await self.unless_stopped(
                 routes.get(
                     wire_topic, remaining, create_key=config.create_topic_key, default_queues=config.default_topic_queues
@@ -155,10 +157,19 @@ class Sender:
             route = routes.cached(wire_topic) or route  # it may have changed since
             lane = self.lanes.get(topic)
             if lane is None or lane.route is not route:
-                lane = Lane(route, self._settings, topic)
+                try:
+                    lane = Lane(route, self._settings, topic)
+                except BrokerNotFoundError:
+                    if known is None:  # the name servers have just said so
+                        raise
+                    lane = Lane(await self._newer_route(wire_topic, deadline), self._settings, topic)
                 if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
                     self.lanes[topic] = lane
         return lane
+
+    async def _newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
+        """The route as name servers know it now, for a call that finds no address in the one in use."""
+        return await self.unless_stopped(self.instance.routes.refresh(wire_topic, max(deadline - monotonic(), 0.0)))
 
     def lane_now(self, topic: str) -> Lane | None:
         """The lane of the route that is known at this moment, if it is one that can be sent to."""
@@ -174,7 +185,8 @@ class Sender:
 
     def doubt_route(self, topic: str, error: BaseException) -> None:
         """After an attempt failed: unless the broker merely was too busy, the queues may be elsewhere by now."""
-        if isinstance(error, RocketMQError) and error.retriable and not (isinstance(error, BrokerError) and error.backs_off):
+        elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
+        if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
             self.instance.routes.refresh_soon(self._settings.wire_topic(topic))
 
     def batch(self, messages: Iterable[Message], queue: MessageQueue | None, mode: str) -> tuple[Outgoing, int, Wish | None]:
@@ -240,7 +252,7 @@ class Sender:
             outgoing.message = message
         queues = lane.queues
         if brokers is not lane.brokers:
-            queues = tuple([queue for queue in queues if queue.broker_name in brokers])
+            queues = lane.queues_of(brokers)
         asking = selection.ask(None, queues, cast(Message, outgoing.message), None, deadline)
         return lane.target(await self.unless_stopped(asking))
 
@@ -396,7 +408,12 @@ class Sender:
                 return outgoing, lane, await self.choose(outgoing, message, lane, lane.brokers, deadline)
             return outgoing, lane, lane.next()
         if wish.queue is not None or message is None:
-            return outgoing, lane, lane.target(cast(MessageQueue, wish.queue))
+            queue = cast(MessageQueue, wish.queue)
+            if lane.knows(queue):
+                return outgoing, lane, lane.target(queue)
+            await self._newer_route(self._settings.wire_topic(outgoing.topic), deadline)
+            lane = self.lane_now(outgoing.topic) or lane
+            return outgoing, lane, lane.target(queue)
         return outgoing, lane, await self.selected(lane, message, wish.selector, wish.key, deadline)
 
     def retries_on(self, fixed: Target | None) -> int:

@@ -84,6 +84,7 @@ class Watch:
             message_type=self._type,
             group=self._group,
             mode=self._mode,
+            broker=target.broker,
         )
         for check in self.watchers.checks:
             try:
