@@ -206,7 +206,7 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
-    """``queue``, if its topic's route has it: brokers answer questions about any other queue as if it were empty.
+    """``queue`` as servers know it, if its topic's route has it: they answer questions about any other one as if it were empty.
 
     Raises TopicNotFoundError, BrokerNotFoundError for a broker the topic is not on, ConfigError for a queue id beyond the last
     one and for what is no queue, NameServerError.

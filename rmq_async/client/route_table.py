@@ -88,12 +88,13 @@ class _Answer(NamedTuple):
 
 
 class RouteTable:
-    """``request_timeout``, ``poll_interval``: seconds."""
+    """``request_timeout``, ``poll_interval``: seconds. ``told``: what errors call a topic."""
 
     def __init__(
         self, name_servers: NameServers, *, request_timeout: float, poll_interval: float, told: Callable[[str], str] = str
     ) -> None:
         self._name_servers = name_servers
+        self._told = told
         self._request_timeout = request_timeout
         self._poll_interval = poll_interval
         self._routes: dict[str, TopicRoute] = {}
@@ -101,7 +102,6 @@ class RouteTable:
         self._brokers: dict[str, Mapping[int, str]] = {}
         self._asking: SingleFlight[_Answer] = SingleFlight("route of")
         self._finding: SingleFlight[TopicRoute] = SingleFlight("finding")
-        self._told = told
         self._refreshed: dict[str, float] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._doubted: set[str] = set()
@@ -403,11 +403,3 @@ def _topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
             addresses[item.broker_name] = usable
     holders = static_topic_endpoints(topic, data) if data.topic_queue_mapping_by_broker else {}
     return TopicRoute(topic, data, publish_queues(topic, data), subscribe_queues(topic, data), addresses, 0, holders=holders)
-
-
-def _not_found(topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
-    said = printable(answer.remark or "no such topic")
-    text = f"topic {topic} not found, name server {answer.name_server} says: {said}"
-    if create_key is not None:
-        text += f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
-    return TopicNotFoundError(text, address=answer.name_server)

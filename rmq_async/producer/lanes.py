@@ -17,11 +17,12 @@ from rmq_protocol.send_codec import SendTemplate
 
 from ..client.route_table import TopicRoute
 from ..client.text import printable
+from ..client.vip import vip_address
 from ..config import ClientConfig
 from ..errors import BrokerNotFoundError
 from .config import ProducerConfig
 
-__all__ = ["Lane", "LaneSettings", "Target", "vip_address"]
+__all__ = ["Lane", "LaneSettings", "Target"]
 
 
 class LaneSettings:
@@ -167,9 +168,3 @@ def _nowhere(topic: str, route: TopicRoute) -> str:
     text = f"topic {topic} has no writable queue on a broker with a master's address"
     closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
     return f"{text}: {printable(', '.join(closed))} may not be written to" if closed else text
-
-
-def vip_address(address: str) -> str:
-    """The second port of a broker, two below the first (``MixAll.brokerVIPChannel``)."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) - 2}" if int(port) > 2 else address
