@@ -1,0 +1,122 @@
+"""One of two brokers frozen under load: what sends wait for it, and how many still go there once it is known to be silent.
+
+Producers without and with ``latency_fault`` send at once, 200 messages a second each. RMQ_PAUSE says for how many seconds the
+broker is frozen: 6 here, 10 in the runs that docs/reliability.md tells of, where a producer without the detector takes part too;
+its broker comes back when its time is over, some 12 seconds after it froze.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from time import monotonic
+from typing import Any
+
+from rmq_async import Hook, Producer, SendContext, run
+from rmq_async.testing.cluster import RealCluster
+
+from .history import faults
+from .load import Load, new_topic, settled, tell
+
+PAUSE = float(os.environ.get("RMQ_PAUSE") or 6.0)
+RATE = 200
+CAP = 1.0
+"""Seconds an attempt gets while another broker is left: a third of the time of a send."""
+ALLOWED = 0.3
+"""Seconds more that an affected send may take."""
+BACK = 40.0
+"""Seconds after which a broker that works again is used again."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "off": {},
+    "on": {"latency_fault": True},
+    "on, with detector": {"latency_fault": True, "detector": True},
+}
+
+
+class Attempts(Hook):
+    """When the attempts of sends began, by broker."""
+
+    def __init__(self) -> None:
+        self.begun: dict[str, list[float]] = {}
+
+    def before_send(self, context: SendContext) -> None:
+        self.begun.setdefault(context.broker, []).append(monotonic())
+
+    def between(self, broker: str, start: float, end: float) -> int:
+        return sum(start <= at < end for at in self.begun.get(broker, ()))
+
+
+async def until_back(load: Load, broker: str, since: float) -> float:
+    """Seconds until a message that was sent after ``since`` was stored by the broker."""
+    seen = 0
+    while monotonic() < since + BACK:
+        for ended in load.ended[seen:]:
+            if ended.broker == broker and ended.at - ended.seconds > since:
+                return ended.at - since
+        seen = len(load.ended)
+        await asyncio.sleep(0.05)
+    return float("inf")
+
+
+class Moment:
+    """When the broker froze, and when it went on."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.frozen: asyncio.Future[float] = loop.create_future()
+        self.thawed: asyncio.Future[float] = loop.create_future()
+
+
+async def drive(cluster: RealCluster, name: str, victim: str, moment: Moment) -> None:
+    """One producer through the whole run, and what is promised of it."""
+    topic, attempts = await new_topic(cluster), Attempts()
+    options = {"namesrv": cluster.namesrv, "instance_name": f"frozen {name}", "hooks": [attempts], **VARIANTS[name]}
+    async with Producer("frozen", **options) as producer:
+        load = Load(producer, topic, RATE)
+        try:
+            frozen, thawed = await moment.frozen, await moment.thawed
+            back = await until_back(load, victim, thawed)
+            await asyncio.sleep(0.3)
+        finally:
+            await load.stop()
+    history, read = load.history, await settled(cluster.namesrv, topic)
+    tell(f"{victim} frozen for {PAUSE:g} s, latency_fault {name}", history, read, 0)
+    affected = sorted(
+        each.seconds for each in load.ended if each.attempts > 1 or (each.broker == victim and each.seconds > 0.2)
+    )
+    p99 = affected[max(0, -(-len(affected) * 99 // 100) - 1)]
+    at_it, at_all = [
+        sum(attempts.between(broker, frozen + 1.0, thawed) for broker in brokers) for brokers in ((victim,), attempts.begun)
+    ]
+    print(
+        f"latency_fault {name}: {len(affected)} sends affected, p99 {p99:.3f} s; {at_it} of {at_all} attempts at {victim} from the "
+        f"second second on; used again {back:.2f} s after it went on; loop late by {load.lag:.3f} s at most"
+    )
+    assert history.failed == {}
+    assert faults(history, read) == []
+    assert p99 <= CAP + ALLOWED + load.lag
+    assert back <= BACK
+    if VARIANTS[name]:
+        assert at_it < 0.01 * at_all
+    else:
+        assert at_it > 0.3 * at_all
+
+
+def test_a_frozen_broker_fails_no_send_and_is_left_alone(two_brokers: RealCluster) -> None:
+    async def main() -> None:
+        victim, moment = two_brokers.brokers[0], Moment()
+        async with asyncio.TaskGroup() as drivers:
+            for name in VARIANTS:
+                if name != "on" or PAUSE >= 10:
+                    drivers.create_task(drive(two_brokers, name, victim.name, moment))
+            await asyncio.sleep(1.0)
+            victim.pause()
+            try:
+                moment.frozen.set_result(monotonic())
+                await asyncio.sleep(PAUSE)
+            finally:
+                victim.resume()
+            moment.thawed.set_result(monotonic())
+
+    run(main())
