@@ -52,6 +52,7 @@ from .producer import (
     select_best,
     select_by_hash,
     select_by_machine_room,
+    split_batches,
 )
 from .results import BatchSendResult, PullResult, PullStatus, SendResult, SendStatus
 from .runner import run
@@ -107,6 +108,7 @@ __all__ = [
     "select_best",
     "select_by_hash",
     "select_by_machine_room",
+    "split_batches",
 ]
 
 _LAZY = frozenset({"cli", "embedded", "testing"})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from .constants import PropertyName
+from .constants import RETRY_TOPIC_PREFIX, PropertyName
 from .errors import InvalidMessageError, shown
 from .ids import pack_offset_id
 from .properties import RESERVED_NAMES
@@ -31,6 +31,7 @@ NO_KEYS: Final[tuple[str, ...]] = ()
 """What ``keys`` is in a message that was given nothing but topic, body and ``wait_store``: sends ask for this very object."""
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
+_COUNTERS: Final = (PropertyName.RECONSUME_TIME.value, PropertyName.MAX_RECONSUME_TIMES.value)
 _MAX_SECONDS: Final = (2**63 - 1) // 1000
 BLANKS: Final = "".join(map(chr, range(33)))
 """What Java's ``String.trim`` takes off: U+0000 to U+0020 and no other white space."""
@@ -210,7 +211,7 @@ def _check(message: Message) -> None:
     if not isinstance(flag, int) or not _INT32_MIN <= flag <= _INT32_MAX:
         raise InvalidMessageError(f"flag must be a 32-bit integer, not {shown(flag)}")
     if message.properties is not None:
-        force_setattr(message, "properties", check_properties(message.properties))
+        force_setattr(message, "properties", _checked_properties(message))
     if message.delay_level or message.delay is not None or message.deliver_at is not None:
         _check_delay(message)
 
@@ -231,6 +232,18 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
         if is_blank(name) or is_blank(value):
             raise InvalidMessageError(f"property {name!r} = {value!r}: neither name nor value may be blank")
     return checked
+
+
+def _checked_properties(message: Message) -> dict[str, str]:
+    """``check_properties``, but for the two counters that a message of a retry topic may carry (``sendMessageBack``)."""
+    given: Any = message.properties
+    if not isinstance(given, Mapping) or not isinstance(message.topic, str) or not message.topic.startswith(RETRY_TOPIC_PREFIX):
+        return check_properties(given)
+    counters = {name: given[name] for name in _COUNTERS if name in given}
+    for name, text in counters.items():
+        if not isinstance(text, str) or not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > _INT32_MAX:
+            raise InvalidMessageError(f"property {name} must be a whole number from 0 to {_INT32_MAX}, not {shown(text)}")
+    return check_properties({name: text for name, text in given.items() if name not in counters}) | counters
 
 
 def _checked_text(what: str, text: object) -> str:

@@ -17,8 +17,9 @@ import weakref
 from typing import Final
 
 from rmq_protocol.ids import unique_id_prefix
+from rmq_protocol.send_codec import ID_LENGTH
 
-__all__ = ["UniqueIds", "packed_ip"]
+__all__ = ["UniqueIds", "longest_id", "packed_ip"]
 
 _PER_MILLISECOND: Final = 0x10000
 _HEX: Final = tuple(f"{number:02X}" for number in range(256))
@@ -136,6 +137,11 @@ def _local_month(now_ms: int) -> tuple[int, int]:
 
 
 _instances: weakref.WeakSet[UniqueIds] = weakref.WeakSet()
+
+
+def longest_id() -> int:
+    """Characters that an id of any client of this process has at most."""
+    return max([ID_LENGTH, *(ids.length for ids in _instances)])
 
 
 def _after_fork_in_child() -> None:

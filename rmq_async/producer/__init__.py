@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .batches import split_batches
 from .config import ProducerConfig
 from .faults import FaultTable
 from .hooks import Hook, SendContext
@@ -21,4 +22,5 @@ __all__ = [
     "select_best",
     "select_by_hash",
     "select_by_machine_room",
+    "split_batches",
 ]

@@ -15,7 +15,7 @@ from rmq_protocol.compression import CompressionType, compress
 from rmq_protocol.constants import SysFlag
 from rmq_protocol.errors import InvalidMessageError
 from rmq_protocol.message import Message
-from rmq_protocol.properties import message_properties
+from rmq_protocol.properties import message_properties, properties_text
 from rmq_protocol.validation import check_message
 
 from ..client.unique_ids import UniqueIds
@@ -56,7 +56,7 @@ class Outgoing(msgspec.Struct, gc=False):
 class Encoder:
     """The parts of encoding that need the producer's settings, its ids and the clock."""
 
-    __slots__ = ("_kind", "_level", "born_ms", "compress_over", "ids", "instance_id", "max_size")
+    __slots__ = ("_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size")
 
     def __init__(self, config: ProducerConfig, ids: UniqueIds, namespace: str = "") -> None:
         self.compress_over = config.compress_over
@@ -64,7 +64,7 @@ class Encoder:
         self._kind = config.compression_kind
         self._level = config.compress_level
         self.ids = ids
-        self.instance_id = f"INSTANCE_ID\x01{namespace}\x02" if namespace else ""
+        self.instance = {"INSTANCE_ID": namespace} if namespace else {}
         """The property that names a namespace of the first kind."""
         self.born_ms = ids.now
 
@@ -77,9 +77,9 @@ class Encoder:
     def encode(self, message: Message, extra: Mapping[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
         """The message under its unique id, uncompressed. ``extra``: properties that the kind of send adds."""
         unique_id = message.unique_id or self.ids.next()
+        if self.instance:
+            extra = {**(extra or {}), **self.instance}
         properties = message_properties(message, unique_id, extra)
-        if self.instance_id:
-            properties += self.instance_id
         return Outgoing(message.topic, unique_id, properties, message.body, sys_flag, message.flag)
 
     def compressed(self, outgoing: Outgoing) -> Outgoing:
@@ -101,7 +101,7 @@ class Encoder:
         first = batch[0]
         properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT
         size = sum([len(message.body) for message in batch])
-        return Outgoing(first.topic, ids[0], properties + self.instance_id, body, 0, 0, tuple(ids)), size
+        return Outgoing(first.topic, ids[0], properties + properties_text(self.instance), body, 0, 0, tuple(ids)), size
 
 
 def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:

@@ -188,7 +188,8 @@ class Producer(ProducerLife):
             sender.watch(outgoing, message, "sync", stored_message)
         wish = None
         if queue is not None or selector is not None or key is not None or message.sharding_key is not None:
-            wish = checked_wish(message.topic, queue, selector, message.sharding_key if key is None else key)
+            key = message.sharding_key if key is None else key
+            wish = checked_wish(message.topic, queue, selector, key, sender.prefix)
         return await sender.deliver(outgoing, message, wish, 1, len(message.body), stored_message, started, deadline)
 
     async def send_async(
@@ -220,7 +221,7 @@ class Producer(ProducerLife):
         outgoing = sender.encoder.encode(message)
         if sender.watched:
             sender.watch(outgoing, message, "async", stored_message)
-        wish = wish_of(message, queue, selector, key)
+        wish = wish_of(message, queue, selector, key, sender.prefix)
         return await deferred(
             sender, outgoing, message, wish, stored_message, started=started, deadline=deadline, number=1,
             size=len(message.body), on_success=on_success, on_error=on_error,
@@ -248,7 +249,7 @@ class Producer(ProducerLife):
         if sender.watched:
             sender.watch(outgoing, message, "oneway", stored_message)
         size = len(message.body)
-        wish = wish_of(message, queue, selector, key)
+        wish = wish_of(message, queue, selector, key, sender.prefix)
         place = sender.line(message.topic).join() if wish is not None else None
         try:
             if place is not None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.namespace import with_namespace
 
 from ..client.offsets import check_queue
 from ..errors import ConfigError, RequestTimeoutError, RocketMQError, SelectorError
@@ -53,20 +54,25 @@ class Wish(NamedTuple):
     key: Any
 
 
-def wish_of(message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any) -> Wish | None:
+def wish_of(
+    message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any, namespace: str = ""
+) -> Wish | None:
     """None where the caller has no say in the queue."""
     if key is None:
         key = message.sharding_key
     if queue is None and selector is None and key is None:
         return None
-    return checked_wish(message.topic, queue, selector, key)
+    return checked_wish(message.topic, queue, selector, key, namespace)
 
 
-def checked_wish(topic: str, queue: MessageQueue | None, selector: Selector | None, key: Any) -> Wish:
-    """Raises ConfigError for something that is no queue, SelectorError for a queue of another topic than the message's."""
+def checked_wish(topic: str, queue: MessageQueue | None, selector: Selector | None, key: Any, namespace: str = "") -> Wish:
+    """``namespace``: one that topics may be given with or without.
+
+    Raises ConfigError for something that is no queue, SelectorError for a queue of another topic than the message's.
+    """
     if queue is not None:
         queue = check_queue(queue)
-        if queue.topic != topic:
+        if queue.topic != topic and with_namespace(namespace, queue.topic) != with_namespace(namespace, topic):
             raise SelectorError(
                 f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to {topic}"
             )

@@ -78,7 +78,9 @@ class Sender:
         self.pool = instance.pool
         self.connections = instance.pool.open
         self._settings = LaneSettings(group, config, instance.config, instance.unique_ids.length)
-        self.encoder = Encoder(config, instance.unique_ids, self._settings.namespace)
+        self.prefix = self._settings.namespace
+        """The namespace that topics carry on the wire; users may give it or leave it out."""
+        self.encoder = Encoder(config, instance.unique_ids, self.prefix)
         self.credits = Credits("sends", config.async_limit, config.pending_bytes_limit)
         self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
         self.lanes: dict[str, Lane] = {}
@@ -196,7 +198,7 @@ class Sender:
         if self.watched:
             self.watch(outgoing, batch, mode, stored_batch)
         outgoing.message = batch[0]
-        return outgoing, size, checked_wish(outgoing.topic, queue, None, None) if queue is not None else None
+        return outgoing, size, checked_wish(outgoing.topic, queue, None, None, self.prefix) if queue is not None else None
 
     async def warm_up(self) -> None:
         """Fetches the routes of ``topics`` and greets their brokers, so that the first send finds both; what fails is a warning."""
