@@ -29,21 +29,22 @@ class SendContext:
 
     ``message``: what the caller gave, a tuple for a batch. ``attempt``: 1 for the first of a call. ``elapsed``: seconds of this
     attempt, connecting included; 0.0 before it. ``result`` and ``error``: None before; then one of them is set, except for a
-    one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_id``: the unique id, a batch's first.
+    one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_ids``: the unique ids, one per message;
+    ``msg_id``: the first of them. ``namespace``: of the client's settings, "" for none.
     ``properties``: what ``before_send`` puts in here travels with this attempt beside the message's own properties. ``state``:
     free for hooks, to carry something from before to after.
     """
 
     __slots__ = (
-        "address", "attempt", "broker", "elapsed", "error", "group", "message", "message_type", "mode", "msg_id",
-        "properties", "queue", "result", "state",
+        "address", "attempt", "broker", "elapsed", "error", "group", "message", "message_type", "mode", "msg_ids",
+        "namespace", "properties", "queue", "result", "state",
     )  # fmt: skip
 
     def __init__(
         self,
         *,
         message: Message | tuple[Message, ...],
-        msg_id: str,
+        msg_ids: tuple[str, ...],
         queue: MessageQueue,
         address: str,
         attempt: int,
@@ -51,9 +52,10 @@ class SendContext:
         group: str,
         mode: str,
         broker: str = "",
+        namespace: str = "",
     ) -> None:
         self.message = message
-        self.msg_id = msg_id
+        self.msg_ids = msg_ids
         self.queue = queue
         self.broker = broker or queue.broker_name
         self.address = address
@@ -64,8 +66,13 @@ class SendContext:
         self.message_type = message_type
         self.group = group
         self.mode = mode
+        self.namespace = namespace
         self.properties: dict[str, str] = {}
         self.state: dict[object, Any] = {}
+
+    @property
+    def msg_id(self) -> str:
+        return self.msg_ids[0]
 
     def __repr__(self) -> str:
         told = f", {self.error!r}" if self.error is not None else ""

@@ -44,6 +44,7 @@ from .policy import attempt_cap
 from .replies import SEND_OK, stored_batch
 from .selection import FaultWatch, Selection, selection_of
 from .selectors import Selector, Wish, ask, awaited, checked_wish, one_of, select_by_hash
+from .trace import Tracer
 from .watching import Watch, Watchers, message_type, tell_failed
 from .wire import Wire
 
@@ -106,6 +107,9 @@ class Sender:
         """None where queues simply take turns."""
         if self.selection is not None and self.selection.faults is not None:
             self.watchers.add(FaultWatch(self.selection.faults))
+        self.tracer = Tracer(self, config.trace) if config.trace else None
+        if self.tracer is not None:
+            self.watchers.add(self.tracer)
         self._request_hooks = request_hooks(config.hooks)
         instance.routes.on_change.append(self._route_changed)
         instance.pool.hooks.on_change.append(self._look_again)
@@ -137,7 +141,9 @@ class Sender:
     def watch(self, outgoing: Outgoing, message: Message | tuple[Message, ...], mode: str, read: ReadReply[Any]) -> None:
         """Lets the hooks see the attempts of this call; for senders that are ``watched``."""
         kind = MessageType.NORMAL if isinstance(message, tuple) else message_type(message, outgoing.sys_flag)
-        outgoing.watch = Watch(self.watchers, message, kind, self.group, mode, read)
+        client = self.instance.config
+        namespace = client.namespace or client.namespace_v2 or ""
+        outgoing.watch = Watch(self.watchers, message, kind, self.group, mode, read, namespace)
 
     async def lane(self, topic: str, deadline: float) -> Lane:
         """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
@@ -474,9 +480,13 @@ class Sender:
         deadline = monotonic() + timeout
         self.credits.refuse(_stopping)
         self.oneway_credits.refuse(_stopping)
+        if self.tracer is not None:
+            self.tracer.hurry()
         try:
             await self.credits.wait_idle(deadline)
             await self.oneway_credits.wait_idle(deadline)
+            if self.tracer is not None:
+                await self.tracer.flush(deadline)
         finally:
             if self._route_changed in self.instance.routes.on_change:
                 self.instance.routes.on_change.remove(self._route_changed)
@@ -488,6 +498,8 @@ class Sender:
             self._end_all()
         await self.credits.wait_idle(monotonic() + LAST_STEPS)
         self._end_all()
+        if self.tracer is not None:
+            await self.tracer.close()
         if self.selection is not None:
             await self.selection.closed()
 

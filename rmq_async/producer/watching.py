@@ -1,12 +1,14 @@
 """Hooks around the attempts of sends: a call whose producer has any carries a ``Watch``, and all others cost nothing.
 
 Each attempt is told twice, before and after, whatever becomes of it. The receiver of a watched attempt is wrapped, so that the
-answer is told before it is passed on; attempts that end without an answer are told by whoever ends them.
+answer is told before it is passed on; attempts that end without an answer are told by whoever ends them. Hooks run in the context
+(of ``contextvars``) that the call was made in, each in a copy, also where an attempt begins or ends in another Task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from time import monotonic
 from typing import Any, Final
 
@@ -52,7 +54,7 @@ class Watchers:
 class Watch:
     """The attempts of one call. ``read``: makes the result of a reply."""
 
-    __slots__ = ("_group", "_message", "_mode", "_number", "_open", "_read", "_type", "watchers")
+    __slots__ = ("_context", "_group", "_message", "_mode", "_namespace", "_number", "_open", "_read", "_type", "watchers")
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Watch:
         group: str,
         mode: str,
         read: Callable[[SendReply, Outgoing, Target, int], Any],
+        namespace: str = "",
     ) -> None:
         self.watchers = watchers
         self._message = message
@@ -69,6 +72,8 @@ class Watch:
         self._group = group
         self._mode = mode
         self._read = read
+        self._namespace = namespace
+        self._context = copy_context()
         self._number = 0
         self._open: list[WatchedAttempt] = []
 
@@ -77,7 +82,7 @@ class Watch:
         self._number += 1
         context = SendContext(
             message=self._message,
-            msg_id=outgoing.unique_id,
+            msg_ids=outgoing.batch_ids or (outgoing.unique_id,),
             queue=target.queue,
             address=target.address,
             attempt=self._number,
@@ -85,16 +90,17 @@ class Watch:
             group=self._group,
             mode=self._mode,
             broker=target.broker,
+            namespace=self._namespace,
         )
         for check in self.watchers.checks:
             try:
-                check(context)
+                self._context.copy().run(check, context)
             except ForbiddenError:
                 raise
             except Exception as error:
                 raise ForbiddenError(f"check_forbidden {check!r} raised {type(error).__name__}: {error}") from error
         for before in self.watchers.before:
-            guarded(before, context)
+            self._context.copy().run(guarded, before, context)
         attempt = WatchedAttempt(self, context, self._read)
         self._open.append(attempt)
         return attempt
@@ -102,7 +108,7 @@ class Watch:
     def ended(self, attempt: WatchedAttempt) -> None:
         self._open.remove(attempt)
         for after in self.watchers.after:
-            guarded(after, attempt.context)
+            self._context.copy().run(guarded, after, attempt.context)
 
     def give_up(self, error: BaseException) -> None:
         """The call is over: attempts that nobody will tell of any more ended with ``error``."""
