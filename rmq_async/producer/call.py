@@ -188,6 +188,8 @@ class SendCall(Generic[Result]):
         try:
             while self._result is None:
                 if self._aborted is not None or self._sender.closed:
+                    if self._unconfirmed is not None:
+                        return self._unconfirmed
                     raise self._aborted or stopped()
                 self._look_again()
                 step = self._next_step()
@@ -203,6 +205,10 @@ class SendCall(Generic[Result]):
                 if target is not None and self._result is None and self._aborted is None:
                     await self._attempt(target, step.cap)
             return self._result
+        except asyncio.CancelledError as error:
+            if self._outgoing.watch is not None:
+                self._outgoing.watch.give_up(error)
+            raise
         finally:
             self._sender.calls.discard(self)
             if self._outgoing.watch is not None:

@@ -20,7 +20,7 @@ import msgspec
 
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import BackpressureError
+from ..errors import BackpressureError, RocketMQError
 from ..transport import Connection, wait_until
 from .credits import Epoch
 from .lanes import Target
@@ -184,6 +184,11 @@ async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: f
         pacing.sent += 1
     opaque = connection.next_opaque()
     _, parts, command = sender.wire.frame(connection, target, outgoing, outgoing.properties, opaque, oneway=True)
-    connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
+    try:
+        connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
+    except RocketMQError as error:
+        if command is not None:
+            connection.hooks.after(connection.address, command, None, error)
+        raise
     if command is not None and connection.hooks.watched:
         connection.hooks.after(connection.address, command, None, None)

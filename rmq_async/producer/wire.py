@@ -74,6 +74,7 @@ class Wire:
         if attempt is not None:
             receiver = attempt.receiver(receiver, outgoing, target)
             properties = attempt.properties(properties)
+        command = None
         try:
             code, parts, command = self.frame(connection, target, outgoing, properties, opaque := connection.next_opaque())
             if command is not None:
@@ -82,6 +83,8 @@ class Wire:
         except RocketMQError as error:
             if attempt is not None:
                 attempt.failed(error)
+            if command is not None:
+                connection.hooks.after(connection.address, command, None, error)
             raise
 
     def frame(

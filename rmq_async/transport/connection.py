@@ -28,7 +28,7 @@ from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendT
 from ..errors import ConnectionLostError, RequestTimeoutError
 from .coalescer import GATHER_FROM, WriteCoalescer
 from .pending import Pending, Receiver, overdue, request_name
-from .request_hooks import RequestHooks
+from .request_hooks import RequestHooks, given_up
 from .serving import RequestHandler, answer_to
 from .states import CloseReason, ConnectionState, next_state
 from .tls import tls_reason
@@ -317,9 +317,11 @@ class Connection(asyncio.Protocol):
 
     def forget(self, opaque: int) -> None:
         """Takes a request out of the table: nobody waits for its answer any more."""
-        self._remove(opaque)
+        pending = self._remove(opaque)
         if not self._drop_held(opaque):
             self._release_held()
+        if pending is not None and self.hooks.watched:
+            given_up(pending.receiver)
 
     def _remove(self, opaque: int) -> Pending | None:
         pending = self._table.pop(opaque, None)

@@ -17,7 +17,7 @@ from rmq_protocol.signing import SessionCredentials, sign
 
 from .pending import Receiver
 
-__all__ = ["RequestHook", "RequestHooks", "guarded"]
+__all__ = ["RequestHook", "RequestHooks", "given_up", "guarded"]
 
 
 class RequestHook(Protocol):
@@ -57,7 +57,11 @@ class RequestHooks:
             ext["nsd"], ext["ns"] = "true", self._namespace
         command = msgspec.structs.replace(command, ext_fields=ext)
         for hook in self._hooks:
+            kept = dict(command.ext_fields or {})
             guarded(hook.before, address, command)
+            if not _sound(command.ext_fields):
+                guarded(_refuse, hook)
+                command.ext_fields = kept
         if self._credentials is not None:
             command.ext_fields = {**sign(self._credentials, command.ext_fields, (command.body,))}
         return command
@@ -113,15 +117,33 @@ class _Watching:
         self._tell(None, exception)
         self._receiver.set_exception(exception)
 
+    def given_up(self) -> None:
+        """Nobody waits for the answer any more, and nobody is told but the hooks."""
+        self._tell(None, asyncio.CancelledError("given up, nobody waits for the answer any more"))
+
     def _tell(self, response: RemotingCommand | None, error: BaseException | None) -> None:
         if not self._told:
             self._told = True
             self._hooks.after(self._address, self._command, response, error)
 
 
+def given_up(receiver: Receiver) -> None:
+    """For whoever takes a request out of its table before it is answered."""
+    if isinstance(receiver, _Watching):
+        receiver.given_up()
+
+
+def _sound(ext: object) -> bool:
+    return isinstance(ext, dict) and all(isinstance(name, str) and isinstance(value, str | None) for name, value in ext.items())
+
+
+def _refuse(hook: RequestHook) -> None:
+    raise TypeError(f"{hook!r} left ext_fields that are no texts; the request goes as it was before")
+
+
 def guarded(hook: Callable[..., object], *arguments: Any) -> None:
     """Calls a user's hook; what it raises goes to the loop's exception handler."""
     try:
         hook(*arguments)
-    except Exception as error:  # noqa: BLE001 - a user's bug, of which no message is the worse
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a user's bug, of which no message is the worse
         asyncio.get_running_loop().call_exception_handler({"message": f"hook {hook!r} raised", "exception": error})
