@@ -39,6 +39,7 @@ from .errors import (
     SendError,
     SystemBusyError,
     TopicNotFoundError,
+    TransactionError,
     WrongLoopError,
 )
 from .producer import (
@@ -48,13 +49,22 @@ from .producer import (
     ProducerConfig,
     Selector,
     SendContext,
+    TransactionProducer,
     select_at_random,
     select_best,
     select_by_hash,
     select_by_machine_room,
     split_batches,
 )
-from .results import BatchSendResult, PullResult, PullStatus, SendResult, SendStatus
+from .results import (
+    BatchSendResult,
+    PullResult,
+    PullStatus,
+    SendResult,
+    SendStatus,
+    TransactionSendResult,
+    TransactionStatus,
+)
 from .runner import run
 
 if TYPE_CHECKING:
@@ -102,6 +112,10 @@ __all__ = [
     "SendStatus",
     "SystemBusyError",
     "TopicNotFoundError",
+    "TransactionError",
+    "TransactionProducer",
+    "TransactionSendResult",
+    "TransactionStatus",
     "WrongLoopError",
     "run",
     "select_at_random",

@@ -281,7 +281,28 @@ class OffsetRangeError(BrokerError):
 
 
 class TransactionError(RocketMQError):
-    """The transaction could not be ended as asked."""
+    """The half message is stored and COMMIT or ROLLBACK was refused, or not confirmed; the broker will ask (``check``).
+
+    ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: the broker may have done it all the same.
+    ``code`` and ``remark``: the broker's, where it refused. ``maybe_stored``: it was COMMIT, so consumers see the message now,
+    or once ``check`` says so.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        result: Any = None,
+        maybe_ended: bool = False,
+        maybe_stored: bool = False,
+        remark: str = "",
+        **details: Any,
+    ) -> None:
+        super().__init__(message, **details)
+        self.result = result
+        self.maybe_ended = maybe_ended
+        self.maybe_stored = maybe_stored
+        self.remark = remark
 
 
 class ReplyTimeoutError(RocketMQError, TimeoutError):

@@ -9,7 +9,15 @@ import msgspec
 from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageExt, MessageQueue
 
-__all__ = ["BatchSendResult", "PullResult", "PullStatus", "SendResult", "SendStatus"]
+__all__ = [
+    "BatchSendResult",
+    "PullResult",
+    "PullStatus",
+    "SendResult",
+    "SendStatus",
+    "TransactionSendResult",
+    "TransactionStatus",
+]
 
 
 class SendStatus(Enum):
@@ -38,6 +46,26 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     trace_on: bool = True
     recall_handle: str | None = None
     attempts: int = 1
+
+
+class TransactionStatus(Enum):
+    """What became of a local transaction, so far as it is known."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+class TransactionSendResult(SendResult, frozen=True, gc=True):
+    """One half message and its local transaction.
+
+    Status, ids, queue and offset are the half message's; what consumers read after a commit has an offset of its own.
+    ``local_status``: ROLLBACK also where the half message was stored and not confirmed, so that nothing was executed.
+    ``local_error``: why ``execute`` told nothing usable; the status is UNKNOWN then.
+    """
+
+    local_status: TransactionStatus = TransactionStatus.UNKNOWN
+    local_error: Exception | None = None
 
 
 class BatchSendResult(msgspec.Struct, frozen=True):

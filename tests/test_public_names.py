@@ -36,6 +36,11 @@ rmq_async.Producer.send_oneway message queue selector key timeout
 rmq_async.Producer.send_batch messages queue timeout
 rmq_async.Producer.fetch_publish_queues topic
 rmq_async.Producer.flush timeout
+rmq_async.TransactionStatus.COMMIT
+rmq_async.TransactionStatus.ROLLBACK
+rmq_async.TransactionStatus.UNKNOWN
+rmq_async.TransactionProducer group execute check max_concurrent_checks namesrv client config
+rmq_async.TransactionProducer.send_in_transaction message arg timeout
 rmq_async.Selector
 rmq_async.select_by_hash
 rmq_async.select_by_machine_room
@@ -121,6 +126,8 @@ AuthenticationError PermissionDeniedError ReplyTimeoutError TransactionError Att
 
 FIELDS = {
     "SendResult": "status msg_id offset_msg_id queue queue_offset transaction_id region_id trace_on recall_handle attempts",
+    "TransactionSendResult": "status msg_id offset_msg_id queue queue_offset transaction_id region_id trace_on recall_handle "
+    "attempts local_status",
     "BatchSendResult": "status queue queue_offset msg_ids offset_msg_ids attempts results",
     "PullResult": "status messages corrupt next_offset min_offset max_offset",
     "MessageExt": "topic body tags keys flag properties queue queue_offset commit_log_offset sys_flag body_crc store_size "

@@ -9,6 +9,7 @@ from .hooks import Hook, SendContext
 from .life import ProducerState
 from .producer import Producer
 from .selectors import Selector, select_at_random, select_best, select_by_hash, select_by_machine_room
+from .transactions import TransactionProducer
 
 __all__ = [
     "FaultTable",
@@ -18,6 +19,7 @@ __all__ = [
     "ProducerState",
     "Selector",
     "SendContext",
+    "TransactionProducer",
     "select_at_random",
     "select_best",
     "select_by_hash",

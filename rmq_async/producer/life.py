@@ -137,7 +137,7 @@ class ProducerLife:
         self._changing = changing = get_running_loop().create_future()
         self._loop_runs = _never
         try:
-            await self._sender.close(budget)
+            await self._drain(budget)
         except BaseException:
             deadline = monotonic()
             raise
@@ -153,6 +153,10 @@ class ProducerLife:
                     changing.set_result(None)
 
     aclose = stop
+
+    async def _drain(self, budget: float) -> None:
+        """Lets what was accepted end within ``budget`` seconds, and ends the rest."""
+        await self._sender.close(budget)
 
     async def _join(self, instance: ClientInstance) -> Sender:
         """Registers the group and makes everything ready that the settings ask for."""

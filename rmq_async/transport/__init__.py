@@ -9,6 +9,7 @@ from .process import check_not_forked, generation
 from .request_hooks import RequestHook, RequestHooks, guarded
 from .serving import RequestHandler, not_supported
 from .states import CloseReason, ConnectionState
+from .telling import tell
 from .tls import client_context
 from .waiting import wait_until
 
@@ -27,5 +28,6 @@ __all__ = [
     "generation",
     "guarded",
     "not_supported",
+    "tell",
     "wait_until",
 ]

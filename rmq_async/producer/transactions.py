@@ -1,0 +1,247 @@
+"""Messages that are seen only when a local transaction has been committed.
+
+The half message is sent like any other and seen by nobody. Then the local transaction runs, and its outcome is told to the broker
+that stored the half message. Where nobody tells it, the broker asks the producers of the group (``checks``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import ResponseCode, SysFlag
+from rmq_protocol.errors import InvalidMessageError, RocketMQError, shown
+from rmq_protocol.message import Message
+
+from ..client.instance import ClientInstance
+from ..client.text import printable
+from ..config import ClientConfig
+from ..errors import ClientStateError, ConfigError, TransactionError, broker_error
+from ..results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
+from ..transport import tell, wait_until
+from .checks import Check, Checks, decided, report
+from .config import ProducerConfig
+from .ending import End, Half, end_command, stored_half, trace_end
+from .producer import Producer, _checked_timeout
+from .selectors import wish_of
+from .sender import LAST_STEPS, Sender
+
+__all__ = ["Execute", "TransactionProducer"]
+
+Execute = Callable[[Message, Any], TransactionStatus | Awaitable[TransactionStatus]]
+
+_HALF: Final = int(SysFlag.TRANSACTION_PREPARED)
+
+
+class TransactionProducer(Producer):
+    """A producer whose messages may belong to local transactions; everything that ``Producer`` does, it does too.
+
+    ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction``, in its caller's task, once the half
+    message is stored. It gets a copy of the message that has its ``unique_id``, to be kept with what the transaction writes.
+    ``check(message)`` tells a broker, which heard of no end, how a transaction ended; it may be one of another process of the
+    group, or of one that is no more. Both return a TransactionStatus and may be coroutine functions; what they raise means
+    UNKNOWN.
+
+    At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, those beyond are left to be asked again.
+
+    Brokers ask only producers that they know. One that has not sent anything yet must name its ``topics`` to be known.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        execute: Execute,
+        check: Check,
+        max_concurrent_checks: int = 32,
+        namesrv: str | Sequence[str] | None = None,
+        client: ClientConfig | None = None,
+        config: ProducerConfig | None = None,
+        **options: Any,
+    ) -> None:
+        for name, function in (("execute", execute), ("check", check)):
+            if not callable(function):
+                raise TypeError(f"{name} must be a function, not {shown(function)}")
+        number: Any = max_concurrent_checks
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ConfigError(f"max_concurrent_checks must be a whole number from 1 on, not {shown(number)}")
+        super().__init__(group, namesrv=namesrv, client=client, config=config, **options)
+        self._execute = execute
+        self._check = check
+        self._max_concurrent_checks = number
+        self._checks: Checks | None = None
+        self._under_way = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    async def send_in_transaction(
+        self, message: Message, arg: Any = None, *, timeout: float | None = None
+    ) -> TransactionSendResult:
+        """Sends a half message, runs ``execute(message, arg)``, and tells the broker how that ended.
+
+        ``timeout``: seconds for sending the half message, as in ``send``; ``execute`` takes as long as it takes, and then the
+        broker has ``request_timeout`` to confirm. COMMIT and ROLLBACK are confirmed by the broker before this returns. UNKNOWN
+        is told and not confirmed; the broker asks later. A half message that is stored but not SEND_OK is rolled back, and
+        nothing is executed.
+
+        What ``execute`` raises is reported to the loop's exception handler and returned as ``local_error``, with UNKNOWN.
+
+        Raises InvalidMessageError for a message with a delay, and as ``send`` does while nothing has been executed. Raises
+        TransactionError when COMMIT or ROLLBACK was refused or not confirmed; nothing is tried again, the broker asks. Raises
+        ClientStateError when the producer stops before ``execute`` has ended, which is cancelled then. A call that is
+        cancelled leaves its transaction UNKNOWN.
+        """
+        sender, checks = self._usable(), self._checks
+        assert checks is not None
+        started = monotonic()
+        deadline = started + (sender.timeout if timeout is None else _checked_timeout(timeout))
+        sender.encoder.check(message)
+        if message.delay_level or message.delay is not None or message.deliver_at is not None:
+            raise InvalidMessageError(
+                "a message of a transaction cannot be delayed: it is seen when it is committed; leave out delay_level, "
+                "delay and deliver_at"
+            )
+        group = sender.producer_group
+        outgoing = sender.encoder.encode(message, {"TRAN_MSG": "true", "PGROUP": group}, _HALF)
+        if sender.watched:
+            sender.watch(outgoing, message, "sync", stored_half)
+        wish = wish_of(message, None, None, None)
+        with self._counted():
+            half = await sender.deliver(outgoing, message, wish, 1, len(message.body), stored_half, started, deadline)
+            end = End(
+                topic=sender.instance.names.wire(message.topic),
+                group=group,
+                broker=half.queue.broker_name,
+                msg_id=half.msg_id,
+                transaction_id=half.transaction_id,
+                queue_offset=half.queue_offset,
+                log_offset=half.log_offset,
+            )
+            status, error = TransactionStatus.ROLLBACK, None
+            if half.status is SendStatus.SEND_OK:
+                status, error = await self._local(sender, checks, half, end, message, arg)
+            result = TransactionSendResult(**_common(half), local_status=status, local_error=error)
+            trace_end(sender.tracer, message, end, status, half.address, half.region_id)
+            if status is TransactionStatus.UNKNOWN:
+                self._tell_unknown(sender, half, end, _why(error))
+            else:
+                await self._end(sender, half, end, result)
+            return result
+
+    # -- inside
+
+    async def _local(
+        self, sender: Sender, checks: Checks, half: Half, end: End, message: Message, arg: Any
+    ) -> tuple[TransactionStatus, Exception | None]:
+        own_id = message.unique_id is None  # an id that the caller chose may be that of several messages
+        own = msgspec.structs.replace(message, unique_id=half.msg_id) if own_id else message
+        try:
+            with checks.executing(half.address, end) if own_id else nullcontext():
+                status, error = await decided(self._execute, own, arg, waiting=sender.unless_stopped)
+            if error is not None and sender.closed:
+                raise ClientStateError(
+                    f"the producer was stopped while transaction {half.msg_id} was executed; the broker will ask about it"
+                ) from error
+        except BaseException as ended:
+            self._tell_unknown(sender, half, end, _why(ended))
+            raise
+        if error is not None:
+            report(self._execute, error)
+        return status, error
+
+    def _tell_unknown(self, sender: Sender, half: Half, end: End, why: str | None) -> None:
+        """At once or not at all: it only spares whoever reads the broker's log a riddle."""
+        connection = sender.connections.get(half.address)
+        if connection is not None:
+            tell(connection, end_command(end, TransactionStatus.UNKNOWN, why))
+
+    async def _end(self, sender: Sender, half: Half, end: End, result: TransactionSendResult) -> None:
+        status, address = result.local_status, half.address
+        deadline = monotonic() + sender.instance.config.request_timeout
+        command = end_command(end, status)
+        try:
+            response = await sender.unless_stopped(_ask(sender, address, command, deadline))
+        except RocketMQError as failed:
+            why, code, remark = failed, None, ""
+            maybe_ended = failed.maybe_stored or isinstance(failed, ClientStateError)
+            told = f"was not confirmed: {failed}"
+        else:
+            if response.code == ResponseCode.SUCCESS:
+                return
+            why = broker_error(
+                response.code, response.remark, request="END_TRANSACTION", broker=half.queue.broker_name, address=address
+            )
+            code, remark, maybe_ended = response.code, printable(response.remark or "", 1000), False
+            told = f"was refused: {why}"
+        raise TransactionError(
+            f"{status.value} of transaction {half.msg_id} {told}; the broker {half.queue.broker_name} will ask group {end.group}",
+            result=result,
+            maybe_ended=maybe_ended,
+            maybe_stored=status is TransactionStatus.COMMIT,
+            remark=remark,
+            code=code,
+            broker=half.queue.broker_name,
+            address=address,
+        ) from why
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way and self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+
+    async def _all_over(self, deadline: float) -> None:
+        """Until no transaction is under way, or ``deadline`` (monotonic)."""
+        if self._under_way:
+            self._idle = asyncio.get_running_loop().create_future()
+            await wait_until(self._idle, deadline)
+
+    # -- life
+
+    async def _join(self, instance: ClientInstance) -> Sender:
+        checks = Checks(instance, instance.names.wire(self.group), self._check, self._max_concurrent_checks)
+        checks.listen()  # first: a broker may ask as soon as it knows the group
+        try:
+            sender = await super()._join(instance)
+        except BaseException:
+            await checks.close()
+            raise
+        checks.tracer = sender.tracer
+        self._checks = checks
+        return sender
+
+    async def _drain(self, budget: float) -> None:
+        deadline = monotonic() + budget
+        try:
+            try:
+                await self._all_over(deadline)
+            finally:
+                await super()._drain(max(deadline - monotonic(), 0.0))
+            await self._all_over(monotonic() + LAST_STEPS)
+        finally:
+            if self._checks is not None:
+                await self._checks.close()
+
+
+async def _ask(sender: Sender, address: str, command: RemotingCommand, deadline: float) -> RemotingCommand:
+    connection = sender.connections.get(address) or await sender.pool.connect(address, max(deadline - monotonic(), 0.0))
+    return await connection.request(command, max(deadline - monotonic(), 0.0))
+
+
+def _common(half: Half) -> dict[str, Any]:
+    """What of a stored half message is for its caller."""
+    return {name: getattr(half, name) for name in SendResult.__struct_fields__}
+
+
+def _why(error: BaseException | None) -> str | None:
+    """The remark for a broker's log."""
+    return f"execute: {type(error).__name__}: {error}" if error is not None else None

@@ -1,0 +1,38 @@
+"""One-way requests of control: written once, and not heard of again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.constants import ONEWAY_FLAG
+
+from .connection import Connection
+
+__all__ = ["MOST_UNREAD", "tell"]
+
+MOST_UNREAD: Final = 1024 * 1024
+"""Bytes that a peer has not taken yet, beyond which it is told nothing more."""
+
+
+def tell(connection: Connection, command: RemotingCommand) -> bool:
+    """Sends ``command`` one-way, by all hooks and signed as any request.
+
+    False, with nothing sent, where the connection is closed or its peer does not read.
+    """
+    hooks = connection.hooks
+    if not connection.is_open or connection.buffered_bytes > MOST_UNREAD:
+        return False
+    if hooks.active:
+        command = hooks.before(connection.address, command)
+    command = msgspec.structs.replace(command, opaque=connection.next_opaque(), flag=command.flag | ONEWAY_FLAG)
+    connection.submit_oneway(encode_command(command, connection.serialize_type), _written, 0)
+    if hooks.watched:
+        hooks.after(connection.address, command, None, None)
+    return True
+
+
+def _written(cost: int) -> None:
+    """Nobody waits for it."""
