@@ -26,6 +26,7 @@ from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
 from rmq_protocol.constants import RequestCode, SerializeType
 from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.headers import SendMessageRequestHeader, from_ext, send_header_v2, to_ext
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
@@ -55,7 +56,11 @@ class Sent:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        return self.command.ext_fields or {}
+        """The header under its names of one letter, whichever form it came in, and whatever else came with it."""
+        ext = self.command.ext_fields or {}
+        if self.code == RequestCode.SEND_MESSAGE:
+            ext = {**ext, **to_ext(send_header_v2(from_ext(SendMessageRequestHeader, ext)))}
+        return ext
 
     @property
     def queue(self) -> MessageQueue:
@@ -189,6 +194,8 @@ class Link(asyncio.Protocol):
             command = decode_command(frame)
             if not command.is_response:
                 self.server.codes[command.code] += 1
+                if command.code not in SENDS:
+                    self.server.control.append(command)
                 self.server.serve(self, command)
         replies, self._replies = self._replies, None
         if replies:
@@ -228,6 +235,8 @@ class Server(ABC):
         self.accepted = 0
         self.reads = 0
         self.codes: Counter[int] = Counter()
+        self.control: list[RemotingCommand] = []
+        """Requests that are no sends."""
         self._listener: asyncio.Server | None = None
 
     @property
