@@ -34,6 +34,9 @@ rmq_async.Producer.send message queue selector key timeout
 rmq_async.Producer.send_async message on_success on_error queue selector key timeout
 rmq_async.Producer.send_oneway message queue selector key timeout
 rmq_async.Producer.send_batch messages queue timeout
+rmq_async.Producer.request message queue selector key timeout
+rmq_async.Producer.reply request body properties timeout
+rmq_async.Producer.recall topic recall_handle
 rmq_async.Producer.fetch_publish_queues topic
 rmq_async.Producer.flush timeout
 rmq_async.TransactionStatus.COMMIT

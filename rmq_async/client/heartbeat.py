@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from time import monotonic
 
 from rmq_protocol.command import RemotingCommand
@@ -27,15 +28,19 @@ __all__ = ["Heartbeats"]
 logger = logging.getLogger(__name__)
 
 UNANSWERED_LIMIT = 2
+MISSED_FOR = 5.0
+"""Seconds for which nobody waits for a broker that did not answer its first heartbeat."""
 
 
 class _Beaten:
     """What is known of the heartbeats on one connection."""
 
-    __slots__ = ("at", "task", "unanswered")
+    __slots__ = ("at", "met", "task", "unanswered")
 
     def __init__(self) -> None:
         self.at = 0.0
+        self.met = False
+        """The broker has answered one, so it knows this client on this connection."""
         self.unanswered = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -67,6 +72,9 @@ class Heartbeats:
         self._beaten: dict[Connection, _Beaten] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reported: set[str] = set()
+        self._meetings: dict[str, asyncio.Task[None]] = {}
+        self._missed: dict[str, float] = {}
+        """Until when a broker that could not be met is not waited for."""
         self._soon: asyncio.Handle | None = None
         self._body = b""
         self._closed = False
@@ -153,6 +161,26 @@ class Heartbeats:
         while self._tasks and monotonic() < deadline:  # a connect is followed by its heartbeat
             await asyncio.wait(tuple(self._tasks), timeout=deadline - monotonic())
 
+    async def meet(self, addresses: Iterable[str], timeout: float) -> None:
+        """Returns when the brokers at ``addresses`` have answered a heartbeat on the connections they have now.
+
+        Connects where need be, waits ``timeout`` seconds at most, and not at all for a broker that could not be met a moment ago.
+        """
+        now, meetings = monotonic(), []
+        for address in addresses:
+            connection = self._pool.get(address)
+            beaten = self._beaten.get(connection) if connection is not None else None
+            if (beaten is not None and beaten.met) or self._missed.get(address, 0.0) > now:
+                continue
+            meeting = self._meetings.get(address)
+            if meeting is None:
+                self._missed.pop(address, None)
+                meeting = self._meetings[address] = self._spawn(self._meet(address), f"meet {address}")
+                meeting.add_done_callback(partial(self._met, address))
+            meetings.append(meeting)
+        if meetings and timeout > 0:
+            await asyncio.wait(meetings, timeout=timeout)
+
     def close(self) -> list[asyncio.Task[None]]:
         """Ends everything under way; returns the tasks, which need an iteration of the loop to end."""
         self._closed = True
@@ -211,10 +239,30 @@ class Heartbeats:
             return
         beaten.unanswered = 0
         if response.code == ResponseCode.SUCCESS:
+            beaten.met = True
             self._reported.discard(address)
+            self._missed.pop(address, None)
         else:
             log = self._log_of(address)
             log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))
+
+    async def _meet(self, address: str) -> None:
+        if self._pool.get(address) is None:
+            await self._connect(address)
+        connection = self._pool.get(address)
+        beaten = self._beaten.get(connection) if connection is not None else None
+        if connection is not None and (beaten is None or beaten.task is None or (beaten.task.done() and not beaten.met)):
+            self._beat(connection)
+            beaten = self._beaten.get(connection)
+        if beaten is not None and beaten.task is not None:
+            await asyncio.wait([beaten.task])
+        if beaten is None or not beaten.met:
+            now = monotonic()
+            self._missed = {each: until for each, until in self._missed.items() if until > now}
+            self._missed[address] = now + MISSED_FOR
+
+    def _met(self, address: str, _: object) -> None:
+        self._meetings.pop(address, None)
 
     async def _connect(self, address: str) -> None:
         """The pool reports the connection, and that sends the heartbeat."""

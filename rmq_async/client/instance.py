@@ -42,6 +42,7 @@ from ..transport import (
 from .heartbeat import Heartbeats
 from .name_servers import NameServers
 from .names import Names
+from .reply_table import ReplyTable
 from .route_table import RouteTable, TopicRoute
 from .text import printable
 from .unique_ids import UniqueIds, packed_ip
@@ -82,7 +83,11 @@ class ClientInstance:
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self.names = Names(config.namespace)
-        self.handlers: dict[int, ServerRequestHandler] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore}
+        self.replies = ReplyTable()
+        self.handlers: dict[int, ServerRequestHandler] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.replies.serve,
+        }
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self._key = (self._generation, self._loop, config)

@@ -8,13 +8,13 @@ Everything else (no route yet, no connection, a failed attempt) leaves that path
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from time import monotonic
 from typing import Any, Final
 
 from rmq_protocol.errors import RocketMQError, shown
-from rmq_protocol.message import NO_KEYS, Message, MessageQueue
+from rmq_protocol.message import NO_KEYS, Message, MessageExt, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.send_codec import SendReply
 from rmq_protocol.validation import check_topic
@@ -27,7 +27,9 @@ from .deferred import check_callback, deferred
 from .life import ProducerLife
 from .oneway import send_oneway
 from .outgoing import Outgoing
+from .recalls import recall
 from .replies import SEND_OK, stored, stored_batch, stored_message
+from .requests import reply, request
 from .selectors import Selector, checked_wish, wish_of
 from .sender import Sender
 
@@ -304,6 +306,46 @@ class Producer(ProducerLife):
             sender, outgoing, None, wish, stored_batch, started=started, deadline=deadline,
             number=len(outgoing.batch_ids or ()), size=size, on_success=on_success, on_error=on_error,
         )  # fmt: skip
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> MessageExt:
+        """Sends a message that asks, and returns the reply that whoever consumed it sends (``reply``).
+
+        ``timeout`` covers both ways. The request is sent as by ``send`` and raises what that raises. Raises ReplyTimeoutError when
+        it is stored and no reply came in time, and CorruptMessageError for a reply whose compressed body is damaged or too large.
+        """
+        sender = self._usable()
+        budget = self.config.timeout if timeout is None else _checked_timeout(timeout)
+        return await request(sender, message, queue, selector, key, budget)
+
+    async def reply(
+        self, request: MessageExt, body: bytes, *, properties: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> SendResult:
+        """Replies to a message that another client sent by ``request``; returns when that client has taken the reply.
+
+        Raises LocalProtocolError (10007) for a message that asks for no reply, BrokerError or SendError (code 1) when the
+        client that asked is not there any more, and as ``send`` does.
+        """
+        sender = self._usable()
+        budget = self.config.timeout if timeout is None else _checked_timeout(timeout)
+        return await reply(sender, request, body, properties, budget)
+
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        """Takes back a message that was sent with ``delay`` or ``deliver_at`` and is not delivered yet; returns its unique id.
+
+        ``recall_handle``: of its SendResult. Brokers from 5.3.2 on with ``recallMessageEnable`` do this. They confirm it also
+        where the message is not there any more. Raises InvalidMessageError for a retry or dead letter topic and for a handle of
+        another topic or none at all, BrokerError where the broker refuses (16: not enabled, 3: too old, 604: too late), and
+        as ``send`` does.
+        """
+        return await recall(self._usable(), topic, recall_handle)
 
     async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of ``topic`` that can be written to, in the order they are used in. Raises as ``send`` does."""

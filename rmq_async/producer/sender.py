@@ -230,12 +230,19 @@ class Sender:
         read: ReadReply[Result],
         started: float,
         deadline: float,
+        *,
+        held: bool = False,
     ) -> Result:
-        """A whole awaited call. ``message``: None for a batch, which stays as it is; ``number`` and ``size``: of credits."""
+        """A whole awaited call. ``message``: None for a batch, which stays as it is; ``number`` and ``size``: of credits.
+
+        ``held``: the caller has taken the credits and gives them back.
+        """
         if wish is not None:
-            return await self.in_order(outgoing, message, wish, number, size, read, started, deadline)
+            return await self.in_order(outgoing, message, wish, number, size, read, started, deadline, held=held)
         credit, retries = self.credits, self.retries
-        epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
+        epoch: Epoch | None = None
+        if not held:
+            epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
         try:
             if message is not None and size >= self.encoder.compress_over:
                 outgoing = await self.compressed(outgoing)
@@ -247,7 +254,8 @@ class Sender:
             begun = self.begin(outgoing, lane, target, started, deadline, retries)
             return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries)
         finally:
-            credit.give_back(epoch, number, size)
+            if epoch is not None:
+                credit.give_back(epoch, number, size)
 
     async def choose(
         self, outgoing: Outgoing, message: Message | None, lane: Lane, brokers: Collection[str], deadline: float
@@ -380,10 +388,12 @@ class Sender:
         read: ReadReply[Result],
         started: float,
         deadline: float,
+        *,
+        held: bool = False,
     ) -> Result:
         """A whole call with one queue, chosen once. Whatever has to be waited for is waited for in call order.
 
-        ``message``: None for a batch. ``number`` and ``size``: of credits.
+        ``message``: None for a batch. ``number``, ``size`` and ``held``: of credits, as in ``deliver``.
         """
         credit = self.credits
         epoch: Epoch | None = None
@@ -391,7 +401,8 @@ class Sender:
         try:
             try:
                 await place.turn(deadline)
-                epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
+                if not held:
+                    epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
                 outgoing, lane, target = await self.aim(outgoing, message, wish, deadline)
                 place = self.onward(place, target)
                 failed = await self.connect_in_order(place, target, deadline)

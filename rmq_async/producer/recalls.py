@@ -1,0 +1,72 @@
+"""Taking a message back before it is delivered (RECALL_MESSAGE, 370), by the handle that its send answered."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import InvalidMessageError, RemoteProtocolError
+from rmq_protocol.headers import RecallMessageRequestHeader, RecallMessageResponseHeader, from_ext, to_ext
+from rmq_protocol.namespace import is_dlq_topic, is_retry_topic
+from rmq_protocol.recall import decode_recall_handle
+from rmq_protocol.validation import check_topic
+
+from ..errors import BrokerNotFoundError, broker_error
+from .sender import Sender
+
+__all__ = ["recall"]
+
+_NAMES: Final = -1
+"""Java's code for topics and handles that are refused without asking anybody."""
+
+
+async def recall(sender: Sender, topic: str, recall_handle: str) -> str:
+    """Asks the broker that the handle names, or another one of the topic where that one is not known."""
+    deadline = monotonic() + sender.timeout
+    check_topic(topic)
+    if is_retry_topic(topic) or is_dlq_topic(topic):
+        raise InvalidMessageError(
+            f"messages of topic {topic} cannot be recalled: it is a retry or dead letter topic", code=_NAMES
+        )
+    wire_topic = sender.instance.names.wire(topic)
+    try:
+        handle = decode_recall_handle(recall_handle)
+    except (RemoteProtocolError, TypeError) as error:
+        raise InvalidMessageError(str(error), code=_NAMES) from None
+    if handle.topic != wire_topic:
+        raise InvalidMessageError(f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}", code=_NAMES)
+    header = RecallMessageRequestHeader(
+        producerGroup=sender.producer_group, topic=wire_topic, recallHandle=recall_handle, bname=handle.broker_name
+    )
+    command = RemotingCommand(code=RequestCode.RECALL_MESSAGE, ext_fields={**to_ext(header)})
+    credit = sender.credits
+    epoch = credit.try_take(1, 0) or await credit.take(1, 0, deadline)
+    try:
+        response, broker, address = await sender.unless_stopped(_ask(sender, handle.broker_name, wire_topic, command, deadline))
+    finally:
+        credit.give_back(epoch, 1, 0)
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
+    try:
+        return from_ext(RecallMessageResponseHeader, response.ext_fields).msgId
+    except RemoteProtocolError as error:
+        error.broker, error.address = broker, address
+        raise
+
+
+async def _ask(
+    sender: Sender, broker: str, topic: str, command: RemotingCommand, deadline: float
+) -> tuple[RemotingCommand, str, str]:
+    instance = sender.instance
+    try:
+        response, address = await instance.ask_broker(broker, topic, command, max(deadline - monotonic(), 0.0))
+    except BrokerNotFoundError:
+        route = await instance.routes.get(topic, max(deadline - monotonic(), 0.0))
+        others = [name for name in sorted(route.addresses) if name != broker and route.master_address(name) is not None]
+        if not others:
+            raise
+        broker = others[0]
+        response, address = await instance.ask_broker(broker, topic, command, max(deadline - monotonic(), 0.0))
+    return response, broker, address

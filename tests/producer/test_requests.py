@@ -1,0 +1,336 @@
+"""Request and reply: between producers of ours on embedded brokers, and on brokers that do what a script says."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rmq_async import Message, MessageExt, MessageQueue, Producer, errors
+from rmq_async.client.reply_table import ReplyTable
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.transport import CloseReason, Connection
+from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.constants import PropertyName, RequestCode, SysFlag
+from rmq_protocol.headers import ReplyMessageRequestHeader, to_ext
+from rmq_protocol.properties import properties_text
+
+from .peers import TOPIC, Broker, Cluster, Link, Sent, refuse, silent, stored
+from .support import message, outcomes, producer, timed, until
+
+REPLIES = "DefaultCluster_REPLY_TOPIC"
+PUSH = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[EmbeddedRocketMQ]:
+    async with EmbeddedRocketMQ(brokers=3) as running:
+        yield running
+
+
+def asker(servers: EmbeddedRocketMQ, **options: Any) -> Producer:
+    return Producer("asker", namesrv=servers.namesrv, instance_name="asker", **options)
+
+
+def replier(servers: EmbeddedRocketMQ, **options: Any) -> Producer:
+    return Producer("replier", namesrv=servers.namesrv, instance_name="replier", **options)
+
+
+async def question(servers: EmbeddedRocketMQ, number: int = 1) -> MessageExt:
+    """The request that was stored as the ``number``-th."""
+    await until(lambda: len(servers.messages(TOPIC)) >= number)
+    return servers.messages(TOPIC)[number - 1]
+
+
+def waiting(sender: Producer) -> int:
+    assert sender._instance is not None
+    return len(sender._instance.replies)
+
+
+def strays(sender: Producer) -> int:
+    assert sender._instance is not None
+    return sender._instance.replies.strays
+
+
+async def test_a_request_gets_the_reply_to_it(servers: EmbeddedRocketMQ) -> None:
+    asked_for = Message(TOPIC, b"how much?", tags="tag", keys="key", properties={"colour": "grün"})
+    async with asker(servers) as asking, replier(servers) as replying:
+        call = asyncio.create_task(asking.request(asked_for, timeout=5.0))
+        asked = await question(servers)
+        assert asking._instance is not None
+        properties = asked.properties
+        assert (properties["REPLY_TO_CLIENT"], properties["TTL"]) == (asking._instance.client_id, "5000")
+        assert (asked.body, asked.tags, asked.keys, properties["colour"]) == (b"how much?", "tag", ("key",), "grün")
+        sent = await replying.reply(asked, b"17", properties={"currency": "€"})
+        reply = await call
+        assert (reply.body, reply.topic, reply.properties["currency"]) == (b"17", REPLIES, "€")
+        assert reply.properties["CORRELATION_ID"] == properties["CORRELATION_ID"]
+        assert (reply.properties["MSG_TYPE"], reply.msg_id, sent.queue.topic) == ("reply", sent.msg_id, REPLIES)
+        assert reply.properties["ARRIVE_TIME"].isdecimal()
+        assert (sent.queue.broker_name, sent.attempts) == (asked.queue.broker_name, 1)
+        assert asked_for.properties == {"colour": "grün"}, "sending never changes a message"
+        assert (waiting(asking), asking._sender.credits.taken) == (0, 0)
+
+
+async def test_each_of_many_requests_gets_its_own_reply(servers: EmbeddedRocketMQ) -> None:
+    async with asker(servers) as asking, replier(servers) as replying:
+
+        async def serve(count: int) -> None:
+            done: set[str] = set()
+            while len(done) < count:
+                fresh = [each for each in servers.messages(TOPIC) if each.msg_id not in done]
+                done |= {each.msg_id for each in fresh}
+                await asyncio.gather(*[replying.reply(each, b"re:" + each.body) for each in reversed(fresh)])
+                await asyncio.sleep(0.005)
+
+        serving = asyncio.create_task(serve(60))
+        ways: list[dict[str, Any]] = [{}, {"key": "k"}, {"selector": lambda queues, _, __: queues[0]}]
+        replies = await asyncio.gather(
+            *[asking.request(message(b"%d" % number), timeout=10.0, **ways[number % 3]) for number in range(60)]
+        )
+        await serving
+        assert [each.body for each in replies] == [b"re:%d" % number for number in range(60)]
+        assert (waiting(asking), strays(asking)) == (0, 0)
+        keyed = [each.queue for each in servers.messages(TOPIC) if int(each.body) % 3 == 1]
+        assert len(keyed) == 20
+        assert len(set(keyed)) == 1
+
+
+async def test_without_a_reply_in_time_the_call_says_that_the_request_is_stored(servers: EmbeddedRocketMQ) -> None:
+    async with asker(servers) as asking, replier(servers) as replying:
+        with timed(0.3, 0.3), pytest.raises(errors.ReplyTimeoutError, match=r"no reply to .* within 0\.3 s") as caught:
+            await asking.request(message(), timeout=0.3)
+        asked = await question(servers)
+        assert isinstance(caught.value, TimeoutError)
+        assert (caught.value.code, caught.value.maybe_stored, caught.value.broker) == (10006, True, asked.queue.broker_name)
+        assert asked.msg_id in str(caught.value)
+        assert (waiting(asking), asking._sender.credits.taken, strays(asking)) == (0, 0, 0)
+        assert (await replying.reply(asked, b"too late")).attempts == 1, (
+            "whoever replies is not told: Java's client says so too"
+        )
+        assert strays(asking) == 1
+
+
+async def test_a_reply_may_come_through_every_broker_of_the_cluster(servers: EmbeddedRocketMQ) -> None:
+    """The request is stored on one broker, whose name server route the replier does not look at."""
+    async with asker(servers) as asking, replier(servers) as replying:
+        for name in servers.brokers:
+            queue = MessageQueue(TOPIC, "broker-a", 0)
+            call = asyncio.create_task(asking.request(message(), queue=queue, timeout=5.0))
+            asked = await question(servers, len(servers.messages(TOPIC)) + 1)
+            moved = MessageExt(asked.topic, asked.body, 0, asked.properties, queue._replace(broker_name=name))
+            sent = await replying.reply(moved, name.encode())
+            assert (sent.queue.broker_name, sent.attempts) == (name, 1)
+            assert (await call).body == name.encode()
+
+
+async def test_a_reply_to_a_client_that_is_gone_is_tried_everywhere_and_fails(servers: EmbeddedRocketMQ) -> None:
+    async with asker(servers) as asking, replier(servers) as replying:
+        call = asyncio.create_task(asking.request(message(), timeout=5.0))
+        asked = await question(servers)
+        await asking.stop(0.0)
+        with pytest.raises(errors.ClientStateError, match="request is stored") as stopped:
+            await call
+        assert stopped.value.maybe_stored
+        with pytest.raises(errors.SendError, match=r"channel of <.*> not found") as caught:
+            await replying.reply(asked, b"anybody?")
+        brokers = [attempt.queue.broker_name for attempt in caught.value.attempts]
+        assert brokers[0] == asked.queue.broker_name
+        assert sorted(brokers) == sorted(servers.brokers)
+
+
+async def test_stop_waits_for_replies_within_its_time(servers: EmbeddedRocketMQ) -> None:
+    async with asker(servers) as asking, replier(servers) as replying:
+        call = asyncio.create_task(asking.request(message(), timeout=5.0))
+        asked = await question(servers)
+        stopping = asyncio.create_task(asking.stop(3.0))
+        await asyncio.sleep(0.02)
+        await replying.reply(asked, b"just in time")
+        assert (await call).body == b"just in time"
+        await stopping
+
+
+async def test_a_cancelled_request_leaves_nothing(servers: EmbeddedRocketMQ) -> None:
+    async with asker(servers) as asking:
+        call = asyncio.create_task(asking.request(message(), timeout=5.0))
+        await question(servers)
+        assert waiting(asking) == 1
+        call.cancel()
+        assert isinstance((await outcomes(call))[0], asyncio.CancelledError)
+        assert (waiting(asking), asking._sender.credits.taken, asking._sender.credits.taken_bytes) == (0, 0, 0)
+
+
+async def test_replies_are_compressed_and_read_within_the_bound(servers: EmbeddedRocketMQ) -> None:
+    body = b"much of the same " * 40_000
+    for bound in (len(body), len(body) - 1):
+        async with asker(servers, max_decompressed_size=bound) as asking, replier(servers) as replying:
+            call = asyncio.create_task(asking.request(message(), timeout=5.0))
+            asked = await question(servers, len(servers.messages(TOPIC)) + 1)
+            await replying.reply(asked, body)
+            if bound == len(body):
+                reply = await call
+                assert (reply.body, reply.sys_flag & SysFlag.COMPRESSED) == (body, 0)
+            else:
+                with pytest.raises(errors.CorruptMessageError):
+                    await call
+            assert waiting(asking) == 0
+
+
+async def test_what_cannot_be_replied_to_is_refused(servers: EmbeddedRocketMQ) -> None:
+    whole = {"CLUSTER": "DefaultCluster", "CORRELATION_ID": "id", "REPLY_TO_CLIENT": "client", "TTL": "1000"}
+    async with replier(servers) as replying:
+        for missing in ("CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT"):
+            asked = MessageExt(TOPIC, b"x", properties={name: value for name, value in whole.items() if name != missing})
+            with pytest.raises(errors.LocalProtocolError, match=missing) as caught:
+                await replying.reply(asked, b"reply")
+            assert caught.value.code == 10007
+        with pytest.raises(TypeError, match="MessageExt"):
+            await replying.reply(message(), b"reply")  # type: ignore[arg-type]
+        asked = MessageExt(TOPIC, b"x", properties=whole)
+        with pytest.raises(errors.InvalidMessageError, match="reserved"):
+            await replying.reply(asked, b"reply", properties={"KEYS": "mine"})
+        with pytest.raises(errors.InvalidMessageError):
+            await replying.reply(asked, b"")
+        with pytest.raises(ValueError, match="timeout"):
+            await replying.reply(asked, b"reply", timeout=0)
+        with pytest.raises(errors.TopicNotFoundError, match="elsewhere_REPLY_TOPIC"):  # and it is not made by asking
+            await replying.reply(MessageExt(TOPIC, b"x", properties=whole | {"CLUSTER": "elsewhere"}), b"reply")
+        assert replying._sender.credits.taken == 0
+
+
+# -- scripted brokers
+
+
+def push(link: Link, sent: Sent, **over: Any) -> None:
+    """The reply to a request, as its broker pushes it."""
+    properties = {"CORRELATION_ID": sent.properties["CORRELATION_ID"], "UNIQ_KEY": "reply"}
+    fields: dict[str, Any] = {
+        "producerGroup": "replier", "topic": "c_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0,
+        "sysFlag": 0, "bornTimestamp": 1, "flag": 7, "properties": properties_text(properties), "bornHost": "no host",
+        "storeHost": "127.0.0.1:10911", "storeTimestamp": 2, "body": b"reply",
+    }  # fmt: skip
+    fields |= over
+    body = fields.pop("body")
+    header = to_ext(ReplyMessageRequestHeader(**fields))
+    link.write(b"".join(encode_command(RemotingCommand(code=PUSH, opaque=77, ext_fields={**header}, body=body))))
+
+
+async def test_a_request_that_is_not_sent_fails_with_what_sending_raised(pair: Cluster) -> None:
+    async with producer(pair) as sender:
+        pair.answer(refuse(13))
+        with pytest.raises(errors.MessageIllegalError):
+            await sender.request(message())
+        pair.answer(refuse(1))
+        with pytest.raises(errors.SendError):
+            await sender.request(message())
+        pair.answer(silent)
+        with timed(0.3, 0.3), pytest.raises(errors.RequestTimeoutError):
+            await sender.request(message(), key=1, timeout=0.3)
+        with pytest.raises(errors.TopicNotFoundError):
+            await sender.request(message(topic="nowhere"))
+        with pytest.raises(ValueError, match="timeout"):
+            await sender.request(message(), timeout=0)
+        assert (waiting(sender), sender._sender.credits.taken) == (0, 0)
+
+
+async def test_a_reply_proves_that_the_request_arrived(cluster: Cluster) -> None:
+    """The broker's own answer is lost, or an error: who has a reply has been heard."""
+    async with producer(cluster) as sender:
+        for answer in (silent, refuse(13)):
+
+            def both(link: Link, sent: Sent, answer: Any = answer) -> None:
+                push(link, sent)
+                answer(link, sent)
+
+            cluster.a.answer = both
+            with timed(most=0.5):
+                reply = await sender.request(message(), timeout=5.0)
+            assert (reply.body, reply.flag, reply.born_host, reply.store_host) == (b"reply", 7, "", "127.0.0.1:10911")
+            assert (reply.queue, reply.msg_id) == (MessageQueue("c_REPLY_TOPIC", "", 0), "reply")
+        assert (waiting(sender), sender._sender.credits.taken) == (0, 0)
+
+
+async def test_of_two_replies_one_is_dropped(cluster: Cluster) -> None:
+    def twice(link: Link, sent: Sent) -> None:
+        push(link, sent, body=b"first")
+        push(link, sent, body=b"second")
+        stored(link, sent)
+
+    cluster.a.answer = twice
+    async with producer(cluster) as sender:
+        assert (await sender.request(message())).body == b"first"
+        await until(lambda: strays(sender) == 1)
+
+
+async def test_a_reply_that_cannot_be_decompressed_fails_its_request_only(cluster: Cluster) -> None:
+    bomb = zlib.compress(bytes(1 << 20))
+
+    def pushed(link: Link, sent: Sent) -> None:
+        stored(link, sent)
+        push(link, sent, body=bomb, sysFlag=int(SysFlag.COMPRESSED))
+
+    cluster.a.answer = pushed
+    async with producer(cluster, max_decompressed_size=1024) as sender:
+        with pytest.raises(errors.CorruptMessageError):
+            await sender.request(message())
+        cluster.a.answer = stored
+        await sender.send(message())
+        assert waiting(sender) == 0
+
+
+async def test_brokers_know_the_client_before_the_request_is_sent(pair: Cluster) -> None:
+    """The third one has no queue of the topic: a reply may come through it all the same."""
+    other = Broker("z")
+    await other.start()
+    try:
+        pair.name_server.routes["c_REPLY_TOPIC"] = pair.route(pair.a, pair.b, other)
+        pair.answer(lambda link, sent: (push(link, sent), stored(link, sent))[1])
+        async with producer(pair) as sender:
+            for _ in range(2):
+                await sender.request(message(), queue=pair.queue())
+                assert [broker.codes[RequestCode.HEART_BEAT] for broker in (pair.a, pair.b, other)] == [1, 1, 1]
+            assert pair.name_server.asked.count("c_REPLY_TOPIC") == 1
+    finally:
+        await other.stop()
+
+
+async def test_a_broker_that_answers_no_heartbeat_holds_up_the_first_request_only(pair: Cluster) -> None:
+    pair.b.heartbeats = False
+    pair.answer(lambda link, sent: (push(link, sent), stored(link, sent))[1])
+    async with producer(pair, request_timeout=0.5) as sender:
+        with timed(0.25, 0.5):
+            await sender.request(message(), timeout=1.0, queue=pair.queue())
+        await asyncio.sleep(0.3)
+        with timed(most=0.2):
+            await sender.request(message(), timeout=1.0, queue=pair.queue())
+
+
+async def test_what_a_server_pushes_may_be_anything() -> None:
+    table = ReplyTable()
+    connection = Connection("127.0.0.1:1", max_frame_size=1000)
+    good = to_ext(
+        ReplyMessageRequestHeader(
+            producerGroup="g", topic="t", defaultTopic="d", defaultTopicQueueNums=4, queueId=0, sysFlag=0, bornTimestamp=1, flag=0,
+            properties=properties_text({PropertyName.CORRELATION_ID.value: "known"}), bornHost="h", storeHost="h", storeTimestamp=1,
+        )
+    )  # fmt: skip
+    known = table.expect("known")
+    for ext, code in (
+        (None, 1),
+        ({}, 1),
+        ({**good, "sysFlag": "many"}, 1),
+        ({**good, "properties": "\x01\x02\x02CORRELATION_ID"}, 0),
+        ({**good, "properties": None}, 0),
+    ):
+        answer = table.serve(connection, RemotingCommand(code=PUSH, opaque=5, ext_fields=ext))
+        assert (answer.code, answer.opaque, answer.is_response) == (code, 5, True)
+    assert not known.done()
+    assert table.strays == 2
+    assert table.serve(connection, RemotingCommand(code=PUSH, ext_fields={**good})).code == 0
+    assert known.done()
+    table.forget("known")
+    assert len(table) == 0
+    connection.close(CloseReason.LOCAL)
