@@ -99,6 +99,8 @@ rmq_async.embedded.EmbeddedRocketMQ.delay seconds broker
 rmq_async.embedded.EmbeddedRocketMQ.stall broker
 rmq_async.embedded.EmbeddedRocketMQ.resume broker
 rmq_async.embedded.EmbeddedRocketMQ.drop_connections broker
+rmq_async.otel.OpenTelemetryHook tracer_provider meter_provider propagator
+rmq_async.otel.context_of message propagator context
 rmq_async.cli.main
 rmq_async.testing.FaultProxy target port buffer max_connections seed
 rmq_async.testing.FaultProxy.address
@@ -206,9 +208,9 @@ def python(program: str, *options: str) -> str:
 
 def test_importing_the_package_loads_no_more_than_a_client_needs() -> None:
     loaded = python("import sys, rmq_async; print(*sys.modules)").split()
-    unwanted = ("embedded", "spark", "outbox", "testing", "cli")
+    unwanted = ("embedded", "spark", "outbox", "otel", "testing", "cli")
     assert not {f"rmq_async.{part}" for part in unwanted} & set(loaded)
-    assert not {"click", "rich", "pytest", "hypothesis", "psutil", "uvloop", "sqlalchemy", "pyspark"} & set(loaded)
+    assert not {"click", "rich", "pytest", "hypothesis", "psutil", "uvloop", "sqlalchemy", "pyspark", "opentelemetry"} & set(loaded)
 
 
 def test_the_embedded_broker_is_there_when_it_is_asked_for() -> None:

@@ -151,8 +151,7 @@ async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadli
         return
     attempt = watch.begin(outgoing, target)
     try:
-        properties = attempt.properties(outgoing.properties)
-        outgoing = msgspec.structs.replace(outgoing, properties=properties, watch=None)
+        outgoing = msgspec.structs.replace(attempt.added(outgoing), watch=None)
         await _queue(sender, outgoing, target, deadline, epoch, size)
     except BaseException as error:
         attempt.failed(error)
@@ -183,7 +182,7 @@ async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: f
     if pacing is not None:
         pacing.sent += 1
     opaque = connection.next_opaque()
-    _, parts, command = sender.wire.frame(connection, target, outgoing, outgoing.properties, opaque, oneway=True)
+    _, parts, command = sender.wire.frame(connection, target, outgoing, opaque, oneway=True)
     try:
         connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
     except RocketMQError as error:

@@ -143,7 +143,9 @@ class Sender:
         kind = MessageType.NORMAL if isinstance(message, tuple) else message_type(message, outgoing.sys_flag)
         client = self.instance.config
         namespace = client.namespace or client.namespace_v2 or ""
-        outgoing.watch = Watch(self.watchers, message, kind, self.group, mode, read, namespace)
+        outgoing.watch = Watch(
+            self.watchers, message, kind, self.group, mode, read, namespace, self.config.max_message_size
+        )  # fmt: skip
 
     async def lane(self, topic: str, deadline: float) -> Lane:
         """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""

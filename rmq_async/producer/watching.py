@@ -7,11 +7,15 @@ answer is told before it is passed on; attempts that end without an answer are t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from time import monotonic
 from typing import Any, Final
 
+import msgspec
+
+from rmq_protocol.batch import BatchRecord, decode_batch, encode_batch_message
 from rmq_protocol.constants import MAX_PROPERTIES_SIZE, SysFlag
 from rmq_protocol.errors import InvalidMessageError
 from rmq_protocol.message import Message
@@ -27,6 +31,8 @@ from .outgoing import Outgoing
 from .replies import reply_error
 
 __all__ = ["Watch", "WatchedAttempt", "Watchers", "message_type", "tell_failed"]
+
+logger = logging.getLogger("rmq_async.producer")
 
 _SEPARATORS: Final = ("\x01", "\x02")
 
@@ -52,9 +58,11 @@ class Watchers:
 
 
 class Watch:
-    """The attempts of one call. ``read``: makes the result of a reply."""
+    """The attempts of one call. ``read``: makes the result of a reply. ``max_size``: bytes of a body."""
 
-    __slots__ = ("_context", "_group", "_message", "_mode", "_namespace", "_number", "_open", "_read", "_type", "watchers")
+    __slots__ = (
+        "_context", "_group", "_message", "_mode", "_namespace", "_number", "_open", "_read", "_type", "max_size", "watchers",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -64,9 +72,11 @@ class Watch:
         group: str,
         mode: str,
         read: Callable[[SendReply, Outgoing, Target, int], Any],
-        namespace: str = "",
+        namespace: str,
+        max_size: int,
     ) -> None:
         self.watchers = watchers
+        self.max_size = max_size
         self._message = message
         self._type = kind
         self._group = group
@@ -132,16 +142,28 @@ class WatchedAttempt:
         """Tells of the answer and passes it on."""
         return _Watched(self, receiver, outgoing, target)
 
-    def properties(self, text: str) -> str:
-        """The properties of the message with those that hooks added; what may not be sent is reported and left out."""
+    def added(self, outgoing: Outgoing) -> Outgoing:
+        """The message with the properties that hooks added, a batch with them in each of its messages.
+
+        What may not be sent is reported and left out.
+        """
         added = self.context.properties
         if not added:
-            return text
+            return outgoing
         try:
-            return text + _checked(added, len(text.encode()))
+            if outgoing.batch_ids is None:
+                text = outgoing.properties
+                return msgspec.structs.replace(outgoing, properties=text + _checked(added, len(text.encode())))
+            records = decode_batch(outgoing.body)
+            text = _checked(added, max(len(record.properties) for record in records))
+            body = _with_properties(records, text.encode())
         except Exception as error:  # noqa: BLE001 - reported like everything else that a hook does wrong
             guarded(_raise, error)
-            return text
+            return outgoing
+        if len(body) > self._watch.max_size:
+            logger.info("a batch for topic %s is too full for the properties that hooks add", outgoing.topic)
+            return outgoing
+        return msgspec.structs.replace(outgoing, body=body)
 
     def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
         result = self._read(reply, outgoing, target, self.context.attempt)
@@ -209,6 +231,11 @@ def _checked(properties: dict[str, str], size: int) -> str:
     if size + len(text.encode()) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(f"the properties with those of hooks take over {MAX_PROPERTIES_SIZE} bytes")
     return text
+
+
+def _with_properties(records: list[BatchRecord], added: bytes) -> bytes:
+    """Brokers of 5.x leave the properties beside a batch out of its messages, so each message gets its own."""
+    return b"".join([encode_batch_message(record.body, record.flag, record.properties + added) for record in records])
 
 
 def _raise(error: Exception) -> None:

@@ -68,15 +68,14 @@ class Wire:
         attempt: WatchedAttempt | None,
     ) -> Pending:
         """``submit`` for what is watched, signed, or said in a form that no template has."""
-        properties = outgoing.properties
         if attempt is None and outgoing.watch is not None:
             attempt = outgoing.watch.begin(outgoing, target)
         if attempt is not None:
             receiver = attempt.receiver(receiver, outgoing, target)
-            properties = attempt.properties(properties)
+            outgoing = attempt.added(outgoing)
         command = None
         try:
-            code, parts, command = self.frame(connection, target, outgoing, properties, opaque := connection.next_opaque())
+            code, parts, command = self.frame(connection, target, outgoing, opaque := connection.next_opaque())
             if command is not None:
                 receiver = connection.hooks.watching(connection.address, command, receiver, reply_command)
             return connection.start_send(opaque, parts, receiver, deadline, call_deadline, code, self._owner, self._window)
@@ -88,16 +87,16 @@ class Wire:
             raise
 
     def frame(
-        self, connection: Connection, target: Target, outgoing: Outgoing, properties: str, opaque: int, *, oneway: bool = False
+        self, connection: Connection, target: Target, outgoing: Outgoing, opaque: int, *, oneway: bool = False
     ) -> tuple[int, bytes | list[bytes], RemotingCommand | None]:
         """Code and frame of a send, by the template where that will do; else the command too, as it was signed."""
         born_ms = self._born_ms()
         if not target.general and not outgoing.code:
             batch = outgoing.batch_ids is not None
             template = target.oneway if oneway else target.batch if batch else target.single
-            parts = template.parts(opaque, born_ms, properties, outgoing.body, outgoing.sys_flag, outgoing.flag)
+            parts = template.parts(opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag)
             return (SEND_BATCH if batch else SEND), parts, None
-        command = send_command(self._settings, target, outgoing, properties, int(born_ms), oneway=oneway)
+        command = send_command(self._settings, target, outgoing, outgoing.properties, int(born_ms), oneway=oneway)
         if connection.hooks.active:
             command = connection.hooks.before(connection.address, command)
         whole = msgspec.structs.replace(command, opaque=opaque)

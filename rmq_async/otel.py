@@ -1,0 +1,193 @@
+"""OpenTelemetry for producers: spans, durations and counts of sends, and trace contexts that travel with messages.
+
+    producer = Producer("orders", hooks=[OpenTelemetryHook()])
+
+Needs the extra ``otel`` (opentelemetry-api); without an SDK set up it does next to nothing. Names are those of the semantic
+conventions for messaging and for RocketMQ as of version 1.36; what they have no name for begins with ``rmq_async.``.
+
+Each attempt of a send is a span of its own, a child of the span that was current where the call was made: what a broker stored
+carries the context of the attempt that got it there, and of a retried send one sees where the time went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+try:
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+except ImportError as missing:
+    raise ImportError('rmq_async.otel needs a package: pip install "rmq-async[otel]"') from missing
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.message import Message, MessageExt
+from rmq_protocol.trace import MessageType
+
+from .errors import BrokerError
+from .producer import Hook, SendContext
+
+__all__ = ["OpenTelemetryHook", "context_of"]
+
+SCOPE: Final = "rmq_async"
+SCHEMA: Final = "https://opentelemetry.io/schemas/1.36.0"
+BOUNDARIES: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+TYPES: Final = {
+    MessageType.NORMAL: "normal",
+    MessageType.TRANSACTION_HALF: "transaction",
+    MessageType.TRANSACTION_COMMIT: "transaction",
+    MessageType.DELAY: "delay",
+    MessageType.ORDER: "fifo",
+}
+
+
+class OpenTelemetryHook(Hook):
+    """One of a producer's ``hooks``; several producers may share it.
+
+    Providers and propagator default to the global ones. A message that has a trace context in its properties already keeps it;
+    the span then links to that context. With ``inject=False`` nothing is added to messages.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+        propagator: TextMapPropagator | None = None,
+        *,
+        inject: bool = True,
+    ) -> None:
+        self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider, schema_url=SCHEMA)
+        meter = metrics.get_meter(SCOPE, meter_provider=meter_provider, schema_url=SCHEMA)
+        self._propagator = propagator
+        self._inject = inject
+        self._duration = meter.create_histogram(
+            "messaging.client.operation.duration",
+            unit="s",
+            description="Duration of the attempts to send.",
+            explicit_bucket_boundaries_advisory=BOUNDARIES,
+        )
+        self._messages = meter.create_counter(
+            "messaging.client.sent.messages", unit="{message}", description="Messages that were tried to send."
+        )
+
+    def before_send(self, context: SendContext) -> None:
+        links = [Link(found) for message in _messages(context) if (found := self._own_context(message)) is not None]
+        span = self._tracer.start_span(
+            f"send {context.queue.topic}",
+            kind=SpanKind.CLIENT if links else SpanKind.PRODUCER,
+            attributes=_attributes(context),
+            links=links,
+        )
+        inside = trace.set_span_in_context(span)
+        context.state[self] = span, inside
+        if self._inject and not links:
+            (self._propagator or propagate.get_global_textmap()).inject(context.properties, inside)
+
+    def after_send(self, context: SendContext) -> None:
+        begun = context.state.pop(self, None)
+        if begun is None:  # before_send raised
+            return
+        span, inside = begun
+        told = _shared_attributes(context)
+        if context.error is not None:
+            told["error.type"] = error_type(context.error)
+        if span.is_recording():
+            _finish(span, context, told.get("error.type"))
+        span.end()
+        self._duration.record(context.elapsed, told, inside)
+        self._messages.add(len(_messages(context)), told, inside)
+
+    def _own_context(self, message: Message) -> trace.SpanContext | None:
+        """The trace context that the sender gave the message, if any."""
+        if not message.properties:
+            return None
+        found = trace.get_current_span(_extract(message.properties, self._propagator, Context())).get_span_context()
+        return found if found.is_valid else None
+
+
+def context_of(message: MessageExt, propagator: TextMapPropagator | None = None, context: Context | None = None) -> Context:
+    """The context that the message was sent in, on top of ``context`` (default: the current one).
+
+    Give it to ``tracer.start_as_current_span(..., context=...)`` to go on with the sender's trace.
+    """
+    return _extract(message.properties, propagator, context)
+
+
+def _extract(properties: Mapping[str, str], propagator: TextMapPropagator | None, context: Context | None) -> Context:
+    return (propagator or propagate.get_global_textmap()).extract(properties, context)
+
+
+def error_type(error: BaseException) -> str:
+    """The class of the error, as SystemBusyError; a broker's code that has no class, by its name or number."""
+    if type(error) is BrokerError and error.code is not None:
+        try:
+            return ResponseCode(error.code).name
+        except ValueError:
+            return str(error.code)
+    return type(error).__name__
+
+
+def _messages(context: SendContext) -> tuple[Message, ...]:
+    return context.message if isinstance(context.message, tuple) else (context.message,)
+
+
+def _shared_attributes(context: SendContext) -> dict[str, Any]:
+    """Those that spans and metrics have."""
+    host, _, port = context.address.rpartition(":")
+    return {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": context.queue.topic,
+        "server.address": host.strip("[]"),
+        "server.port": int(port),
+    }
+
+
+def _attributes(context: SendContext) -> dict[str, Any]:
+    told = _shared_attributes(context)
+    told |= {
+        "messaging.destination.partition.id": f"{context.queue.broker_name}:{context.queue.queue_id}",
+        "messaging.rocketmq.client_group": context.group,
+        "messaging.rocketmq.message.type": TYPES[context.message_type],
+        "rmq_async.attempt": context.attempt,
+        "rmq_async.mode": context.mode,
+    }
+    if context.namespace:
+        told["messaging.rocketmq.namespace"] = context.namespace
+    if isinstance(context.message, tuple):
+        told["messaging.batch.message_count"] = len(context.message)
+    else:
+        told["messaging.message.id"] = context.msg_id
+        told["messaging.message.body.size"] = len(context.message.body)
+        told |= _message_attributes(context.message, context.message_type)
+    return told
+
+
+def _message_attributes(message: Message, kind: MessageType) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if message.tags is not None:
+        told["messaging.rocketmq.message.tag"] = message.tags
+    if message.keys:
+        told["messaging.rocketmq.message.keys"] = list(message.keys)
+    if message.delay_level:
+        told["messaging.rocketmq.message.delay_time_level"] = message.delay_level
+    if message.deliver_at is not None:
+        at = message.deliver_at
+        seconds = at.timestamp() if isinstance(at, datetime) else at
+        told["messaging.rocketmq.message.delivery_timestamp"] = round(seconds * 1000)
+    if kind is MessageType.ORDER and message.sharding_key is not None:
+        told["messaging.rocketmq.message.group"] = message.sharding_key
+    return told
+
+
+def _finish(span: Span, context: SendContext, failed: str | None) -> None:
+    if context.result is not None:
+        span.set_attribute("rmq_async.send_status", context.result.status.value)
+    if failed is not None:
+        span.set_attribute("error.type", failed)
+        span.set_status(Status(StatusCode.ERROR, str(context.error)))
+        span.set_attribute("rmq_async.maybe_stored", getattr(context.error, "maybe_stored", True))
