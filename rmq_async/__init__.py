@@ -125,7 +125,7 @@ __all__ = [
     "split_batches",
 ]
 
-_LAZY = frozenset({"cli", "embedded", "testing"})
+_LAZY = frozenset({"cli", "embedded", "otel", "testing"})
 
 
 def __getattr__(name: str) -> object:
