@@ -210,7 +210,7 @@ class PullConsumer(ClientUser):
         self, instance: ClientInstance, queues: tuple[MessageQueue, ...], start: Start, end: End
     ) -> list[Cursor]:
         if "latest" in (start, end):
-            brokers = {queue.broker_name: queue.topic for queue in queues}
+            brokers = {instance.routes.broker_of(queue): queue.topic for queue in queues}
             await for_each(brokers, lambda name: queue_offsets.until_readable(instance, name, brokers[name]))
         starts = await for_each(queues, _start_of(instance, start))
         if end is None:
