@@ -73,7 +73,7 @@ async def without_the_name_server(cluster: RealCluster, chance: random.Random) -
     names, broker = cluster.nameservers[0], cluster.brokers[1]
     topic = await new_topic(cluster, broker.name)
     async with (
-        Producer("nameless", namesrv=names.address, route_poll_interval=0.5, timeout=2.0) as producer,
+        Producer("nameless", namesrv=names.address, route_poll_interval=0.5) as producer,
         load_on(producer, topic, 250) as load,
     ):
         await asyncio.sleep(chance.uniform(0.0, 0.7))
