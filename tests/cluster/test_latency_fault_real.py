@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmq_async import Hook, Producer, SendContext, run
 from rmq_async.testing.cluster import RealCluster
@@ -68,19 +68,32 @@ class Moment:
         self.thawed: asyncio.Future[float] = loop.create_future()
 
 
-async def drive(cluster: RealCluster, name: str, victim: str, moment: Moment) -> None:
-    """One producer through the whole run, and what is promised of it."""
+class Run(NamedTuple):
+    load: Load
+    attempts: Attempts
+    back: float
+    """Seconds until the broker was used again, after it went on."""
+
+
+async def drive(cluster: RealCluster, name: str, victim: str, moment: Moment) -> Run:
+    """One producer through the whole run."""
     topic, attempts = await new_topic(cluster), Attempts()
     options = {"namesrv": cluster.namesrv, "instance_name": f"frozen {name}", "hooks": [attempts], **VARIANTS[name]}
     async with Producer("frozen", **options) as producer:
         load = Load(producer, topic, RATE)
         try:
-            frozen, thawed = await moment.frozen, await moment.thawed
-            back = await until_back(load, victim, thawed)
+            back = await until_back(load, victim, await moment.thawed)
             await asyncio.sleep(0.3)
         finally:
             await load.stop()
-    history, read = load.history, await settled(cluster.namesrv, topic)
+    return Run(load, attempts, back)
+
+
+async def judge(cluster: RealCluster, name: str, victim: str, moment: Moment, run: Run) -> None:
+    """What is promised of one producer."""
+    load, attempts, back = run
+    frozen, thawed = moment.frozen.result(), moment.thawed.result()
+    history, read = load.history, await settled(cluster.namesrv, load.topic)
     tell(f"{victim} frozen for {PAUSE:g} s, latency_fault {name}", history, read, 0)
     affected = sorted(
         each.seconds for each in load.ended if each.attempts > 1 or (each.broker == victim and each.seconds > 0.2)
@@ -106,10 +119,9 @@ async def drive(cluster: RealCluster, name: str, victim: str, moment: Moment) ->
 def test_a_frozen_broker_fails_no_send_and_is_left_alone(two_brokers: RealCluster) -> None:
     async def main() -> None:
         victim, moment = two_brokers.brokers[0], Moment()
-        async with asyncio.TaskGroup() as drivers:
-            for name in VARIANTS:
-                if name != "on" or PAUSE >= 10:
-                    drivers.create_task(drive(two_brokers, name, victim.name, moment))
+        names = [name for name in VARIANTS if name != "on" or PAUSE >= 10]
+        async with asyncio.TaskGroup() as group:
+            runs = [group.create_task(drive(two_brokers, name, victim.name, moment)) for name in names]
             await asyncio.sleep(1.0)
             victim.pause()
             try:
@@ -118,5 +130,7 @@ def test_a_frozen_broker_fails_no_send_and_is_left_alone(two_brokers: RealCluste
             finally:
                 victim.resume()
             moment.thawed.set_result(monotonic())
+        for name, ended in zip(names, runs, strict=True):
+            await judge(two_brokers, name, victim.name, moment, ended.result())
 
     run(main())
