@@ -47,6 +47,10 @@ async def recall(sender: Sender, topic: str, recall_handle: str) -> str:
         response, broker, address = await sender.unless_stopped(_ask(sender, handle.broker_name, wire_topic, command, deadline))
     finally:
         credit.give_back(epoch, 1, 0)
+    if sender.tracer is not None:
+        region = (response.ext_fields or {}).get("MSG_REGION")
+        recalled = response.code == ResponseCode.SUCCESS
+        sender.tracer.recall(topic, handle.message_id, success=recalled, region=region)
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
     try:

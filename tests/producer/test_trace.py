@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterable
 from time import monotonic, time
 from typing import Any
 
+import msgspec
 import pytest
 
-from rmq_async import Admin, Message, Producer, errors
+from rmq_async import Admin, Message, Producer, TransactionProducer, TransactionStatus, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer import trace
 from rmq_protocol.properties import decode_properties
@@ -95,6 +96,31 @@ async def test_the_kind_of_message_is_told_as_java_tells_it(server: EmbeddedRock
     found = records(each.body for each in server.messages("traces-of-ours"))
     assert [record.beans[0].msg_type for record in found] == [MessageType.NORMAL, MessageType.DELAY, MessageType.NORMAL]
     assert not server.messages(TRACE_TOPIC)
+
+
+async def test_the_end_of_a_transaction_and_a_recall_are_reported(server: EmbeddedRocketMQ) -> None:
+    def commit(*_: Any) -> TransactionStatus:
+        return TransactionStatus.COMMIT
+
+    async with TransactionProducer("group", namesrv=server.namesrv, trace=True, execute=commit, check=commit) as sender:
+        sent = await sender.send_in_transaction(message(tags="t", keys=["a", "b"]))
+        delayed = await sender.send(message(delay=60.0))
+        assert delayed.recall_handle is not None
+        await sender.recall(TOPIC, delayed.recall_handle)
+        server.fail_next(16)
+        with pytest.raises(errors.BrokerError):
+            await sender.recall(TOPIC, delayed.recall_handle)
+    found = records(each.body for each in server.messages(TRACE_TOPIC))
+    half, end, timer, recalled, again = found
+    assert [record.trace_type for record in found] == ["Pub", "EndTransaction", "Pub", "Recall", "Recall"]
+    assert [record.beans[0].msg_id for record in found] == [sent.msg_id] * 2 + [delayed.msg_id] * 3
+    assert (half.beans[0].msg_type, timer.beans[0].msg_type) == (MessageType.TRANSACTION_HALF, MessageType.DELAY)
+    assert msgspec.structs.asdict(end.beans[0]) | {
+        "tags": "t", "keys": "a b", "msg_type": MessageType.TRANSACTION_COMMIT, "transaction_id": sent.transaction_id,
+        "transaction_state": "COMMIT_MESSAGE", "from_transaction_check": False, "store_host": half.beans[0].store_host,
+    } == msgspec.structs.asdict(end.beans[0])  # fmt: skip
+    assert (recalled.success, again.success) == (True, False)
+    assert {record.group_name for record in found} == {"group"}
 
 
 async def test_every_attempt_has_a_record() -> None:
