@@ -126,9 +126,8 @@ def test_codes_and_policy_of_errors_are_those_of_the_code() -> None:
 def test_every_class_of_error_is_documented() -> None:
     told = {cells[0].strip("`") for cells in rows("errors.md", "class")}
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RocketMQError)}
-    not_raised_yet = {"TransactionError", "ReplyTimeoutError"}
     in_a_row_of_its_base = {"LocalProtocolError", "RemoteProtocolError"}
-    assert kinds - told == not_raised_yet | in_a_row_of_its_base
+    assert kinds - told == in_a_row_of_its_base
 
 
 # -- commands and links
