@@ -89,8 +89,7 @@ async def ask_at(
 ) -> RemotingCommand:
     """One request; the answer may have any code. What is raised names the broker."""
     try:
-        connection = await instance.pool.connect(address, max(deadline - monotonic(), 0.0))
-        return await connection.request(command, max(deadline - monotonic(), 0.0))
+        return await instance.pool.request(address, command, max(deadline - monotonic(), 0.0))
     except RocketMQError as error:
         if error.broker is None:
             error.broker = broker

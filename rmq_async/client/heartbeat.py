@@ -242,6 +242,8 @@ class Heartbeats:
             beaten.met = True
             self._reported.discard(address)
             self._missed.pop(address, None)
+        elif response.code == ResponseCode.GO_AWAY:
+            logger.debug("broker %s sends us away", address)  # the pool has heard of it; the next connection tries anew
         else:
             log = self._log_of(address)
             log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))

@@ -210,10 +210,8 @@ class ClientInstance:
         deadline = monotonic() + timeout
         try:
             address = await self.broker_address(broker_name, topic, timeout, any_replica=any_replica)
-            connection = self.pool.get(address)
-            if connection is None:
-                connection = await self.pool.connect(address, max(deadline - monotonic(), 0.0))
-            response = await connection.request(command, max(deadline - monotonic(), 0.0), long_poll=long_poll, calls=calls)
+            left = max(deadline - monotonic(), 0.0)
+            response = await self.pool.request(address, command, left, long_poll=long_poll, calls=calls)
         except RocketMQError as error:
             if error.broker is None:
                 error.broker = broker_name
@@ -329,7 +327,7 @@ class ClientInstance:
         if self._state is not _State.RUNNING:
             return
         self.heartbeats.closed(connection)
-        if connection.close_reason in _UNEXPECTED:
+        if connection.retired or connection.close_reason in _UNEXPECTED:
             self.routes.broker_lost(connection.address)
             if self.config.vip_channel:
                 self.routes.broker_lost(first_port(connection.address))

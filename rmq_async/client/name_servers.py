@@ -106,11 +106,7 @@ class NameServers:
     # -- inside
 
     async def _one(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
-        deadline = monotonic() + timeout
-        connection = self._pool.get(address)
-        if connection is None:
-            connection = await self._pool.connect(address, timeout)
-        return await connection.request(command, max(deadline - monotonic(), 0.0))
+        return await self._pool.request(address, command, timeout)
 
     def _in_order(self) -> list[str]:
         first, *others = self._addresses

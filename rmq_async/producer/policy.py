@@ -2,7 +2,8 @@
 
 The rules (docs/producer.md tells them to users): a retry goes to a broker not yet tried while there
 is one; an attempt is capped while another untried broker is left, so that one silent broker cannot eat the whole budget; a
-broker whose attempt is still unanswered is not sent to again; with nothing else to try the call waits for that answer.
+broker whose attempt is still unanswered is not sent to again; with nothing else to try the call waits for that answer; one that
+sends us away (1500) may do so twice, the second time from a new connection.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from ..errors import BrokerError, RocketMQError
+from ..errors import BrokerError, GoAwayError, RocketMQError
 
 __all__ = ["FAIL", "WAIT", "Facts", "Step", "Verdict", "attempt_cap", "is_retriable", "next_step", "pause_before"]
 
@@ -75,7 +76,7 @@ def next_step(
             return FAIL
         if len(attempts) > retries:
             return WAIT if unanswered else FAIL
-    usable = frozenset(brokers) - unanswered
+    usable = frozenset(brokers) - unanswered - _gone(attempts)
     if not usable or remaining < SHORTEST:
         return WAIT if unanswered else FAIL
     untried = usable - {attempt.broker for attempt in attempts}
@@ -84,6 +85,12 @@ def next_step(
     inviting = len(untried.difference(avoided)) or len(untried)
     cap = attempt_cap(remaining, retries + 1 - len(attempts), attempt_timeout) if inviting > 1 else None
     return Step(Verdict.TRY, untried, cap)
+
+
+def _gone(attempts: Sequence[Facts]) -> set[str]:
+    """Brokers that sent us away twice, the second time from a new connection."""
+    away = [attempt.broker for attempt in attempts if isinstance(attempt.error, GoAwayError)]
+    return {broker for broker in away if away.count(broker) > 1}
 
 
 def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | None) -> float:

@@ -20,7 +20,7 @@ from typing import Final, cast
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command
-from rmq_protocol.constants import RESPONSE_FLAG, RequestCode, SerializeType
+from rmq_protocol.constants import RESPONSE_FLAG, RequestCode, ResponseCode, SerializeType
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
@@ -38,6 +38,7 @@ __all__ = ["Connection"]
 logger = logging.getLogger("rmq_async.transport")
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 SCAN_GRAIN: Final = 0.02
 """Seconds by which near deadlines are judged together."""
@@ -45,6 +46,9 @@ BLOCKED_AFTER: Final = 0.1
 GRACE_STEP: Final = 0.01
 GRACE_STEPS: Final = 20
 GRACE_AFTER_WRITE: Final = 0.1
+RETIRED_AT_MOST: Final = 30.0
+"""Seconds for what is under way on a connection whose server sent us away; most end sooner, by their own deadlines."""
+RETIRED_LOOK: Final = 0.1
 
 
 class Connection(asyncio.Protocol):
@@ -52,13 +56,15 @@ class Connection(asyncio.Protocol):
 
     ``on_request`` answers the server's own requests (None: no answer); without a handler they get REQUEST_CODE_NOT_SUPPORTED.
     ``dead_after``: seconds without any byte, counted from the first request written after the last byte came, after which the
-    connection is closed as dead.
+    connection is closed as dead. ``on_retired``: told when the server wants its clients elsewhere (GO_AWAY); the connection then
+    takes no new requests, and closes when those under way have ended.
     """
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
         "__weakref__", "_dead_after", "_decoder", "_expects_answer", "_flushed", "_grace", "_held", "_held_control",
-        "_held_oneways", "_loop", "_on_closed", "_on_request", "_opaque", "_others", "_reads", "_scan_at", "_sequence",
+        "_held_oneways", "_loop", "_on_closed", "_on_request", "_on_retired", "_opaque", "_others", "_reads", "_retiring",
+        "_scan_at", "_sequence",
         "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
         "_wrote_at", "address", "close_cause", "close_reason", "closed", "hooks", "is_open", "last_used", "local_ip", "pacing",
         "serialize_type", "strays",
@@ -73,6 +79,7 @@ class Connection(asyncio.Protocol):
         dead_after: float = 10.0,
         on_request: RequestHandler | None = None,
         on_closed: Callable[[Connection], None] | None = None,
+        on_retired: Callable[[Connection], None] | None = None,
         hooks: RequestHooks | None = None,
     ) -> None:
         self.address = address
@@ -96,6 +103,8 @@ class Connection(asyncio.Protocol):
         self._dead_after = dead_after
         self._on_request = on_request
         self._on_closed = on_closed
+        self._on_retired = on_retired
+        self._retiring: asyncio.TimerHandle | None = None
         self._table: dict[int, Pending] = {}
         self._opaque = FIRST_OPAQUE
         self._writer = WriteCoalescer(self._before_write, self._sends_under_way)
@@ -418,6 +427,8 @@ class Connection(asyncio.Protocol):
                     if reply.flag & RESPONSE_FLAG and (pending := table.pop(reply.opaque, None)) is not None:
                         if pending.typed and pending.sequence:
                             receiver = pending.receiver
+                            if reply.code == _GO_AWAY:
+                                self.retire()  # first: whoever tries again at once must not be given this connection
                             if not receiver.done():
                                 receiver.set_result(reply)
                             continue
@@ -446,6 +457,8 @@ class Connection(asyncio.Protocol):
                 logger.debug("%s: %d answers to nothing that was asked (dropped)", self.address, self.strays)
             return
         self._remove(command.opaque)
+        if command.code == _GO_AWAY:
+            self.retire()
         receiver = pending.receiver
         if receiver.done():
             return
@@ -562,11 +575,31 @@ class Connection(asyncio.Protocol):
             self._state = next_state(self._state, ConnectionState.DRAINING)
             self.is_open = False
 
+    def retire(self) -> None:
+        """The server sent us away: takes no new requests, and closes when those under way have ended."""
+        if self._state is ConnectionState.READY:
+            self.drain()
+            self._look_whether_idle(monotonic() + RETIRED_AT_MOST)
+            if self._on_retired is not None:
+                self._on_retired(self)
+
+    @property
+    def retired(self) -> bool:
+        """Whether the server sent us away from this connection."""
+        return self._retiring is not None
+
+    def _look_whether_idle(self, until: float) -> None:
+        if self._retiring is not None and (not self._table or monotonic() >= until):
+            self.close(CloseReason.AWAY)
+        else:
+            self._retiring = self._loop.call_later(RETIRED_LOOK, self._look_whether_idle, until)
+
     def close(self, reason: CloseReason, cause: BaseException | None = None) -> None:
         """Closes once; every pending request fails with an error of its own: ``reason``, and whether it had been written."""
         if self._state is ConnectionState.CLOSED:
             return
-        if reason is CloseReason.LOCAL and not self._writer.paused:
+        orderly = reason in (CloseReason.LOCAL, CloseReason.AWAY)
+        if orderly and not self._writer.paused:
             self._writer.flush()
         self._state = next_state(self._state, ConnectionState.CLOSED)
         self.is_open = False
@@ -574,8 +607,10 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._retiring is not None:
+            self._retiring.cancel()
         if self._transport is not None:
-            if reason is CloseReason.LOCAL and not self._writer.paused:
+            if orderly and not self._writer.paused:
                 self._transport.close()
             else:
                 self._transport.abort()
@@ -600,8 +635,9 @@ class Connection(asyncio.Protocol):
 
     def _lost(self, written: bool, code: int | None) -> ConnectionLostError:
         what = f"{request_name(code)} to {self.address}" if code is not None else self.address
-        why = self.close_reason.value if self.close_reason is not None else "it is closing"
+        why = self.close_reason or (CloseReason.AWAY if self.retired else None)
+        told = why.value if why is not None else "it is closing"
         cause = f" ({tls_reason(self.close_cause)})" if self.close_cause is not None and str(self.close_cause) else ""
-        error = ConnectionLostError(f"{what}: connection lost, {why}{cause}", maybe_stored=written, address=self.address)
+        error = ConnectionLostError(f"{what}: connection lost, {told}{cause}", maybe_stored=written, address=self.address)
         error.__cause__ = self.close_cause
         return error

@@ -12,8 +12,12 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import Any, Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import ResponseCode
 
 from ..config import ClientConfig, host_and_port, name_servers
 from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, own_copy
@@ -35,6 +39,8 @@ LAST_BACKOFF: Final = 1.0
 BACKOFFS_KEPT: Final = 256
 """Addresses that failed are remembered at least up to this number, beyond it only while they are recent."""
 MIN_DEAD_AFTER: Final = 10.0
+SENT_AWAY_FOR: Final = 10.0
+"""Seconds in which a server that sends us away a second time is one that will go on doing so."""
 
 
 class Backoff:
@@ -66,7 +72,8 @@ def split_address(address: str) -> tuple[str, int]:
 class ConnectionPool:
     """Connections of one client instance; belongs to the loop that makes it.
 
-    ``on_connected`` and ``on_closed`` are plain functions called with the connection; ``on_request`` answers servers' requests.
+    ``on_connected`` and ``on_closed`` are plain functions called with the connection, the latter once it takes no more requests
+    (closed, or ``retired`` and still open for answers); ``on_request`` answers servers' requests.
     ``tls``: what ``client_context`` made of the settings.
     """
 
@@ -97,6 +104,9 @@ class ConnectionPool:
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._backoffs: dict[str, Backoff] = {}
         self._most_backoffs = BACKOFFS_KEPT
+        self._retired: set[Connection] = set()
+        self._sent_away: dict[str, float] = {}
+        """When servers last sent us away."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -105,8 +115,8 @@ class ConnectionPool:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """The open ones."""
-        return tuple(self.open.values())
+        """The open ones, and those that only wait for their last answers."""
+        return (*self.open.values(), *self._retired)
 
     def get(self, address: str) -> Connection | None:
         """The open connection to ``address``, if there is one; does no I/O."""
@@ -145,6 +155,37 @@ class ConnectionPool:
                 raise own_copy(error)
             if task.result().is_open:
                 return task.result()
+
+    async def request(
+        self,
+        address: str,
+        command: RemotingCommand,
+        timeout: float,
+        *,
+        long_poll: bool = False,
+        calls: set[asyncio.Future[RemotingCommand]] | None = None,
+    ) -> RemotingCommand:
+        """One request, connecting and answer within ``timeout`` seconds; the answer may have any code.
+
+        Where the server sends us away (GO_AWAY, so it has not looked at the request) it is asked once more, over a new connection.
+        Raises as ``connect`` and ``Connection.request`` do.
+        """
+        deadline = monotonic() + timeout
+        response: RemotingCommand | None = None
+        for _ in range(2):
+            connection = self.open.get(address)
+            if connection is None:
+                try:
+                    connection = await self.connect(address, max(deadline - monotonic(), 0.0))
+                except (ConnectError, RequestTimeoutError):
+                    if response is not None:  # it went, as it said
+                        return response
+                    raise
+            response = await connection.request(command, max(deadline - monotonic(), 0.0), long_poll=long_poll, calls=calls)
+            if response.code != ResponseCode.GO_AWAY:
+                break
+        assert response is not None
+        return response
 
     async def aclose(self, timeout: float = 0.0) -> None:
         """Closes every connection, after waiting up to ``timeout`` seconds for requests under way. No socket is left."""
@@ -200,6 +241,7 @@ class ConnectionPool:
             dead_after=max(MIN_DEAD_AFTER, 2 * self._config.request_timeout),
             on_request=self._on_request,
             on_closed=self._forget,
+            on_retired=self._retire,
             hooks=self.hooks,
         )
         try:
@@ -249,7 +291,27 @@ class ConnectionPool:
             self._on_connected(connection)
         return connection
 
+    def _retire(self, connection: Connection) -> None:
+        """The server sent us away. The first time in a while a new connection may find another server at the address."""
+        address = connection.address
+        if self.open.get(address) is not connection:
+            return
+        del self.open[address]
+        self._retired.add(connection)
+        now = monotonic()
+        again = now - self._sent_away.get(address, -inf) < SENT_AWAY_FOR
+        self._sent_away = {each: at for each, at in self._sent_away.items() if now - at < SENT_AWAY_FOR}
+        self._sent_away[address] = now
+        if again:
+            self._back_off(address)
+        else:
+            self._backoffs.pop(address, None)
+        logger.info("%s sends its clients away, %d requests still wait for their answers", address, connection.pending)
+        if self._on_closed is not None:
+            self._on_closed(connection)
+
     def _forget(self, connection: Connection) -> None:
+        self._retired.discard(connection)
         if self.open.get(connection.address) is connection:
             del self.open[connection.address]
             if connection.heard:

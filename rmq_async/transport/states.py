@@ -40,3 +40,4 @@ class CloseReason(Enum):
     RESET = "it broke"
     PROTOCOL = "the peer sent a broken frame"
     NOT_READING = "the peer does not read what is sent to it"
+    AWAY = "the server sent its clients away"

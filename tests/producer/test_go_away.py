@@ -1,0 +1,143 @@
+"""A server that sends its clients away (1500): another connection, or another broker; what is under way is still answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from rmq_async import Admin, MessageQueue, PullConsumer, SendError, errors
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import GoAwayError
+from rmq_async.transport import CloseReason
+from rmq_protocol.constants import RequestCode
+
+from .peers import TOPIC, Cluster, Link, Sent, each, late, refuse, silent, stored
+from .support import Send, every_way, message, messages, outcomes, producer, timed, until
+
+
+@every_way(1)
+async def test_the_retry_goes_over_a_new_connection_and_the_old_one_is_drained(cluster: Cluster, send: Send) -> None:
+    async with producer(cluster, timeout=5.0) as sender:
+        await send(sender)
+        old = sender._sender.pool.get(cluster.a.address)
+        assert old is not None
+        cluster.a.answer = late(0.3)
+        under_way = asyncio.ensure_future(send(sender))
+        await until(lambda: len(cluster.sends) == 2)
+        cluster.a.answer = each(refuse(1500, "please go away"), stored)
+        with timed(most=0.2):
+            result = await send(sender)
+        assert (result.attempts, cluster.a.accepted) == (2, 2)
+        assert (old.is_open, old.retired, old.close_reason) == (False, True, None)
+        assert sender._sender.pool.get(cluster.a.address) is not old
+        assert (await under_way).attempts == 1, "what was under way is answered on the old connection"
+        await until(lambda: old.close_reason is CloseReason.AWAY, 1.0)
+        await until(lambda: len(cluster.a.links) == 1)
+        assert (await send(sender)).attempts == 1
+
+
+async def test_a_server_that_sends_new_connections_away_too_is_asked_twice_and_not_stormed(cluster: Cluster) -> None:
+    cluster.a.answer = refuse(1500, "please go away")
+    async with producer(cluster, retries=9) as sender:
+        with pytest.raises(SendError, match="please go away") as caught:
+            await sender.send(message())
+        assert [type(attempt.error) for attempt in caught.value.attempts] == [GoAwayError] * 2
+        assert (caught.value.code, caught.value.maybe_stored, cluster.a.accepted) == (1500, False, 2)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while loop.time() - began < 0.6:
+            await outcomes(*[sender.send(item, timeout=0.3) for item in messages(20)])
+            await asyncio.sleep(0.02)
+        assert cluster.a.accepted < 10
+        cluster.a.answer = stored
+        assert (await sender.send(message())).attempts <= 2
+
+
+async def test_a_broker_that_goes_away_under_load_costs_no_send(pair: Cluster) -> None:
+    def away(link: Link, sent: Sent) -> None:
+        pair.name_server.routes[TOPIC] = pair.route(pair.b)
+        refuse(1500)(link, sent)
+
+    async with producer(pair) as sender:
+        await asyncio.gather(*[sender.send(item) for item in messages(8)])
+        pair.a.answer = away
+        results = await asyncio.gather(*[sender.send(item) for item in messages(200)])
+        assert {result.queue.broker_name for result in results} == {"b"}
+        assert max(result.attempts for result in results) == 2
+        await until(lambda: TOPIC not in sender._sender.lanes or len(sender._sender.lanes[TOPIC].brokers) == 1)
+        assert {result.attempts for result in await asyncio.gather(*[sender.send(item) for item in messages(20)])} == {1}
+        assert pair.a.accepted <= 2
+
+
+async def test_a_queue_that_was_given_has_one_attempt_and_the_next_call_a_new_connection(pair: Cluster) -> None:
+    async with producer(pair) as sender:
+        pair.a.answer = refuse(1500)
+        with pytest.raises(GoAwayError) as caught:
+            await sender.send(message(), queue=pair.queue())
+        assert (caught.value.maybe_stored, caught.value.broker) == (False, "a")
+        pair.a.answer = stored
+        assert (await sender.send(message(), queue=pair.queue())).attempts == 1
+        assert pair.a.accepted == 2
+
+
+async def test_one_way_sends_go_on_over_a_new_connection(cluster: Cluster) -> None:
+    async with producer(cluster, oneway_window=2) as sender:
+        cluster.a.answer = each(refuse(1500), stored)
+        for item in messages(10):
+            await sender.send_oneway(item)
+            await asyncio.sleep(0.002)
+        await sender.flush(1.0)
+        await until(lambda: len(cluster.sends) == 10)
+        assert cluster.a.accepted == 2
+
+
+async def test_a_drained_connection_is_closed_at_its_bound(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.transport.connection.RETIRED_AT_MOST", 0.2)
+    async with producer(cluster, retries=0, timeout=5.0) as sender:
+        cluster.a.answer = each(silent, refuse(1500))
+        both = await outcomes(sender.send(message()), sender.send(message()))
+        lost, gone = sorted(both, key=lambda error: isinstance(error, GoAwayError))
+        assert type(gone) is GoAwayError
+        assert type(lost) is errors.ConnectionLostError
+        assert "the server sent its clients away" in str(lost)
+        assert lost.maybe_stored
+
+
+async def test_stop_ends_what_waits_on_a_drained_connection(cluster: Cluster) -> None:
+    async with producer(cluster, retries=0, timeout=5.0) as sender:
+        cluster.a.answer = each(silent, refuse(1500))
+        waiting = asyncio.ensure_future(sender.send(message()))
+        await until(lambda: len(cluster.sends) == 1)
+        assert type((await outcomes(sender.send(message())))[0]) is GoAwayError
+        with timed(most=0.3):
+            await sender.stop(0.05)
+        assert type((await outcomes(waiting))[0]) is errors.ClientStateError
+
+
+async def test_what_is_not_sent_but_asked_is_asked_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rmq_async")
+    async with (
+        EmbeddedRocketMQ() as server,
+        PullConsumer("group", namesrv=server.namesrv) as consumer,
+        Admin(namesrv=server.namesrv) as admin,
+    ):
+        await admin.create_topic(TOPIC, queues=1)
+        queue = MessageQueue(TOPIC, "broker-a", 0)
+        await consumer.pull(queue, 0)
+        for request, ask in (
+            (RequestCode.PULL_MESSAGE, lambda: consumer.pull(queue, 0)),
+            (RequestCode.GET_MAX_OFFSET, lambda: consumer.max_offset(queue)),
+            (RequestCode.GET_TOPIC_STATS_INFO, lambda: admin.topic_stats(TOPIC)),
+            (RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda: admin.topic_route(TOPIC)),
+        ):
+            server.fail_next(1500, 1, request=request)
+            await ask()
+            assert not server._failures.pending, request
+        assert sum("sends its clients away" in record.getMessage() for record in caplog.records) == 4
+        server.fail_next(1500, 2, request=RequestCode.PULL_MESSAGE)
+        with pytest.raises(GoAwayError) as caught:
+            await consumer.pull(queue, 0)
+        assert caught.value.broker == "broker-a"
+        assert (await consumer.pull(queue, 0)).next_offset == 0
