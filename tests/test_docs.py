@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import rmq_async
 from rmq_async import ClientConfig, FaultTable, ProducerConfig, errors, select_best
 from rmq_async.embedded import EmbeddedRocketMQ
 
@@ -128,6 +129,20 @@ def test_every_class_of_error_is_documented() -> None:
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RocketMQError)}
     in_a_row_of_its_base = {"LocalProtocolError", "RemoteProtocolError"}
     assert kinds - told == in_a_row_of_its_base
+
+
+def test_whatever_others_calls_become_here_is_there() -> None:
+    """The right column of each table: names that are called, and keywords."""
+    tables = re.findall(r"^\|[^|]*\|([^|]*)\|$", (ROOT / "docs" / "migration.md").read_text(), re.MULTILINE)
+    code = " ".join(span for cell in tables for span in re.findall(r"`([^`]*)`", cell))
+    told = set(re.findall(r"\b(\w+)(?:\(|=)", code)) - {"f"}
+    users = (rmq_async.Producer, rmq_async.TransactionProducer, rmq_async.Admin, rmq_async.Credentials, rmq_async.split_batches)
+    methods = [method for user in users for name, method in inspect.getmembers(user, callable) if not name.startswith("_")]
+    known = {*vars(rmq_async), *vars(errors), *(method.__name__ for method in methods)}
+    for called in (*users, *methods, ClientConfig, ProducerConfig, rmq_async.Message):
+        known |= inspect.signature(called).parameters.keys()
+    assert len(told) > 40
+    assert told <= known
 
 
 # -- commands and links
