@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, gc, logging, os, sys, traceback, warnings
-from rmq_async import Message, Producer, errors
+from rmq_async import Message, Producer, TransactionProducer, TransactionStatus, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
 warnings.simplefilter("error")
@@ -20,10 +20,14 @@ async def calls(sender):
     item = Message("T", b"x")
     waits = [
         sender.send(item), sender.send(item, key=1), sender.send_async(item), sender.send_oneway(item),
-        sender.send_batch([item]), sender.flush(), sender.fetch_publish_queues("T"), sender.stop(),
+        sender.send_batch([item]), sender.send_batch_async([item]), sender.send_in_transaction(item), sender.request(item),
+        sender.reply(None, b"x"), sender.recall("T", "x"), sender.flush(), sender.fetch_publish_queues("T"), sender.stop(),
         sender.start(),
     ]
     return await asyncio.gather(*waits, return_exceptions=True)
+
+def ended(*_):
+    return TransactionStatus.COMMIT
 
 async def child(sender, made, namesrv, inherited):
     results = await calls(sender)
@@ -41,7 +45,7 @@ async def child(sender, made, namesrv, inherited):
 async def parent():
     async with EmbeddedRocketMQ() as server:
         made = Producer("made-before", namesrv=server.namesrv)
-        async with Producer("group", namesrv=server.namesrv) as sender:
+        async with TransactionProducer("group", execute=ended, check=ended, namesrv=server.namesrv) as sender:
             first = await sender.send(Message("T", b"parent 1"))
             pending = await sender.send_async(Message("T", b"pending"))
             clients = server.statistics("broker-a").accepted
