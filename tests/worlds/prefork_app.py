@@ -69,4 +69,5 @@ app = FastAPI(lifespan=lifespan)
 async def announce(number: int) -> dict[str, int | str]:
     producer: Producer = app.state.producer
     result = await producer.send(Message("Orders", b"%d" % number))
-    return {"pid": os.getpid(), "msg_id": result.msg_id, "attempts": result.attempts}
+    reply = await made.request(Message("Questions", b"%d" % number))
+    return {"pid": os.getpid(), "msg_id": result.msg_id, "attempts": result.attempts, "answer": reply.body.decode()}

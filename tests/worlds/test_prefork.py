@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rmq_async import Admin
+from rmq_async import Admin, Producer, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.message import MessageExt
 
@@ -53,9 +53,9 @@ class Service:
         return self.workers()
 
     async def order(self, number: int) -> int:
-        """The process id of the worker that announced it."""
+        """The process id of the worker that announced it, and asked a question and got its answer."""
         answer = (await self._client.post(f"/orders/{number}")).raise_for_status().json()
-        assert answer["attempts"] == 1
+        assert (answer["attempts"], answer["answer"]) == (1, f"answer {number}")
         return int(answer["pid"])
 
     async def order_from_each(self) -> set[int]:
@@ -100,29 +100,42 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
                 process.stderr.close()
 
 
+async def answer_questions(namesrv: str) -> None:
+    async with PullConsumer("answers", namesrv=namesrv) as consumer, Producer("answers", namesrv=namesrv) as producer:
+        async for question in consumer.read("Questions", end=None):
+            await producer.reply(question, b"answer " + question.body)
+
+
 async def check_that_each_worker_is_a_client_of_its_own(service: Service) -> None:
+    """By its requests, whose replies find it, by its names, and by the ids of its messages."""
     workers = await service.started(2)
-    assert await service.order_from_each() == set(workers)
     async with Admin(namesrv=service.server.namesrv) as admin:
+        await admin.create_topic("Questions", queues=1)
+        answering = asyncio.ensure_future(answer_questions(service.server.namesrv))
+        try:
+            assert await service.order_from_each() == set(workers)
+        finally:
+            answering.cancel()
+            await asyncio.wait([answering])
         for group in ("own", "made"):
             clients = [each.client_id.partition("@")[2] for each in await admin.producer_connections(group)]
             assert {int(name.partition("#")[0]) for name in clients} == set(workers)
 
 
 def ids(service: Service) -> list[str]:
-    return [message.msg_id for topic in ("Workers", "Orders", "Parent") for message in service.traffic(topic)]
+    return [message.msg_id for topic in ("Workers", "Orders", "Questions", "Parent") for message in service.traffic(topic)]
 
 
 async def test_workers_of_uvicorn() -> None:
     async with running(UVICORN, lambda path: ["--uds", str(path)]) as service:
         await check_that_each_worker_is_a_client_of_its_own(service)
-        assert len(set(ids(service))) == len(ids(service)) == 4
+        assert len(set(ids(service))) == len(ids(service)) == 6
 
 
 async def test_workers_of_gunicorn() -> None:
     async with running(GUNICORN, lambda path: ["--bind", f"unix:{path}"]) as service:
         await check_that_each_worker_is_a_client_of_its_own(service)
-        assert len(set(ids(service))) == len(ids(service)) == 4
+        assert len(set(ids(service))) == len(ids(service)) == 6
 
 
 async def test_workers_of_gunicorn_that_fork_from_a_parent_with_a_started_producer() -> None:
@@ -138,6 +151,7 @@ async def test_workers_of_gunicorn_that_fork_from_a_parent_with_a_started_produc
         traffic = service.traffic("Parent")
         assert {message.body for message in traffic} == {b"attempts 1"}
         assert len({message.born_host for message in traffic}) == 1  # one connection from the first to the last
-        assert service.server.statistics("broker-a").accepted == 1 + len(workers) + 1  # and the admin's of this test
+        mine = 1  # the admin, the consumer and the producer of this test are one client
+        assert service.server.statistics("broker-a").accepted == 1 + len(workers) + mine
         found = ids(service)
         assert len(set(found)) == len(found)
