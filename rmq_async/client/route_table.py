@@ -387,7 +387,9 @@ class RouteTable:
         said = printable(answer.remark or "no such topic")
         text = f"topic {self._told(topic)} not found, name server {answer.name_server} says: {said}"
         if create_key is not None:
-            text += f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
+            text += (
+                f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
+            )
         return TopicNotFoundError(text, address=answer.name_server)
 
 

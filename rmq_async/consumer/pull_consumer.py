@@ -259,9 +259,11 @@ def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
 
 def _on_the_wire(names: Names, bound: Bound) -> Bound:
     """With offsets by queues as servers know them."""
-    if not isinstance(bound, Mapping):
-        return bound
-    return cast(Bound, {names.wire_queue(check_queue(queue)): offset for queue, offset in bound.items()})
+    return cast(Bound, _wired(names, bound)) if isinstance(bound, Mapping) else bound
+
+
+def _wired(names: Names, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    return {names.wire_queue(check_queue(queue)): offset for queue, offset in offsets.items()}
 
 
 def _chosen_queues(
@@ -283,12 +285,12 @@ def _chosen_queues(
             raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.told(topic)}")
     for bound in (start, end):
         if isinstance(bound, Mapping):
-            offsets = _on_the_wire(names, bound)
+            wired = _wired(names, bound)
             for queue in chosen:
-                if queue not in offsets:
+                if queue not in wired:
                     raise ConfigError(f"no offset is given for {names.shown_queue(queue)}")
-                _check_offset(names.shown_queue(queue), offsets[queue])
-            for queue in offsets:
+                _check_offset(names.shown_queue(queue), wired[queue])
+            for queue in wired:
                 if queue not in chosen:
                     raise ConfigError(f"an offset is given for {names.shown_queue(queue)}, which is not to be read")
     return chosen

@@ -300,8 +300,9 @@ class Reader:
         after = max(result.next_offset, messages[-1].queue_offset + 1 if messages else 0)
         if after <= offset:
             if result.status is PullStatus.FOUND:
+                queue = self._instance.names.shown_queue(cursor.queue)
                 raise RemoteProtocolError(
-                    f"a pull of {self._instance.names.shown_queue(cursor.queue)} at offset {offset} says to go on at {result.next_offset}",
+                    f"a pull of {queue} at offset {offset} says to go on at {result.next_offset}",
                     broker=cursor.queue.broker_name,
                 )
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+
 from rmq_protocol.batch import BATCH_OVERHEAD, check_batch
 from rmq_protocol.constants import MAX_BODY_SIZE
 from rmq_protocol.errors import InvalidMessageError, shown
@@ -18,9 +19,9 @@ __all__ = ["split_batches"]
 def split_batches(messages: Iterable[Message], max_bytes: int = MAX_BODY_SIZE) -> Iterator[list[Message]]:
     """Batches for ``send_batch``, in the order of ``messages``, each of at most ``max_bytes`` as it is encoded.
 
-    A batch ends where the next message would not fit, or has another topic or ``wait_store``. ``messages`` is read as the batches are
-    asked for, one message ahead. The unique id that each message gets when it is sent counts with 32 digits, or with 56 once
-    a client of this process that is addressed by IPv6 has started.
+    A batch ends where the next message would not fit, or has another topic or ``wait_store``. ``messages`` is read as the batches
+    are asked for, one message ahead. The unique id that each message gets when it is sent counts with 32 digits, or with 56
+    once a client of this process that is addressed by IPv6 has started.
 
     Raises InvalidMessageError, in its place in the iteration, for what no batch may hold (delayed messages, those of retry topics,
     what ``send`` refuses) and for a message that alone takes more than ``max_bytes``: it has to be sent singly. ValueError for a

@@ -24,7 +24,7 @@ from .config import ProducerConfig
 if TYPE_CHECKING:
     from .watching import Watch
 
-__all__ = ["Encoder", "Outgoing"]
+__all__ = ["Encoder", "Outgoing", "Watched"]
 
 COMPRESS_OFF_LOOP: Final = 64 * 1024
 """Bytes of a body from which on compressing it would hold up the loop for a millisecond or more."""
@@ -37,8 +37,8 @@ class Outgoing(msgspec.Struct, gc=False):
     """One message, or one batch, as its attempts send it.
 
     ``batch_ids``: the unique ids of a batch's messages. ``code``: request code in its short form, 0 for the usual ones.
-    ``watch``: set where hooks are told of the attempts; ``message``: where a selector is asked for each attempt, what it is shown,
-    a batch's first. Neither may lead back to here, for no collector looks at this.
+    ``message``: where a selector is asked for each attempt, what it is shown, a batch's first; it must not lead back to here, for
+    no collector looks at this. ``watch``: where hooks are told of the attempts, see ``Watched``.
     """
 
     topic: str
@@ -53,10 +53,14 @@ class Outgoing(msgspec.Struct, gc=False):
     message: Message | None = None
 
 
+class Watched(Outgoing, gc=True):
+    """One whose ``watch`` leads to what users wrote, and from there anywhere: back to here too, by an error and its traceback."""
+
+
 class Encoder:
     """The parts of encoding that need the producer's settings, its ids and the clock."""
 
-    __slots__ = ("_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size")
+    __slots__ = ("_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")
 
     def __init__(self, config: ProducerConfig, ids: UniqueIds, namespace: str = "") -> None:
         self.compress_over = config.compress_over
@@ -67,6 +71,8 @@ class Encoder:
         self.instance = {"INSTANCE_ID": namespace} if namespace else {}
         """The property that names a namespace of the first kind."""
         self.born_ms = ids.now
+        self.outgoing: type[Outgoing] = Outgoing
+        """``Watched`` where calls are."""
 
     def check(self, message: Message) -> None:
         """Raises InvalidMessageError (with the limit that is broken) for a topic or body that may not be sent."""
@@ -80,7 +86,7 @@ class Encoder:
         if self.instance:
             extra = {**(extra or {}), **self.instance}
         properties = message_properties(message, unique_id, extra)
-        return Outgoing(message.topic, unique_id, properties, message.body, sys_flag, message.flag)
+        return self.outgoing(message.topic, unique_id, properties, message.body, sys_flag, message.flag)
 
     def compressed(self, outgoing: Outgoing) -> Outgoing:
         """The same with its body compressed, if that makes it smaller. CPU-bound: 2 to 10 us per KiB with zlib."""
@@ -101,7 +107,7 @@ class Encoder:
         first = batch[0]
         properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT
         size = sum([len(message.body) for message in batch])
-        return Outgoing(first.topic, ids[0], properties + properties_text(self.instance), body, 0, 0, tuple(ids)), size
+        return self.outgoing(first.topic, ids[0], properties + properties_text(self.instance), body, 0, 0, tuple(ids)), size
 
 
 def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:

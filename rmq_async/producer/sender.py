@@ -39,7 +39,7 @@ from .credits import Credits, Epoch
 from .hooks import request_hooks
 from .lanes import Lane, LaneSettings, Target
 from .order import Line, Place
-from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing
+from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing, Watched
 from .policy import attempt_cap
 from .replies import SEND_OK, stored_batch
 from .selection import FaultWatch, Selection, selection_of
@@ -132,6 +132,7 @@ class Sender:
         config, settings = self.config, self._settings
         general = self.pool.hooks.active or not config.send_smart_msg
         self.watched = self.watchers.active
+        self.encoder.outgoing = Watched if self.watched else Outgoing
         special = general or self.watched or self.retry_not_ok or settings.namespace or self.selection is not None
         self.plain_below = 0 if special else min(config.compress_over, config.max_message_size + 1)
         if general != settings.general:
