@@ -173,6 +173,8 @@ class SystemBusyError(BrokerError):
 
 
 class RequestCodeNotSupportedError(BrokerError):
+    """The server does not know the request, or does not take it from clients (3)."""
+
     response_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
@@ -183,11 +185,15 @@ class MessageIllegalError(BrokerError):
 
 
 class ServiceNotAvailableError(BrokerError):
+    """The broker cannot store now: it is a replica, shuts down, or its disk is full (14)."""
+
     response_code = ResponseCode.SERVICE_NOT_AVAILABLE
     retriable = True
 
 
 class VersionNotSupportedError(BrokerError):
+    """The broker wants a client of another version (15)."""
+
     response_code = ResponseCode.VERSION_NOT_SUPPORTED
 
 
@@ -226,19 +232,27 @@ class QueryNotFoundError(BrokerError):
 
 
 class SubscriptionGroupNotExistError(BrokerError):
+    """The broker does not have the consumer group and may not create it (26)."""
+
     response_code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
 class InvalidParameterError(BrokerError):
+    """A field of the request has a value that the broker does not take (29)."""
+
     response_code = ResponseCode.INVALID_PARAMETER
 
 
 class NoBuyerIdError(BrokerError):
+    """Unit mode: the broker misses a buyer's id (204)."""
+
     response_code = ResponseCode.NO_BUYER_ID
     retriable = True
 
 
 class NotInCurrentUnitError(BrokerError):
+    """Unit mode: the message belongs to another unit than the broker's (205)."""
+
     response_code = ResponseCode.NOT_IN_CURRENT_UNIT
     retriable = True
 
@@ -250,15 +264,21 @@ class GroupNotOnlineError(BrokerError):
 
 
 class FlowControlError(BrokerError):
+    """The broker limits this client (215)."""
+
     response_code = ResponseCode.FLOW_CONTROL
     backs_off = True
 
 
 class NotLeaderForQueueError(BrokerError):
+    """The queue of a static topic is led by another broker (501)."""
+
     response_code = ResponseCode.NOT_LEADER_FOR_QUEUE
 
 
 class IllegalOperationError(BrokerError):
+    """The broker does not do that with this message, such as recalling one that is due (604)."""
+
     response_code = ResponseCode.ILLEGAL_OPERATION
 
 
