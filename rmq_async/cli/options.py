@@ -16,6 +16,7 @@ from rmq_async import ClientConfig, ConfigError
 from rmq_async.config import NAMESRV_ENVIRONMENT, name_servers
 
 from . import INTERRUPTED
+from .security import security_options, security_settings
 
 __all__ = [
     "FAILED",
@@ -85,7 +86,7 @@ def timeout_option(command: Command) -> Command:
 def client_options(command: Command) -> Command:
     """What every command that speaks to a cluster takes."""
     named = namesrv_option(f"Name servers of the cluster; default: ${NAMESRV_ENVIRONMENT}.")
-    return named(timeout_option(json_option(command)))
+    return named(timeout_option(json_option(security_options(command))))
 
 
 class Interrupted(click.ClickException):
@@ -108,12 +109,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
     """The client's settings; from here on only its errors are told, warnings would be more lines beside the one that matters.
 
-    Raises UsageError where nothing says which name servers to ask.
+    Raises UsageError where nothing says which name servers to ask, and where security options contradict each other.
     """
     logging.getLogger("rmq_async").setLevel(logging.ERROR)
     if namesrv is None and not name_servers(os.environ.get(NAMESRV_ENVIRONMENT)):
         raise click.UsageError(f"no name server is known: give --namesrv or set {NAMESRV_ENVIRONMENT}")
-    return ClientConfig(namesrv=namesrv, request_timeout=timeout, connect_timeout=timeout)
+    return ClientConfig(namesrv=namesrv, request_timeout=timeout, connect_timeout=timeout, **security_settings())
 
 
 def _namesrv(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:

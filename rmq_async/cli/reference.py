@@ -21,6 +21,8 @@ _OPENING: Final = """\
 - Results go to stdout, lines for people or with `--json` one object a line; errors are one line on stderr.
 - Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C. A reader that goes away (`| head`) ends a command quietly.
 - `--namesrv "a:9876;b:9876"` names the cluster, else the environment's `NAMESRV_ADDR`; `rmq demo` does not look at that.
+- `--access-key` signs requests, with the secret in the environment's `RMQ_SECRET_KEY` (and a token in `RMQ_SECURITY_TOKEN`):
+  other users of a machine see arguments, not the environment. What TLS can refuse, and why: [security](security.md#tls).
 - `RMQ_TRACEBACK=1` shows where an error that is a bug came from.
 
 A copy of a topic's last hour, and what is in it by key:

@@ -26,12 +26,13 @@ from rmq_async import (
     RocketMQError,
     SendContext,
 )
+from rmq_async.cli.app import run_command
 from rmq_async.testing._config import PROFILES
 from rmq_async.testing._probe import Access, ask
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.constants import RequestCode
 
-from ..canaries import SECRET_KEY
+from ..canaries import SECRET_KEY, is_clean
 from ..transport.support import until
 from .conftest import run, started
 
@@ -213,6 +214,20 @@ async def test_refused_heartbeats_are_one_warning(guarded: RealCluster, caplog: 
     assert reason in refused()[0].getMessage()
 
 
+def test_the_command_line_signs(
+    guarded: RealCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", guarded.namesrv)
+    monkeypatch.setenv("RMQ_SECRET_KEY", SECRET_KEY)
+    assert run_command(["send", TOPIC, "--body", "x", "--access-key", "alice"]) == 0
+    assert run_command(["send", DENIED, "--body", "x", "--access-key", "alice"]) == 1
+    assert f"no permission to access Topic:{DENIED}" in capsys.readouterr().err
+    assert run_command(["send", TOPIC, "--body", "x", "--access-key", "nobody"]) == 1
+    told = capsys.readouterr()
+    assert "User:nobody is not found" in told.err
+    assert is_clean(told.out + told.err)
+
+
 @pytest.fixture(scope="module")
 def encrypted() -> Iterator[RealCluster]:
     """A name server with TLS, and a broker that wants to see its clients' certificates too."""
@@ -284,3 +299,12 @@ async def test_unverified_tls_is_still_tls(encrypted: RealCluster, caplog: pytes
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == 1
     assert "tls_verify=False" in warned[0]
+
+
+def test_the_command_line_speaks_tls(encrypted: RealCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    files = encrypted.certificates.directory
+    shown = ["--cert", str(files / "client.pem"), "--cert-key", str(files / "client.key")]
+    common = ["topic", "create", "TlsCli", "--namesrv", encrypted.namesrv, *shown]
+    assert run_command([*common, "--ca", str(files / "ca.pem"), "--server-name", "localhost"]) == 0
+    assert run_command(common) == 1
+    assert "unable to get local issuer certificate" in capsys.readouterr().err

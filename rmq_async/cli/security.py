@@ -1,0 +1,93 @@
+"""Who a command speaks as, and over what: options of every command that speaks to a cluster.
+
+The secret has no option, because other users of a machine see the arguments of its processes: it comes from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from rmq_async import Credentials
+
+__all__ = ["SECRET_KEY", "security_options", "security_settings"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ACCESS_KEY: Final = "RMQ_ACCESS_KEY"
+SECRET_KEY: Final = "RMQ_SECRET_KEY"  # noqa: S105 - the variable's name
+SECURITY_TOKEN: Final = "RMQ_SECURITY_TOKEN"  # noqa: S105 - the same
+_KEPT: Final = "rmq_async.security"
+_FILE: Final = click.Path(exists=True, dir_okay=False)
+
+
+def security_options(command: Command) -> Command:
+    """The commands themselves do not see them; ``security_settings`` does."""
+    help_text = f"User to sign requests as; default: ${ACCESS_KEY}. The secret is taken from ${SECRET_KEY}."
+    for option in (
+        _option("--server-name", metavar="NAME", help="Name to look for in the servers' certificates."),
+        _option("--insecure", is_flag=True, help="TLS with any server, whatever certificate it shows."),
+        _option("--cert-key", metavar="FILE", type=_FILE, help="Its private key, where --cert does not hold it."),
+        _option("--cert", metavar="FILE", type=_FILE, help="Certificate to show to the servers; implies --tls."),
+        _option("--ca", metavar="FILE", type=_FILE, help="Authorities to trust, not the system's; implies --tls."),
+        _option("--tls", is_flag=True, help="Speak TLS; certificates are verified."),
+        _option("--access-key", metavar="NAME", help=help_text),
+    ):
+        command = option(command)
+    return command
+
+
+def security_settings() -> dict[str, Any]:
+    """Fields of ClientConfig, as the running command was told. Raises UsageError where options contradict each other."""
+    given: dict[str, Any] = click.get_current_context().meta.get(_KEPT, {})
+    settings: dict[str, Any] = {}
+    access_key = given.get("access_key") or os.environ.get(ACCESS_KEY)
+    if access_key:
+        settings["credentials"] = _credentials(access_key)
+    authorities, certificate, key, insecure = (given.get(name) for name in ("ca", "cert", "cert_key", "insecure"))
+    if key and not certificate:
+        raise click.UsageError("--cert-key is the key of a --cert, which is missing")
+    if insecure and authorities:
+        raise click.UsageError("--ca says whom to trust, and --insecure to trust anybody; give one of them")
+    if authorities or certificate:
+        settings["tls"] = _context(authorities, certificate, key, verify=not insecure)
+    elif given.get("tls") or insecure:
+        settings |= {"tls": True, "tls_verify": not insecure}
+    if given.get("server_name"):
+        if "tls" not in settings:
+            raise click.UsageError("--server-name needs --tls")
+        settings["server_hostname"] = given["server_name"]
+    return settings
+
+
+def _option(name: str, **settings: Any) -> Callable[[Command], Command]:
+    return click.option(name, expose_value=False, callback=_keep, **settings)
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    context.meta.setdefault(_KEPT, {})[parameter.name] = value
+
+
+def _credentials(access_key: str) -> Credentials:
+    if not os.environ.get(SECRET_KEY):
+        raise click.UsageError(f"access key {access_key} needs its secret: set {SECRET_KEY}")
+    return Credentials(access_key, os.environ[SECRET_KEY], os.environ.get(SECURITY_TOKEN) or None)
+
+
+def _context(authorities: str | None, certificate: str | None, key: str | None, *, verify: bool) -> ssl.SSLContext:
+    file = authorities
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+        if certificate:
+            file = certificate
+            context.load_cert_chain(certificate, key)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{file} cannot be used: {getattr(error, 'reason', None) or error}") from None
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
