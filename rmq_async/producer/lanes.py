@@ -108,7 +108,7 @@ class Lane:
     Raises BrokerNotFoundError when none of them has a master's address.
     """
 
-    __slots__ = ("_by_queue", "_settings", "_targets", "brokers", "next", "queues", "route", "several")
+    __slots__ = ("_settings", "_targets", "brokers", "by_queue", "next", "queues", "route", "several")
 
     def __init__(self, route: TopicRoute, settings: LaneSettings, topic: str | None = None) -> None:
         topic = settings.shown_topic(topic or route.topic)
@@ -123,7 +123,7 @@ class Lane:
                 self._targets.append(Target(shown, broker, address, settings))
         if not self._targets:
             raise BrokerNotFoundError(_nowhere(topic, route))
-        self._by_queue = {target.queue: target for target in self._targets}
+        self.by_queue = {target.queue: target for target in self._targets}
         self.queues = tuple(target.queue for target in self._targets)
         self.brokers = frozenset(target.broker for target in self._targets)
         self.several = len(self.brokers) > 1
@@ -145,13 +145,13 @@ class Lane:
 
     def knows(self, queue: MessageQueue) -> bool:
         """Whether ``target`` knows an address for the queue."""
-        return queue in self._by_queue or self.route.master_address(queue.broker_name) is not None
+        return queue in self.by_queue or self.route.master_address(queue.broker_name) is not None
 
     def target(self, queue: MessageQueue) -> Target:
         """The target of a queue the caller chose. Raises BrokerNotFoundError when its broker has no master's address."""
         if self._settings.namespace:
             queue = queue._replace(topic=self._settings.shown_topic(queue.topic))
-        found = self._by_queue.get(queue)
+        found = self.by_queue.get(queue)
         if found is None:
             address = self.route.master_address(queue.broker_name)
             if address is None:

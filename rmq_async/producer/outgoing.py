@@ -60,7 +60,7 @@ class Watched(Outgoing, gc=True):
 class Encoder:
     """The parts of encoding that need the producer's settings, its ids and the clock."""
 
-    __slots__ = ("_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")
+    __slots__ = ("_instance_text", "_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")
 
     def __init__(self, config: ProducerConfig, ids: UniqueIds, namespace: str = "") -> None:
         self.compress_over = config.compress_over
@@ -69,6 +69,7 @@ class Encoder:
         self._level = config.compress_level
         self.ids = ids
         self.instance = {"INSTANCE_ID": namespace} if namespace else {}
+        self._instance_text = properties_text(self.instance)
         """The property that names a namespace of the first kind."""
         self.born_ms = ids.now
         self.outgoing: type[Outgoing] = Outgoing
@@ -107,7 +108,7 @@ class Encoder:
         first = batch[0]
         properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT
         size = sum([len(message.body) for message in batch])
-        return self.outgoing(first.topic, ids[0], properties + properties_text(self.instance), body, 0, 0, tuple(ids)), size
+        return self.outgoing(first.topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids)), size
 
 
 def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:

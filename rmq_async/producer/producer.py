@@ -279,7 +279,9 @@ class Producer(ProducerLife):
         The messages must agree on ``wait_store`` and have no delay; together they may take ``max_message_size`` bytes encoded.
         Bodies are not compressed. Raises as ``send`` does.
         """
-        sender = self._usable()
+        if not self._loop_runs() or get_ident() != self._thread:
+            self._refuse()
+        sender = self._sender
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
         outgoing, size, wish = sender.batch(messages, queue, "sync")

@@ -431,10 +431,12 @@ class Sender:
             return outgoing, lane, lane.next()
         if wish.queue is not None or message is None:
             queue = cast(MessageQueue, wish.queue)
-            if lane.knows(queue):
-                return outgoing, lane, lane.target(queue)
-            await self._newer_route(self._settings.wire_topic(outgoing.topic), deadline)
-            lane = self.lane_now(outgoing.topic) or lane
+            target = lane.by_queue.get(queue)
+            if target is not None:
+                return outgoing, lane, target
+            if not lane.knows(queue):
+                await self._newer_route(self._settings.wire_topic(outgoing.topic), deadline)
+                lane = self.lane_now(outgoing.topic) or lane
             return outgoing, lane, lane.target(queue)
         return outgoing, lane, await self.selected(lane, message, wish.selector, wish.key, deadline)
 

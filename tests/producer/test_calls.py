@@ -1,0 +1,99 @@
+"""What the client costs: Python functions called for one message, counted, with every feature there and none switched on.
+
+The server runs in another thread, which the counting does not see. Times would tell less: these figures are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import rmq_async
+from rmq_async import MessageQueue, Producer
+from rmq_async.testing.threaded import ThreadedRocketMQ
+from rmq_protocol import command
+
+from .peers import TOPIC
+from .support import message, messages
+
+ROOMS = (str(Path(rmq_async.__file__).parent), str(Path(command.__file__).parent))
+QUEUE = MessageQueue(TOPIC, "broker-a", 0)
+ROUNDS, SENDS = 3, 200
+LOOSE = 0.3
+"""What happens now and then: a page of ids is turned, windows of one-way messages are answered."""
+
+Way = Callable[[Producer], Awaitable[Any]]
+
+
+async def deferred(sender: Producer) -> None:
+    await (await sender.send_async(message()))
+
+
+WAYS: dict[str, tuple[Way, float, float]] = {
+    # calls that it may take, and that it took before there were hooks, namespaces, traces, ...
+    "send": (lambda sender: sender.send(message()), 9.2, 9.2),
+    "send with tags and a key": (lambda sender: sender.send(message(tags="t", keys="k")), 35.2, 33.2),
+    "send by key": (lambda sender: sender.send(message(), key=1), 56.2, 54.2),
+    "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 50.2, 49.3),
+    "send_async": (deferred, 37.2, 36.2),
+    "send_oneway": (lambda sender: sender.send_oneway(message()), 26.8, 24.8),
+    "send_batch of one": (lambda sender: sender.send_batch([message()]), 34.2, 32.2),
+    "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 97.7, 95.8),
+}
+
+
+class Calls:
+    count = 0
+
+
+@contextmanager
+def counted() -> Iterator[Calls]:
+    """Counts the calls (each step of a coroutine is one) of functions of this library in this thread."""
+    calls = Calls()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ROOMS):
+            calls.count += 1
+
+    gc.disable()  # finalizers are calls too
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", WAYS)
+async def test_calls_of_one_message(name: str) -> None:
+    way, limit, before = WAYS[name]
+    assert limit <= before + 2
+    with ThreadedRocketMQ() as server:
+        async with Producer("group", namesrv=server.namesrv) as sender:
+            figures = []
+            for _ in range(ROUNDS):
+                for _ in range(20):
+                    await way(sender)
+                await sender.flush()
+                with counted() as calls:
+                    for _ in range(SENDS):
+                        await way(sender)
+                figures.append(calls.count / SENDS)
+        assert server.messages(TOPIC)
+    print(f"{name}: {min(figures):.2f} calls, the limit is {limit}")
+    assert min(figures) <= limit + LOOSE
+    assert min(figures) >= limit - 3, "less than the limit says: lower it"
+
+
+def test_the_counting_counts() -> None:
+    with counted() as calls:
+        message(tags="t")
+        len("x")
+    assert calls.count >= 2  # checks of a message that has more than a body
