@@ -1,0 +1,119 @@
+"""What a real broker keeps of traces and trace contexts, read back by us and by the official mqadmin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import uuid
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import get_current_span
+
+from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer
+from rmq_async.errors import BrokerError
+from rmq_async.otel import OpenTelemetryHook, context_of
+from rmq_async.testing._jars import find_java, resolve
+from rmq_async.testing.cluster import RealCluster
+from rmq_protocol.trace import TRACE_TOPIC, TraceContext, decode_trace
+
+TOPIC = "trace-real"
+LOGGING = """\
+<configuration>
+  <appender name="stderr" class="ch.qos.logback.core.ConsoleAppender">
+    <target>System.err</target>
+    <encoder><pattern>%m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="stderr"/></root>
+</configuration>
+"""
+
+
+@pytest.fixture(scope="module")
+def topic(feature_cluster: RealCluster) -> str:
+    async def create() -> None:
+        async with Admin(namesrv=feature_cluster.namesrv) as admin:
+            await admin.create_topic(TOPIC, queues=2, broker="broker-a")
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(create())
+    return TOPIC
+
+
+async def records_of(namesrv: str, msg_id: str, key: str, count: int, timeout: float = 20.0) -> list[TraceContext]:
+    """The records of a message in the trace messages of that key, as soon as the broker's index has so many."""
+    deadline = monotonic() + timeout
+    found: list[TraceContext] = []
+    async with Admin(namesrv=namesrv, request_timeout=10.0) as admin:
+        while len(found) < count and monotonic() < deadline:
+            messages = await admin.query_message(TRACE_TOPIC, key)
+            found = [record for message in messages for record in decode_trace(message.body.decode())]
+            found = [record for record in found if record.beans[0].msg_id == msg_id]
+            await asyncio.sleep(0.05)
+    return sorted(found, key=lambda record: record.time_stamp)
+
+
+def mqadmin(namesrv: str, home: Path, *words: str) -> str:
+    logging = home / "logback.xml"
+    logging.write_text(LOGGING)
+    ended = subprocess.run(
+        [
+            find_java() or "java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-XX:-UsePerfData",
+            f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={logging}",
+            "-cp", resolve("5.5.0"), "org.apache.rocketmq.tools.command.MQAdminStartup", *words, "-n", namesrv,
+        ],
+        capture_output=True, text=True, timeout=120, check=False, env={"PATH": os.defpath, "HOME": str(home), "LC_ALL": "C.UTF-8"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+async def test_mqadmin_finds_both_attempts_of_a_message_and_so_do_we(
+    feature_cluster: RealCluster, topic: str, tmp_path: Path
+) -> None:
+    namesrv = feature_cluster.namesrv
+    unique_id = uuid.uuid4().hex.upper()
+    item = Message(topic, b"12345", tags="paid", keys=["order-17", unique_id[::-1]], unique_id=unique_id)
+    async with Producer("trace-real-group", namesrv=namesrv, trace=True, timeout=15.0) as sender:
+        result = await sender.send(item)
+        with pytest.raises(BrokerError, match="queueId"):
+            await sender.send(item, queue=MessageQueue(topic, "broker-a", 99))
+        batch = await sender.send_batch([Message(topic, b"%d" % number) for number in range(3)])
+
+    for key in (unique_id, unique_id[::-1]):
+        records = await records_of(namesrv, unique_id, key, 2)
+        told = {record.success: record.beans[0].offset_msg_id for record in records}
+        assert told == {True: result.offset_msg_id, False: None}
+    for msg_id, offset_id in zip(batch.msg_ids, batch.offset_msg_ids, strict=True):
+        (record,) = await records_of(namesrv, msg_id, msg_id, 1)
+        assert (record.success, record.beans[0].offset_msg_id) == (True, offset_id)
+    bean = records[0].beans[0]
+    assert (bean.topic, bean.tags, bean.keys, bean.body_length) == (topic, "paid", " ".join(item.keys), 5)
+    assert (records[0].group_name, records[0].region_id) == ("trace-real-group", "DefaultRegion")
+
+    table = await asyncio.to_thread(mqadmin, namesrv, tmp_path, "queryMsgTraceById", "-i", unique_id)
+    rows = [line.split() for line in table.splitlines() if line.startswith("Pub")]
+    assert sorted((row[1], row[2], row[-2], row[-1]) for row in rows) == sorted(
+        ("trace-real-group", "127.0.0.1", f"{record.cost_time}ms", "success" if record.success else "failed")
+        for record in records
+    )
+
+
+async def test_trace_contexts_of_messages_and_batches_come_back(feature_cluster: RealCluster, topic: str) -> None:
+    namesrv = feature_cluster.namesrv
+    tracer = (provider := TracerProvider()).get_tracer("test")
+    async with PullConsumer("trace-real-reader", namesrv=namesrv) as consumer:
+        starts = {queue: await consumer.max_offset(queue) for queue in await consumer.queues(topic)}
+        async with Producer("otel-real", namesrv=namesrv, hooks=[OpenTelemetryHook(provider)], timeout=15.0) as sender:
+            with tracer.start_as_current_span("request") as span:
+                await sender.send(Message(topic, b"one"))
+                await sender.send_batch([Message(topic, b"two"), Message(topic, b"three", properties={"colour": "red"})])
+        found = {each.body: each async for each in consumer.read(topic, start=starts)}
+    contexts = {body: get_current_span(context_of(each)).get_span_context() for body, each in found.items()}
+    assert contexts.keys() == {b"one", b"two", b"three"}
+    assert {context.trace_id for context in contexts.values()} == {span.get_span_context().trace_id}
+    assert contexts[b"two"].span_id == contexts[b"three"].span_id != contexts[b"one"].span_id
+    assert found[b"three"].properties["colour"] == "red"
