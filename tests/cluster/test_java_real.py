@@ -9,7 +9,16 @@ import pytest
 from rmq_async.testing.cluster import RealCluster
 
 from ..java.expected import KEY_LINES, missing_key_lines
-from ..java.program import CHECK_INTERVAL, CHECK_MAX, CHECK_TIMEOUT, Record, against_embedded, observe, require_javac
+from ..java.program import (
+    CHECK_INTERVAL,
+    CHECK_MAX,
+    CHECK_TIMEOUT,
+    Record,
+    against_embedded,
+    observe,
+    require_javac,
+    strange_replies,
+)
 
 TRANSACTIONS = {
     "transactionTimeOut": f"{CHECK_TIMEOUT * 1000:.0f}",
@@ -50,3 +59,7 @@ def test_both_give_our_consumer_the_same_messages_from_java(real: Record) -> Non
 
     assert content(real) == content(against_embedded())
     assert len(real.received) == 8
+
+
+def test_java_replies_to_what_our_producer_asks(real: Record) -> None:
+    assert not strange_replies(real)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ..java.expected import KEY_LINES, missing_key_lines
-from ..java.program import BATCHED, FROM_PYTHON, Record, against_embedded, require_javac
+from ..java.program import BATCHED, FROM_PYTHON, Record, against_embedded, require_javac, strange_replies
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +47,7 @@ def test_our_consumer_reads_what_the_java_producer_sent(record: Record) -> None:
     batch = {(f"batched {i}".encode(), "Batch", (f"batch{i}",), 0, None) for i in range(3)}
     assert found == single | batch | {(b"large " * 2_000, "Large", (), 0, None)}
     assert len(record.received) == 8
+
+
+def test_java_replies_to_what_our_producer_asks(record: Record) -> None:
+    assert not strange_replies(record)

@@ -13,13 +13,15 @@ import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Request and reply between two client instances: one asks, the other consumes and answers. */
+/** Request and reply between two client instances, one asks, the other consumes and answers; and with another client, both ways. */
 final class RequestCases {
     private RequestCases() {
     }
 
     static void add(Map<String, Main.Case> cases) {
         cases.put("request-reply", RequestCases::requestReply);
+        cases.put("request-to-python", RequestCases::ask);
+        cases.put("request-from-python", RequestCases::beAsked);
     }
 
     private static void requestReply(World world, Transcript out) throws Exception {
@@ -66,6 +68,46 @@ final class RequestCases {
         Message late = World.message(topic, "to one that is gone");
         world.producer.send(late, world.queue(topic, 0));
         out.await("five replies", () -> replies.size() == 5);
+        Transcript.sorted(replies).forEach(each -> out.line("replied %s", each));
+        consumer.shutdown();
+        answerer.shutdown();
+    }
+
+    /** Somebody else answers what comes in "java-asks-python". */
+    private static void ask(World world, Transcript out) throws Exception {
+        DefaultMQProducer asker = world.started(new DefaultMQProducer("java-asks"), "python-asker");
+        for (String body : new String[] {"short", "large"}) {
+            Message question = new Message("java-asks-python", "TagQ", "key", World.bytes(body));
+            question.putUserProperty("from", "Java");
+            Message reply = asker.request(question, 30_000);
+            out.line("reply topic=%s body=%s flag=%d %s", reply.getTopic(), Transcript.body(reply.getBody()), reply.getFlag(), out.properties(reply.getProperties()));
+        }
+        asker.shutdown();
+    }
+
+    /** Somebody else asks in "python-asks-java": three questions, of which the one called "large" gets a large answer. */
+    private static void beAsked(World world, Transcript out) throws Exception {
+        DefaultMQProducer answerer = world.started(new DefaultMQProducer("java-answers"), "python-answerer");
+        List<String> replies = Collections.synchronizedList(new ArrayList<>());
+        DefaultMQPushConsumer consumer = world.consumer("java-replies");
+        consumer.setInstanceName("python-replier");
+        consumer.subscribe("python-asks-java", "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt each : messages) {
+                String body = Transcript.body(each.getBody());
+                try {
+                    Message reply = MessageUtil.createReplyMessage(each, World.bytes(body.equals("large") ? "large ".repeat(2_000) : "Java says " + body));
+                    reply.putUserProperty("from", "Java");
+                    SendResult sent = answerer.send(reply, 15_000);
+                    replies.add(String.format("%s: %s TTL=%s", body, sent.getSendStatus(), each.getProperty("TTL")));
+                } catch (Exception error) {
+                    replies.add(body + ": " + out.error(error));
+                }
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        out.await("three questions", () -> replies.size() == 3);
         Transcript.sorted(replies).forEach(each -> out.line("replied %s", each));
         consumer.shutdown();
         answerer.shutdown();

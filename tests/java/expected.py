@@ -43,6 +43,8 @@ KEY_LINES: Final[Mapping[str, Sequence[str]]] = {
         "no answer failed: RequestTimeoutException",
         "replied to one that is gone: MQBrokerException 1 push reply message fail",
     ),
+    "request-to-python": ("body=Python says short", "body=12000bytes#", "from=Python"),
+    "request-from-python": ("replied large: SEND_OK TTL=70000", "replied one: SEND_OK", "replied two: SEND_OK"),
     "concurrent": ("java-concurrent/3 6 of 6", "came after a restart [body-24, body-25, body-26, body-27]"),
     "balance": (
         "first told that another came: true",

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from rmq_async import Message, MessageExt, Producer, PullConsumer
+from rmq_async import Admin, Message, MessageExt, Producer, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing._jars import find_java, resolve
 from rmq_async.testing.cluster import DEFAULT_VERSION, require
@@ -39,6 +40,7 @@ __all__ = [
     "against_embedded",
     "observe",
     "require_javac",
+    "strange_replies",
 ]
 
 CHECK_TIMEOUT: Final = 2.0
@@ -64,6 +66,10 @@ FROM_PYTHON: Final = (
 )
 BATCHED: Final = tuple(Message(TO_JAVA, f"batched {i}".encode(), tags="Batch", keys=f"batch{i}") for i in range(3))
 
+ASKS_JAVA: Final = "python-asks-java"
+ASKED_BY_JAVA: Final = "java-asks-python"
+QUESTIONS: Final = (b"one", b"two", b"large")
+
 _SECONDS = 80
 _LOGGING = """\
 <configuration>
@@ -78,11 +84,29 @@ _LOGGING = """\
 
 @dataclass(frozen=True)
 class Record:
-    """``lines``: by case, what Java printed. ``received``: what our consumer read of Java's messages. ``errors``: Java's log."""
+    """``lines``: by case, what Java printed. ``received``: what our consumer read of Java's messages. ``replies``: Java's to
+    QUESTIONS, in their order. ``errors``: Java's log.
+    """
 
     lines: Mapping[str, Sequence[str]]
     received: Sequence[MessageExt]
+    replies: Sequence[MessageExt | BaseException]
     errors: str
+
+
+def strange_replies(record: Record) -> list[object]:
+    """Of the replies to QUESTIONS, those that are not what Java is to say."""
+    bodies = {b"large": b"large " * 2_000}
+    return [
+        (question, reply)
+        for question, reply in zip(QUESTIONS, record.replies, strict=True)
+        if not isinstance(reply, MessageExt)
+        or reply.body != bodies.get(question, b"Java says " + question)
+        or reply.topic != "DefaultCluster_REPLY_TOPIC"
+        or reply.properties.get("from") != "Java"
+        or not reply.store_time_ms
+        or reply.msg_id != reply.properties["UNIQ_KEY"]
+    ]
 
 
 def require_javac() -> None:
@@ -115,20 +139,53 @@ def against_embedded() -> Record:
 
 
 async def observe(namesrv: str) -> Record:
-    """Runs every case. Java finds messages of ours, and we read those of Java."""
+    """Runs every case. Java finds messages of ours, and we read those of Java; each replies to what the other asks meanwhile."""
     async with Producer("python-interop", namesrv=namesrv) as producer:
         for message in FROM_PYTHON:
             await producer.send(message, timeout=15)
         await producer.send_batch(BATCHED, timeout=15)
     with tempfile.TemporaryDirectory(prefix="rmq-java-home-") as home:
-        output, errors = await _run(namesrv, Path(home))
+        async with _conversation(namesrv) as asked:
+            output, errors = await _run(namesrv, Path(home))
     lines: dict[str, list[str]] = {}
     for line in output.splitlines():
         case, _, text = line.partition(": ")
         lines.setdefault(case, []).append(text)
     async with PullConsumer("python-interop-group", namesrv=namesrv) as consumer:
         received = [message async for message in consumer.read(FROM_JAVA)]
-    return Record(lines, received, errors)
+    return Record(lines, received, [_outcome(each) for each in asked], errors)
+
+
+def _outcome(asked: asyncio.Task[MessageExt]) -> MessageExt | BaseException:
+    return asyncio.CancelledError() if asked.cancelled() else asked.exception() or asked.result()
+
+
+@contextlib.asynccontextmanager
+async def _conversation(namesrv: str) -> AsyncIterator[list[asyncio.Task[MessageExt]]]:
+    """Asks QUESTIONS and answers Java's, while the block runs."""
+    async with (
+        Admin(namesrv=namesrv) as admin,
+        Producer("python-conversation", namesrv=namesrv) as producer,
+        PullConsumer("python-conversation-group", namesrv=namesrv) as consumer,
+    ):
+        for topic in (ASKS_JAVA, ASKED_BY_JAVA):
+            await admin.create_topic(topic, queues=1)
+
+        async def answer() -> None:
+            async for question in consumer.read(ASKED_BY_JAVA, end=None):
+                body = b"large " * 2_000 if question.body == b"large" else b"Python says " + question.body
+                await producer.reply(question, body, properties={"from": "Python"}, timeout=15)
+
+        answering = asyncio.create_task(answer())
+        asking = [asyncio.create_task(producer.request(Message(ASKS_JAVA, body), timeout=70)) for body in QUESTIONS]
+        try:
+            yield asking
+        finally:
+            for task in (answering, *asking):
+                task.cancel()
+            await asyncio.wait([answering, *asking])
+        if not answering.cancelled():
+            answering.result()
 
 
 async def _run(namesrv: str, home: Path) -> tuple[str, str]:
