@@ -381,6 +381,8 @@ _BY_CODE: dict[int, type[BrokerError]] = {
 }
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
+"""What a broker of 4.x answers with code 1 where one of 5.x answers 16."""
+_ACL_RIGHTS = ("No default permission", "Need admin permission")
 
 
 def broker_error(
@@ -395,5 +397,5 @@ def broker_error(
         elif text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text:
             cls = AuthenticationError if any(part in text for part in _AUTHENTICATION_REMARKS) else cls
     elif code == ResponseCode.SYSTEM_ERROR and _ACL_EXCEPTION in text:
-        return AuthenticationError(text, code=code, request=request, broker=broker, address=address)
+        cls = PermissionDeniedError if any(part in text for part in _ACL_RIGHTS) else AuthenticationError
     return cls(text, code=code, request=request, broker=broker, address=address)
