@@ -34,6 +34,8 @@ rmq_async.Producer.send message queue selector key timeout
 rmq_async.Producer.send_async message on_success on_error queue selector key timeout
 rmq_async.Producer.send_oneway message queue selector key timeout
 rmq_async.Producer.send_batch messages queue timeout
+rmq_async.Producer.send_batch_async messages on_success on_error queue timeout
+rmq_async.Producer.state
 rmq_async.Producer.request message queue selector key timeout
 rmq_async.Producer.reply request body properties timeout
 rmq_async.Producer.recall topic recall_handle
@@ -46,10 +48,20 @@ rmq_async.TransactionProducer group execute check max_concurrent_checks namesrv 
 rmq_async.TransactionProducer.send_in_transaction message arg timeout
 rmq_async.Selector
 rmq_async.select_by_hash
+rmq_async.select_best
+rmq_async.split_batches messages max_bytes
+rmq_async.Hook.before_send context
+rmq_async.Hook.after_send context
+rmq_async.Hook.check_forbidden context
+rmq_async.Hook.before_request address command
+rmq_async.Hook.after_request address command response error
+rmq_async.Credentials access_key secret_key security_token
+rmq_async.FaultTable.V5
+rmq_async.FaultTable.V4
 rmq_async.select_by_machine_room
 rmq_async.select_at_random
-rmq_async.ClientConfig namesrv instance_name client_ip route_poll_interval heartbeat_interval connect_timeout request_timeout idle_timeout max_frame_size max_decompressed_size serialize_type
-rmq_async.ProducerConfig timeout retries async_retries attempt_timeout retry_codes retry_same_queue compress_over compress_type compress_level max_message_size create_topic_key default_topic_queues async_limit oneway_limit broker_window pending_bytes_limit oneway_window stop_timeout
+rmq_async.ClientConfig namesrv instance_name client_ip route_poll_interval heartbeat_interval connect_timeout request_timeout idle_timeout max_frame_size max_decompressed_size serialize_type credentials tls tls_verify server_hostname allowed_broker_hosts vip_channel namespace namespace_v2 unit_name unit_mode
+rmq_async.ProducerConfig timeout retries async_retries attempt_timeout retry_codes retry_same_queue compress_over compress_type compress_level max_message_size create_topic_key default_topic_queues async_limit oneway_limit broker_window pending_bytes_limit oneway_window stop_timeout retry_another_broker_when_not_store_ok topics latency_fault fault_table detector queue_selector hooks trace
 rmq_async.PullConsumer group namesrv client
 rmq_async.PullConsumer.start
 rmq_async.PullConsumer.stop
@@ -134,6 +146,7 @@ FIELDS = {
     "TransactionSendResult": "status msg_id offset_msg_id queue queue_offset transaction_id region_id trace_on recall_handle "
     "attempts local_status",
     "BatchSendResult": "status queue queue_offset msg_ids offset_msg_ids attempts results",
+    "SendContext": "message queue broker address attempt elapsed result error message_type group mode",
     "PullResult": "status messages corrupt next_offset min_offset max_offset",
     "MessageExt": "topic body tags keys flag properties queue queue_offset commit_log_offset sys_flag body_crc store_size "
     "born_time_ms store_time_ms born_host store_host reconsume_times prepared_transaction_offset msg_id offset_msg_id "
