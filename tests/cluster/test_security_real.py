@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import ssl
@@ -18,6 +19,7 @@ from rmq_async import (
     Credentials,
     Hook,
     Message,
+    MessageExt,
     MessageQueue,
     NameServerError,
     PermissionDeniedError,
@@ -25,6 +27,8 @@ from rmq_async import (
     PullConsumer,
     RocketMQError,
     SendContext,
+    TransactionProducer,
+    TransactionStatus,
 )
 from rmq_async.cli.app import run_command
 from rmq_async.testing._config import PROFILES
@@ -50,7 +54,7 @@ NOT_LET_IN = {
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RealCluster]:
     """A broker with users and rights: alice may use one topic and one group, bob is disabled."""
-    for real in started(RealCluster(profile="authorization")):
+    for real in started(RealCluster(profile=PROFILES["authorization"] | PROFILES["recall"] | PROFILES["transactions"])):
         run(_set_up(real))
         yield real
 
@@ -110,6 +114,39 @@ async def test_a_super_user_may_administer(guarded: RealCluster) -> None:
         assert (await admin.topic_stats(TOPIC)) is not None
         await admin.create_topic("Another", queues=1)
         await admin.delete_topic("Another")
+
+
+async def test_transactions_requests_replies_and_recalls_are_signed_too(guarded: RealCluster) -> None:
+    config = ClientConfig(namesrv=guarded.namesrv, credentials=guarded.credentials)
+    ends = {b"commit": TransactionStatus.COMMIT, b"rollback": TransactionStatus.ROLLBACK, b"later": TransactionStatus.UNKNOWN}
+
+    async def execute(message: Message, _: object) -> TransactionStatus:
+        return ends[message.body]
+
+    async def check(message: MessageExt) -> TransactionStatus:
+        return TransactionStatus.COMMIT
+
+    async with (
+        PullConsumer(GROUP, client=config) as consumer,
+        TransactionProducer("TransactionGroup", client=config, execute=execute, check=check) as transactions,
+        Producer("AskingGroup", client=config) as asking,
+    ):
+        start = {QUEUE: await consumer.max_offset(QUEUE)}
+        for body in ends:
+            await transactions.send_in_transaction(Message(TOPIC, body))
+        sent = await asking.send(Message(TOPIC, b"recalled", delay=600))
+        assert sent.recall_handle is not None
+        await asking.recall(TOPIC, sent.recall_handle)
+        request = asyncio.ensure_future(asking.request(Message(TOPIC, b"question"), timeout=10))
+        found: list[bytes] = []
+        async for message in consumer.read(TOPIC, start=start, end=None):
+            found.append(message.body)
+            if message.body == b"question":
+                await asking.reply(message, b"answer")
+            if {b"question", b"later"} <= set(found):  # the broker asks about the latter 2.6 s after it came
+                break
+        assert (await request).body == b"answer"
+        assert sorted(found) == [b"commit", b"later", b"question"]
 
 
 Call = Callable[[ClientConfig, str, Attempts], Awaitable[object]]
