@@ -25,6 +25,8 @@ SAYS = {
     "send.py": "SEND_OK: ",
     "test_my_service.py": "4 passed",
     "transaction.py": "order-1 for 60: COMMIT\norder-2 for 60: ROLLBACK\norder-3 for 40: UNKNOWN\nannounced: order-1, order-3\n",
+    "tracing.py": "send OrderTopic - SystemBusyError\nsend OrderTopic - SEND_OK\nprocess OrderTopic - ours\ntraces: 1\n"
+    "message trace: not stored\nmessage trace: stored\n",
     "your_tests.py": "passed",
 }
 

@@ -1,0 +1,48 @@
+"""Where a message went: OpenTelemetry spans that go on with whoever reads it, and RocketMQ's own message trace.
+
+Needs opentelemetry-sdk. In production the spans go to a collector instead of a list, and mqadmin's queryMsgTraceById or a dashboard
+reads the message trace.
+"""
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import rmq_async
+from rmq_async import Admin, Message, Producer, PullConsumer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.otel import OpenTelemetryHook, context_of
+from rmq_protocol.trace import TRACE_TOPIC, decode_trace
+
+exporter = InMemorySpanExporter()
+trace.set_tracer_provider(provider := TracerProvider())
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+tracer = trace.get_tracer("shop")
+
+
+async def main() -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        async with Producer("orders", namesrv=server.namesrv, hooks=[OpenTelemetryHook()], trace=True) as producer:
+            server.fail_next(2)  # the first broker is busy
+            with tracer.start_as_current_span("POST /orders"):
+                result = await producer.send(Message("OrderTopic", b"order 17 paid", keys="order-17"))
+
+        async with PullConsumer("billing", namesrv=server.namesrv) as consumer:
+            async for message in consumer.read("OrderTopic"):
+                with tracer.start_as_current_span("process OrderTopic", context_of(message), kind=trace.SpanKind.CONSUMER):
+                    pass
+
+        for span in sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
+            told = span.attributes or {}
+            print(span.name, "-", told.get("error.type") or told.get("rmq_async.send_status") or "ours")
+        print("traces:", len({span.context.trace_id for span in exporter.get_finished_spans() if span.context}))
+
+        async with Admin(namesrv=server.namesrv) as admin:
+            for kept in await admin.query_message(TRACE_TOPIC, "order-17"):
+                for record in decode_trace(kept.body.decode()):
+                    assert record.beans[0].msg_id == result.msg_id
+                    print("message trace:", "stored" if record.success else "not stored")
+
+
+rmq_async.run(main())
