@@ -280,8 +280,8 @@ class Tracer:
         while self._sending and (remaining := deadline - monotonic()) > 0:
             await asyncio.wait(self._sending, timeout=remaining)
 
-    async def close(self) -> None:
-        """Drops what is left."""
+    def end(self) -> None:
+        """Drops what is left, and what comes."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -292,6 +292,9 @@ class Tracer:
             self._bytes = 0
         for task in self._sending:
             task.cancel()
+
+    async def ended(self) -> None:
+        """Waits for what ``end`` has cancelled."""
         if self._sending:
             await asyncio.wait(self._sending)
 

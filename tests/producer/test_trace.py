@@ -132,8 +132,10 @@ async def test_every_attempt_has_a_record() -> None:
 
 
 async def test_a_send_without_an_answer_has_a_record_too() -> None:
+    began = time() * 1000
     async with Cluster(1) as cluster:
         (error,), (record,) = await traced(cluster, stored_as=silent, timeout=0.1)
+    assert began - 2 <= record.time_stamp <= time() * 1000 - record.cost_time + 2
     assert isinstance(error, errors.RequestTimeoutError)
     assert not record.success
     assert record.cost_time >= 95
@@ -264,6 +266,24 @@ async def test_traces_are_no_business_of_hooks_selectors_and_credits() -> None:
             with timed(most=0.1):
                 await sender.flush()
     assert set(seen) == {TOPIC}
+
+
+async def test_nothing_of_a_trace_outlives_its_producer(caplog: pytest.LogCaptureFixture) -> None:
+    async with Cluster(1) as cluster:
+        cluster.name_server.routes[TRACE_TOPIC] = cluster.route()
+        cluster.a.answer = silent
+        cluster.a.heartbeats = False
+        sender = producer(cluster, trace=True)
+        await sender.start()
+        sending = [asyncio.create_task(sender.send(each)) for each in messages(500)]
+        await until(lambda: len(cluster.sends) == 500)
+        with caplog.at_level(logging.WARNING, "rmq_async.producer.trace"):
+            await sender.stop(0.0)
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "rmq_async trace"]
+        assert sender._sender.tracer is not None
+        assert sender._sender.tracer.lost == 500
+        await outcomes(*sending)
+    assert len(cluster.sends) == 500
 
 
 async def test_stop_sends_what_waits_within_its_time(server: EmbeddedRocketMQ) -> None:
