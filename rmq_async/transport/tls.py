@@ -19,9 +19,14 @@ logger = logging.getLogger("rmq_async.transport")
 SHUTDOWN_TIMEOUT: Final = 0.5
 """Seconds that a connection which is closed here waits for the peer's own goodbye (close_notify)."""
 
-_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"})
-_WANTS_CERTIFICATE: Final = frozenset(
-    {"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_HANDSHAKE_FAILURE"}
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
+_ENDED: Final = (
+    ConnectionResetError,
+    ConnectionAbortedError,
+    BrokenPipeError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+    EOFError,
 )
 
 
@@ -34,7 +39,7 @@ async def client_context(config: ClientConfig) -> ssl.SSLContext | None:
 
 def _make_context(verify: bool) -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # the system may ask for more
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -51,13 +56,15 @@ def tls_reason(error: BaseException) -> str:
     reason = error.reason or str(error)
     if reason in _NO_TLS:
         return f"the server does not speak TLS ({reason})"
-    if reason in _WANTS_CERTIFICATE:
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         return f"the server refuses this client's certificate, or misses one ({reason})"
+    if "ALERT_HANDSHAKE_FAILURE" in reason:  # TLS 1.2 has one alert for both
+        return f"the server finds no version and cipher to share, or misses a client's certificate ({reason})"
     return f"TLS failed ({reason})"
 
 
 def handshake_reason(error: BaseException) -> str:
     """The same for an error of a connect with TLS."""
-    if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError | EOFError):
+    if isinstance(error, _ENDED):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
     return tls_reason(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -133,7 +134,7 @@ async def test_a_name_in_the_certificate_can_be_asked_for_where_routes_have_addr
         (lambda: server("other.example"), "certificate is not accepted: IP address mismatch"),
         (expired, "certificate is not accepted: certificate has expired"),
         (lambda: server(authority=trustme.CA()), "certificate is not accepted: unable to get local issuer certificate"),
-        (lambda: self_signed(), "certificate is not accepted: self-signed certificate"),
+        (lambda: self_signed(), "certificate is not accepted: self"),
     ],
     ids=["wrong host", "expired", "unknown authority", "self-signed"],
 )
@@ -237,7 +238,7 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
             # With 1.3 the handshake ends well for the client, and its first read tells.
             with pytest.raises((ConnectError, ConnectionLostError)) as caught:
                 await (await pool.connect(address, 5)).request(ping(), 5)
-            assert "refuses this client's certificate, or misses one" in str(caught.value)
+            assert re.search("misses (one|a client's certificate)", str(caught.value))
             assert isinstance(caught.value.__cause__, ssl.SSLError)
             assert isinstance(caught.value, ConnectError) == (version is ssl.TLSVersion.TLSv1_2)
             assert pool.backing_off(address)
@@ -249,7 +250,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused_by_the_server() 
     trustme.CA().issue_cert("client.example").configure_cert(shown)
     with openssl_server(demanding()) as (address, received):
         async with pool_of(tls=shown) as pool:
-            with pytest.raises(ConnectionLostError, match="TLSV1_ALERT_UNKNOWN_CA"):
+            with pytest.raises(ConnectionLostError, match=r"refuses this client's certificate.*UNKNOWN_CA"):
                 await (await pool.connect(address, 5)).request(ping(), 5)
     assert not received
 
