@@ -14,9 +14,19 @@ from typing import Any
 
 import pytest
 
-from rmq_async import ConnectionLostError, Message, NameServerError, Producer, PullConsumer, RocketMQError
+from rmq_async import (
+    ConnectionLostError,
+    Hook,
+    Message,
+    NameServerError,
+    Producer,
+    PullConsumer,
+    RocketMQError,
+    SendContext,
+)
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import ClusterProxy, Direction
+from rmq_protocol.command import RemotingCommand
 
 from ..cluster.history import Copy, copies
 from ..cuts import CutSends, Judge, Send, again, length_of, send_one, send_two
@@ -66,6 +76,71 @@ async def test_a_send_cut_anywhere_tells_the_truth_or_is_sent_again(send: Send, 
                 for retries in (0, 2):
                     lanes.create_task(lane(server, number, retries))
         cuts.hold_against(read_back(server, "T"))
+
+
+class Counting(Hook):
+    """What begins has to end, once."""
+
+    def __init__(self) -> None:
+        self.open = self.seen = 0
+
+    def before_send(self, context: SendContext) -> None:
+        self.open += 1
+        self.seen += 1
+
+    def after_send(self, context: SendContext) -> None:
+        self.open -= 1
+
+    def before_request(self, address: str, command: RemotingCommand) -> None:
+        self.open += 1
+
+    def after_request(self, address: str, command: RemotingCommand, *_: Any) -> None:
+        self.open -= 1
+
+
+async def send_later(producer: Producer, topic: str, name: str) -> Any:
+    return await (await producer.send_async(Message(topic, name.encode())))
+
+
+async def send_with_key(producer: Producer, topic: str, name: str) -> Any:
+    return await producer.send(Message(topic, name.encode()), key=name)
+
+
+FORMS: list[tuple[Send, dict[str, Any]]] = [
+    (send_later, {}),
+    (send_later, {"hooks": True}),
+    (send_with_key, {"retry_same_queue": True}),
+    (send_one, {"hooks": True}),
+    (send_one, {"send_smart_msg": False}),
+    (send_one, {"serialize_type": "rocketmq"}),
+    (send_one, {"latency_fault": True}),
+    (send_one, {"namespace_v2": "mine"}),
+]
+
+
+@pytest.mark.parametrize("way", ["to_server", "to_client"])
+async def test_every_form_of_a_send_is_cut_at_every_ninth_byte(way: str) -> None:
+    runs = [(CutSends(Judge(TIMEOUT), send, way), options) for send, options in FORMS]
+    hooks: list[Counting] = []
+
+    async def lane(server: EmbeddedRocketMQ, number: int, retries: int) -> None:
+        cuts, options = runs[number]
+        hooks.append(Counting())
+        own = options | {"hooks": [hooks[-1]] if "hooks" in options else (), "retries": retries, "async_retries": retries}
+        topic = f"T{number}"
+        async with proxied(server, 2 * number + bool(retries), **own) as (cluster, producer):
+            (broker,) = cluster.brokers.values()
+            await cuts.run(producer, broker, topic, lambda length: range(number, length + OFFSET_GROWS, 9))
+
+    async with served() as server:
+        async with asyncio.TaskGroup() as lanes:
+            for number in range(len(runs)):
+                for retries in (0, 2):
+                    lanes.create_task(lane(server, number, retries))
+        for number, (cuts, _) in enumerate(runs):
+            cuts.hold_against(read_back(server, f"T{number}"))
+    assert {hook.open for hook in hooks} == {0}
+    assert sum(hook.seen > 60 for hook in hooks) == 4
 
 
 async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
