@@ -12,6 +12,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import GoAwayError
 from rmq_async.transport import CloseReason
 from rmq_protocol.constants import RequestCode
+from rmq_protocol.recall import RecallHandle, encode_recall_handle
 
 from .peers import TOPIC, Cluster, Link, Sent, each, late, refuse, silent, stored
 from .support import Send, every_way, message, messages, outcomes, producer, timed, until
@@ -107,13 +108,26 @@ async def test_a_drained_connection_is_closed_at_its_bound(cluster: Cluster, mon
 
 async def test_stop_ends_what_waits_on_a_drained_connection(cluster: Cluster) -> None:
     async with producer(cluster, retries=0, timeout=5.0) as sender:
+        await sender.send(message())
         cluster.a.answer = each(silent, refuse(1500))
         waiting = asyncio.ensure_future(sender.send(message()))
-        await until(lambda: len(cluster.sends) == 1)
+        await until(lambda: len(cluster.sends) == 2)
         assert type((await outcomes(sender.send(message())))[0]) is GoAwayError
         with timed(most=0.3):
             await sender.stop(0.05)
         assert type((await outcomes(waiting))[0]) is errors.ClientStateError
+
+
+async def test_routes_are_looked_at_anew_also_when_it_was_no_send_that_was_sent_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_async.client.route_table.SWEEP_AFTER", 0.02)
+    async with producer(cluster) as sender:
+        await sender.send(message())
+        monkeypatch.setattr(cluster.a, "serve", lambda link, command: link.reply(command, 1500, "please go away"))
+        with pytest.raises(GoAwayError):
+            await sender.recall(TOPIC, encode_recall_handle(RecallHandle(TOPIC, "a", "1", "id")))
+        await until(lambda: cluster.name_server.asked.count(TOPIC) == 2, 1.0)
 
 
 async def test_what_is_not_sent_but_asked_is_asked_once_more(caplog: pytest.LogCaptureFixture) -> None:

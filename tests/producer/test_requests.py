@@ -127,6 +127,15 @@ async def test_a_reply_may_come_through_every_broker_of_the_cluster(servers: Emb
             assert (await call).body == name.encode()
 
 
+async def test_a_namespace_is_not_seen_by_either_side(servers: EmbeddedRocketMQ) -> None:
+    async with asker(servers, namespace="ns") as asking, replier(servers, namespace="ns") as replying:
+        call = asyncio.create_task(asking.request(message(), timeout=5.0))
+        await until(lambda: servers.messages(f"ns%{TOPIC}"))
+        await replying.reply(servers.messages(f"ns%{TOPIC}")[0], b"reply")
+        reply = await call
+        assert (reply.body, reply.topic, reply.queue.topic) == (b"reply", REPLIES, REPLIES)
+
+
 async def test_a_reply_to_a_client_that_is_gone_is_tried_everywhere_and_fails(servers: EmbeddedRocketMQ) -> None:
     async with asker(servers) as asking, replier(servers) as replying:
         call = asyncio.create_task(asking.request(message(), timeout=5.0))
@@ -154,10 +163,12 @@ async def test_stop_waits_for_replies_within_its_time(servers: EmbeddedRocketMQ)
 
 
 async def test_a_cancelled_request_leaves_nothing(servers: EmbeddedRocketMQ) -> None:
-    async with asker(servers) as asking:
+    async with asker(servers, async_limit=1) as asking:
         call = asyncio.create_task(asking.request(message(), timeout=5.0))
         await question(servers)
-        assert waiting(asking) == 1
+        assert (waiting(asking), asking._sender.credits.taken) == (1, 1), "it keeps its credit until the reply is there"
+        with pytest.raises(errors.BackpressureError):
+            await asking.request(message(), key=1, timeout=0.05)
         call.cancel()
         assert isinstance((await outcomes(call))[0], asyncio.CancelledError)
         assert (waiting(asking), asking._sender.credits.taken, asking._sender.credits.taken_bytes) == (0, 0, 0)
