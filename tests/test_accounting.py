@@ -92,6 +92,13 @@ def test_a_retry_under_another_id_is_found(chance: random.Random) -> None:
     assert found.startswith(f"ids: {name} was acknowledged as ['id-{name}']")
 
 
+def test_a_failure_that_denies_what_is_stored_is_found(chance: random.Random) -> None:
+    history, read = honest(chance)
+    name = next(iter({copy.name for copy in read} & history.failed.keys()))
+    history.failed[name] = RequestTimeoutError("late", maybe_stored=False)
+    assert faults(history, read) == [f"denied: {name} is there, and its call said that it is not"]
+
+
 def test_a_run_in_which_nothing_happened_is_void(chance: random.Random) -> None:
     quiet = History()
     quiet.succeeded("1", result("id-1", 1), 0.001)

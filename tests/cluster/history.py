@@ -1,8 +1,8 @@
 """What a driver of sends saw, and the checker that holds it against what was read. The checker knows no client and no clock.
 
 A message's name is its body. ``faults`` finds what must never be, whatever was done to the brokers: an acknowledged message
-that cannot be read, a message nobody sent, more copies than requests, copies of one message under different ids. That the
-driver's run was worth judging is a question of its own: ``void``.
+that cannot be read, a message nobody sent, more copies than requests, copies of one message under different ids, a failure that
+said "not stored" of a message that is there. That the driver's run was worth judging is a question of its own: ``void``.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def faults(history: History, read: Sequence[Copy], *, may_lose: bool = False) ->
             continue
         if len(unique_ids) > history.requests[name]:
             found.append(f"duplicated: {name} was read {len(unique_ids)} times after {history.requests[name]} requests")
+        if not getattr(history.failed.get(name), "maybe_stored", True):
+            found.append(f"denied: {name} is there, and its call said that it is not")
         known = {history.acknowledged[name]} if name in history.acknowledged else set(unique_ids[:1])
         if set(unique_ids) != known:
             found.append(f"ids: {name} was acknowledged as {sorted(known)} and read as {sorted(set(unique_ids))}")
