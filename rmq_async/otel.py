@@ -2,8 +2,8 @@
 
     producer = Producer("orders", hooks=[OpenTelemetryHook()])
 
-Needs the extra ``otel`` (opentelemetry-api); without an SDK set up it does next to nothing. Names are those of the semantic
-conventions for messaging and for RocketMQ as of version 1.36; what they have no name for begins with ``rmq_async.``.
+Needs the extra ``otel`` (opentelemetry-api). Names are those of the semantic conventions for messaging and for RocketMQ as of
+version 1.36; what they have no name for begins with ``rmq_async.``.
 
 Each attempt of a send is a span of its own, a child of the span that was current where the call was made: what a broker stored
 carries the context of the attempt that got it there, and of a retried send one sees where the time went.
@@ -75,14 +75,15 @@ class OpenTelemetryHook(Hook):
 
     def before_send(self, context: SendContext) -> None:
         links = [Link(found) for message in _messages(context) if (found := self._own_context(message)) is not None]
+        shared = _shared_attributes(context)
         span = self._tracer.start_span(
             f"send {context.queue.topic}",
             kind=SpanKind.CLIENT if links else SpanKind.PRODUCER,
-            attributes=_attributes(context),
+            attributes=shared | _attributes(context),
             links=links,
         )
         inside = trace.set_span_in_context(span)
-        context.state[self] = span, inside
+        context.state[self] = span, inside, shared
         if self._inject and not links:
             (self._propagator or propagate.get_global_textmap()).inject(context.properties, inside)
 
@@ -90,8 +91,7 @@ class OpenTelemetryHook(Hook):
         begun = context.state.pop(self, None)
         if begun is None:  # before_send raised
             return
-        span, inside = begun
-        told = _shared_attributes(context)
+        span, inside, told = begun
         if context.error is not None:
             told["error.type"] = error_type(context.error)
         if span.is_recording():
@@ -148,8 +148,7 @@ def _shared_attributes(context: SendContext) -> dict[str, Any]:
 
 
 def _attributes(context: SendContext) -> dict[str, Any]:
-    told = _shared_attributes(context)
-    told |= {
+    told: dict[str, Any] = {
         "messaging.destination.partition.id": f"{context.queue.broker_name}:{context.queue.queue_id}",
         "messaging.rocketmq.client_group": context.group,
         "messaging.rocketmq.message.type": TYPES[context.message_type],

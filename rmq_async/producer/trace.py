@@ -245,8 +245,7 @@ class Tracer:
         sender = self._sender
         outgoing = sender.encoder.encode(message)
         lane = await sender.lane(self.topic, deadline)
-        selection = sender.selection
-        first = lane.next() if selection is None or selection.custom else selection.next(lane, lane.brokers)
+        first = lane.next()
         try:
             await self._attempt(first, outgoing, lane, min(deadline, monotonic() + TIMEOUT / 2))
         except RocketMQError as error:
