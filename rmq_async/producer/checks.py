@@ -4,9 +4,11 @@ A broker asks about a half message that nobody ended: it stores it anew, so its 
 of the group's connections a one-way request with the message. The answer, an END_TRANSACTION, goes back on that connection.
 Losing a question does no harm, the broker asks again; so whatever is too much here is dropped.
 
-An answer with offsets that a newer question has replaced would end a copy that nobody looks at any more, and the newest copy would
-be asked about and delivered a second time. Therefore each question about the same message replaces the one before, also while
-``check`` runs, and also while the local transaction itself still runs in this process: that one then ends with the newest.
+An answer with offsets that a newer question has replaced would end a copy that nobody looks at any more, and the newest copy
+would be asked about and delivered a second time. Therefore each question about the same message replaces the one before, also
+while ``check`` runs, and also while the local transaction itself still runs in this process: that one then ends with the newest.
+A real broker decides whom to ask up to a second before it asks, so it asks about messages that have ended meanwhile, too. What
+it holds then is a copy more, and where this process knows that from its own connection, it says ROLLBACK.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from contextvars import Context, copy_context
 from inspect import isawaitable
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -47,6 +50,8 @@ MOST_WAITING: Final = 2000
 """Questions that wait for others to be answered (``checkRequestHoldMax``)."""
 MOST_BYTES: Final = 64 * 1024 * 1024
 """Of the bodies of all questions that are held; one that is larger is taken alone."""
+MOST_ENDED: Final = 10_000
+"""Ids of ended transactions that are known, of each connection."""
 
 T = TypeVar("T")
 
@@ -114,7 +119,8 @@ class Checks:
         self._check = check
         self._limit = limit
         self._under_way: dict[tuple[str, str], End] = {}
-        """By broker address and unique id: transactions that this process is still executing."""
+        """By broker address and unique id: transactions of this process."""
+        self._ended: WeakKeyDictionary[Connection, dict[str, None]] = WeakKeyDictionary()
         self._asked: dict[tuple[str, str], _Question] = {}
         self._waiting: deque[_Question] = deque()
         self._bytes = 0
@@ -156,8 +162,8 @@ class Checks:
     # -- transactions of this process
 
     @contextmanager
-    def executing(self, address: str, end: End) -> Iterator[None]:
-        """While its local transaction runs nobody is asked about the message, and ``end`` follows it when it moves."""
+    def ending(self, address: str, end: End) -> Iterator[None]:
+        """Until this process has ended the transaction ``check`` is not asked about it, and ``end`` follows it when it moves."""
         key = (address, end.msg_id)
         self._under_way[key] = end
         try:
@@ -165,6 +171,21 @@ class Checks:
         finally:
             if self._under_way.get(key) is end:
                 del self._under_way[key]
+
+    def ended(self, connection: Connection, end: End, log_offset: int) -> None:
+        """The broker has confirmed the end of the copy at ``log_offset``: others it asks about on this connection are too many.
+
+        On a new connection it may be one that lost the end in a crash, and ``check`` has to say.
+        """
+        known = self._ended.setdefault(connection, {})
+        known[end.msg_id] = None
+        if len(known) > MOST_ENDED:
+            del known[next(iter(known))]
+        if end.log_offset != log_offset:
+            self._take_back(connection, end)
+
+    def _take_back(self, connection: Connection, end: End) -> None:
+        tell(connection, end_command(end, TransactionStatus.ROLLBACK, "a copy of a message whose transaction has ended"))
 
     # -- questions
 
@@ -175,7 +196,7 @@ class Checks:
         if running is not None:
             running.queue_offset, running.log_offset = header.tranStateTableOffset, header.commitLogOffset
             running.from_check = True
-            tell(connection, end_command(running, TransactionStatus.UNKNOWN, "its local transaction is still running"))
+            tell(connection, end_command(running, TransactionStatus.UNKNOWN, "its transaction is still under way"))
             return
         end = End(
             topic=message.topic,  # the one that the user needs a right to; Java sends the topic of all half messages
@@ -187,6 +208,9 @@ class Checks:
             log_offset=header.commitLogOffset,
             from_check=True,
         )
+        if end.msg_id in self._ended.get(connection, ()):
+            self._take_back(connection, end)
+            return
         known = self._asked.get(key)
         if known is not None:
             known.connection, known.end = connection, end

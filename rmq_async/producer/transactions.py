@@ -24,7 +24,7 @@ from ..client.text import printable
 from ..config import ClientConfig
 from ..errors import ClientStateError, ConfigError, TransactionError, broker_error
 from ..results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
-from ..transport import tell, wait_until
+from ..transport import Connection, tell, wait_until
 from .checks import Check, Checks, decided, report
 from .config import ProducerConfig
 from .ending import End, Half, end_command, stored_half, trace_end
@@ -122,27 +122,30 @@ class TransactionProducer(Producer):
                 queue_offset=half.queue_offset,
                 log_offset=half.log_offset,
             )
-            status, error = TransactionStatus.ROLLBACK, None
-            if half.status is SendStatus.SEND_OK:
-                status, error = await self._local(sender, checks, half, end, message, arg)
-            result = TransactionSendResult(**_common(half), local_status=status, local_error=error)
-            trace_end(sender.tracer, message, end, status, half.address, half.region_id)
-            if status is TransactionStatus.UNKNOWN:
-                self._tell_unknown(sender, half, end, _why(error))
-            else:
-                await self._end(sender, half, end, result)
+            own_id = message.unique_id is None  # an id that the caller chose may be that of several messages
+            with checks.ending(half.address, end) if own_id else nullcontext():
+                status, error = TransactionStatus.ROLLBACK, None
+                if half.status is SendStatus.SEND_OK:
+                    status, error = await self._local(sender, half, end, message, arg)
+                result = TransactionSendResult(**_common(half), local_status=status, local_error=error)
+                trace_end(sender.tracer, message, end, status, half.address, half.region_id)
+                if status is TransactionStatus.UNKNOWN:
+                    self._tell_unknown(sender, half, end, _why(error))
+                    return result
+                log_offset = end.log_offset
+                connection = await self._end(sender, half, end, result)
+                if own_id:
+                    checks.ended(connection, end, log_offset)
             return result
 
     # -- inside
 
     async def _local(
-        self, sender: Sender, checks: Checks, half: Half, end: End, message: Message, arg: Any
+        self, sender: Sender, half: Half, end: End, message: Message, arg: Any
     ) -> tuple[TransactionStatus, Exception | None]:
-        own_id = message.unique_id is None  # an id that the caller chose may be that of several messages
-        own = msgspec.structs.replace(message, unique_id=half.msg_id) if own_id else message
+        own = msgspec.structs.replace(message, unique_id=half.msg_id)
         try:
-            with checks.executing(half.address, end) if own_id else nullcontext():
-                status, error = await decided(self._execute, own, arg, waiting=sender.unless_stopped)
+            status, error = await decided(self._execute, own, arg, waiting=sender.unless_stopped)
             if error is not None and sender.closed:
                 raise ClientStateError(
                     f"the producer was stopped while transaction {half.msg_id} was executed; the broker will ask about it"
@@ -160,19 +163,20 @@ class TransactionProducer(Producer):
         if connection is not None:
             tell(connection, end_command(end, TransactionStatus.UNKNOWN, why))
 
-    async def _end(self, sender: Sender, half: Half, end: End, result: TransactionSendResult) -> None:
+    async def _end(self, sender: Sender, half: Half, end: End, result: TransactionSendResult) -> Connection:
+        """Returns the connection on which the broker has confirmed it."""
         status, address = result.local_status, half.address
         deadline = monotonic() + sender.instance.config.request_timeout
         command = end_command(end, status)
         try:
-            response = await sender.unless_stopped(_ask(sender, address, command, deadline))
+            connection, response = await sender.unless_stopped(_ask(sender, address, command, deadline))
         except RocketMQError as failed:
             why, code, remark = failed, None, ""
             maybe_ended = failed.maybe_stored or isinstance(failed, ClientStateError)
             told = f"was not confirmed: {failed}"
         else:
             if response.code == ResponseCode.SUCCESS:
-                return
+                return connection
             why = broker_error(
                 response.code, response.remark, request="END_TRANSACTION", broker=half.queue.broker_name, address=address
             )
@@ -232,9 +236,9 @@ class TransactionProducer(Producer):
                 await self._checks.close()
 
 
-async def _ask(sender: Sender, address: str, command: RemotingCommand, deadline: float) -> RemotingCommand:
+async def _ask(sender: Sender, address: str, command: RemotingCommand, deadline: float) -> tuple[Connection, RemotingCommand]:
     connection = sender.connections.get(address) or await sender.pool.connect(address, max(deadline - monotonic(), 0.0))
-    return await connection.request(command, max(deadline - monotonic(), 0.0))
+    return connection, await connection.request(command, max(deadline - monotonic(), 0.0))
 
 
 def _common(half: Half) -> dict[str, Any]:

@@ -204,6 +204,17 @@ async def test_every_request_of_a_transaction_is_signed_and_seen_by_hooks(cluste
     assert hook.seen == [(False, 0, None), (True, None, None), (True, None, None)]
 
 
+async def test_servers_are_told_names_with_their_namespace(cluster: Cluster) -> None:
+    ends = Ends(cluster.a)
+    cluster.name_server.routes["ns%T"] = cluster.route()
+    async with transactions(cluster, lambda _: COMMIT, namespace="ns") as producer:
+        await producer.send_in_transaction(Message("T", b"half"), COMMIT)
+        ask(cluster.a.links[0], question("U1", group="ns%group", topic="ns%T"))
+        await until(lambda: len(ends.told) == 2)
+    assert {(fields["topic"], fields["producerGroup"]) for fields in ends.fields} == {("ns%T", "ns%group")}
+    assert cluster.sends[0].properties["PGROUP"] == "ns%group"
+
+
 # -- an end that does not come off
 
 
@@ -330,6 +341,52 @@ async def test_a_newer_question_replaces_the_one_before(cluster: Cluster) -> Non
     assert [fields["tranStateTableOffset"] for fields in ends.fields] == ["9", "9"]
 
 
+async def test_a_copy_that_the_broker_asks_about_after_the_end_is_taken_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It decides whom to ask before it asks. On another connection it may be one that lost the message in a crash."""
+    monkeypatch.setattr(checks, "MOST_ENDED", 2)
+    ends, asked = Ends(cluster.a), []
+
+    def check(message: MessageExt) -> TransactionStatus:
+        asked.append(message.msg_id)
+        return COMMIT
+
+    async with transactions(cluster, check) as producer:
+        half = [await producer.send_in_transaction(Message("T", b"half"), status) for status in (COMMIT, COMMIT, ROLLBACK)]
+        own = await producer.send_in_transaction(Message("T", b"half", unique_id="own"), COMMIT)
+        names = [result.msg_id for result in (*half, own)]
+        ask(cluster.a.links[0], *[question(name) for name in names])
+        await until(lambda: len(ends.told) == 8)
+        assert asked == [names[0], "own"]
+        assert sorted(ends.said[4:]) == sorted(
+            [(names[0], "8", False), (names[1], "12", True), (names[2], "12", True), ("own", "8", False)]
+        )
+        assert {(fields["tranStateTableOffset"], fields["fromTransactionCheck"]) for fields in ends.fields[4:]} == {
+            ("7", "true")
+        }
+        cluster.a.links[0].transport.abort()
+        await until(lambda: not cluster.a.links)
+        await producer.send(Message("T", b"another connection"))
+        ask(cluster.a.links[0], question(names[2]))
+        await until(lambda: asked[2:] == [names[2]])
+
+
+async def test_a_copy_that_the_broker_asks_about_during_the_end_is_taken_back(cluster: Cluster) -> None:
+    def asks_first(link: Link, command: RemotingCommand) -> None:
+        fields = command.ext_fields or {}
+        ask(link, question(fields["msgId"] or "", 17))
+        asyncio.get_running_loop().call_later(0.01, link.reply, command)
+
+    ends = Ends(cluster.a)
+    async with transactions(cluster) as producer:
+        ends.answer = asks_first
+        result = await producer.send_in_transaction(Message("T", b"half"), COMMIT)
+        await until(lambda: len(ends.told) == 3)
+    assert ends.said == [(result.msg_id, "8", False), (result.msg_id, "0", True), (result.msg_id, "12", True)]
+    assert [fields["tranStateTableOffset"] for fields in ends.fields] == [str(result.queue_offset), "17", "17"]
+
+
 async def test_no_more_checks_run_at_a_time_than_allowed(cluster: Cluster) -> None:
     ends, running, most = Ends(cluster.a), 0, 0
 
@@ -411,16 +468,21 @@ async def test_hostile_questions_are_passed_over(cluster: Cluster, caplog: pytes
         question("U1", tranStateTableOffset=None),
         question("U1", commitLogOffset="9" * 30),
         question("U1", commitLogOffset="x"),
-        *[question("U1", record=rng.randbytes(rng.randrange(200))) for _ in range(20)],
-        *[question("U1", record=bytes(changed(rng, good))) for _ in range(20)],
         RemotingCommand(code=RequestCode.CHECK_TRANSACTION_STATE, flag=ONEWAY_FLAG),
         RemotingCommand(code=RequestCode.CHECK_TRANSACTION_STATE),
+    ]
+    random = [
+        *[question("U1", record=rng.randbytes(rng.randrange(200))) for _ in range(20)],
+        *[question("U1", record=bytes(changed(rng, good))) for _ in range(20)],
     ]
     ends = Ends(cluster.a)
     async with transactions(cluster, lambda message: ROLLBACK, topics=["T"]):
         link = await link_of(cluster)
-        ask(link, *bad, question("last"))
-        await until(lambda: ends.said and ends.said[-1][0] == "last")
+        ask(link, *bad, question("good"))
+        await until(lambda: ends.told)
+        assert [unique_id for unique_id, *_ in ends.said] == ["good"]
+        ask(link, *random, question("last"))
+        await until(lambda: ends.said[-1][0] == "last")
         assert cluster.a.links == [link]
     assert "questions about transactions could not be read" in caplog.text
     assert len(caplog.records) < 10

@@ -1,0 +1,178 @@
+"""Transactions on a real broker that asks after 2 s, each second, three times: shown by what a consumer sees."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async import (
+    Admin,
+    Message,
+    MessageExt,
+    PullConsumer,
+    TransactionError,
+    TransactionProducer,
+    TransactionStatus,
+    run,
+)
+from rmq_async.producer.ending import End
+from rmq_async.testing.cluster import RealCluster
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionStatus
+SLOW = range(2000, 4800, 200)
+"""Milliseconds that local transactions take, so that the broker asks about some while they run and about some that have ended."""
+GIVEN_UP = "TRANS_CHECK_MAX_TIME_TOPIC"
+
+
+async def topic_of(cluster: RealCluster) -> str:
+    topic = f"transactions-{uuid.uuid4().hex[:12]}"
+    async with Admin(namesrv=cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=2)
+    return topic
+
+
+async def seen(cluster: RealCluster, topic: str) -> list[MessageExt]:
+    async with PullConsumer("reader", namesrv=cluster.namesrv) as consumer:
+        return [message async for message in consumer.read(topic)]
+
+
+async def until(condition: Callable[[], Any], what: str, timeout: float = 30.0) -> None:
+    deadline = monotonic() + timeout
+    while not condition():
+        assert monotonic() < deadline, what
+        await asyncio.sleep(0.05)
+
+
+def test_what_is_committed_at_once_or_when_asked_is_seen_once_and_nothing_else(feature_cluster: RealCluster) -> None:
+    asked: Counter[bytes] = Counter()
+
+    async def execute(message: Message, seconds: float) -> TransactionStatus:
+        await asyncio.sleep(seconds)
+        return TransactionStatus[message.body.decode().split()[0]]
+
+    async def check(message: MessageExt) -> TransactionStatus:
+        asked[message.body] += 1
+        await asyncio.sleep(0.01)
+        return TransactionStatus[message.body.decode().split()[-1]]
+
+    async def main() -> None:
+        topic = await topic_of(feature_cluster)
+        group = f"transactions-{uuid.uuid4().hex[:8]}"
+        async with TransactionProducer(group, execute=execute, check=check, namesrv=feature_cluster.namesrv) as producer:
+            slow = [
+                asyncio.ensure_future(
+                    producer.send_in_transaction(Message(topic, b"COMMIT after %d ms or COMMIT" % ms), ms / 1000)
+                )
+                for ms in SLOW
+            ]
+            for body in (b"COMMIT", b"ROLLBACK", b"UNKNOWN then COMMIT", b"UNKNOWN then ROLLBACK", b"UNKNOWN then UNKNOWN"):
+                result = await producer.send_in_transaction(Message(topic, body, tags="tag", keys="key"), 0.0)
+                assert result.local_status is TransactionStatus[body.decode().split()[0]]
+            assert [message.body for message in await seen(feature_cluster, topic)] == [b"COMMIT"]
+            given_up = result.msg_id
+            assert {result.local_status for result in await asyncio.gather(*slow)} == {COMMIT}
+            await until(lambda: asked[b"UNKNOWN then UNKNOWN"] == 3, "three questions about one message")
+            deadline = monotonic() + 30
+            while not any(message.msg_id == given_up for message in await seen(feature_cluster, GIVEN_UP)):
+                assert monotonic() < deadline, "the message that was asked about three times is given up"
+                await asyncio.sleep(0.1)
+        found = await seen(feature_cluster, topic)
+        slowly = sorted(b"COMMIT after %d ms or COMMIT" % ms for ms in SLOW)
+        assert sorted(message.body for message in found) == [b"COMMIT", *slowly, b"UNKNOWN then COMMIT"]
+        assert {(message.tags, message.keys) for message in found} == {("tag", ("key",)), (None, ())}
+        assert asked == {b"UNKNOWN then COMMIT": 1, b"UNKNOWN then ROLLBACK": 1, b"UNKNOWN then UNKNOWN": 3}
+
+    run(main())
+
+
+def test_a_real_broker_that_refuses_an_end_is_heard(feature_cluster: RealCluster) -> None:
+    def execute(message: Message, change: Callable[[End], None]) -> TransactionStatus:
+        checks = producer._checks
+        assert checks is not None
+        (end,) = checks._under_way.values()
+        change(end)
+        return COMMIT
+
+    def other_group(end: End) -> None:
+        end.group = "another"
+
+    def other_offset(end: End) -> None:
+        end.queue_offset += 1
+
+    def no_message(end: End) -> None:
+        end.log_offset += 1
+
+    producer = TransactionProducer("refused", execute=execute, check=lambda _: ROLLBACK, namesrv=feature_cluster.namesrv)
+
+    async def main() -> None:
+        topic = await topic_of(feature_cluster)
+        async with producer:
+            for change in (other_group, other_offset, no_message):
+                with pytest.raises(TransactionError, match="was refused") as failed:
+                    await producer.send_in_transaction(Message(topic, b"half"), change)
+                error = failed.value
+                print(change.__name__, error.code, error.remark)
+                assert (error.code, error.maybe_ended, error.result.local_status) == (1, False, COMMIT)
+                assert error.remark
+            assert await seen(feature_cluster, topic) == []
+
+    run(main())
+
+
+DIES = """
+import asyncio, sys
+from rmq_async import Message, TransactionProducer
+
+async def execute(message, arg):
+    print(message.unique_id, flush=True)
+    await asyncio.sleep(600)
+
+async def main():
+    namesrv, group, topic = sys.argv[1:]
+    async with TransactionProducer(group, execute=execute, check=execute, namesrv=namesrv) as producer:
+        await producer.send_in_transaction(Message(topic, b"of a process that was killed"))
+
+asyncio.run(main())
+"""
+
+
+def test_another_process_of_the_group_ends_what_a_killed_one_began(feature_cluster: RealCluster, tmp_path: Path) -> None:
+    program = tmp_path / "dies.py"
+    program.write_text(DIES)
+    asked: list[str] = []
+
+    async def check(message: MessageExt) -> TransactionStatus:
+        asked.append(message.msg_id)
+        return COMMIT
+
+    def never(*_: object) -> TransactionStatus:
+        raise AssertionError("this process sends nothing")
+
+    async def main() -> None:
+        topic = await topic_of(feature_cluster)
+        group = f"killed-{uuid.uuid4().hex[:8]}"
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, str(program), feature_cluster.namesrv, group, topic, stdout=asyncio.subprocess.PIPE
+        )
+        assert child.stdout is not None
+        unique_id = (await asyncio.wait_for(child.stdout.readline(), 30)).decode().strip()
+        child.send_signal(signal.SIGKILL)
+        assert await child.wait() == -signal.SIGKILL
+        options: dict[str, Any] = {"namesrv": feature_cluster.namesrv, "topics": [topic]}
+        async with TransactionProducer(group, execute=never, check=check, **options):
+            await until(lambda: asked, "the second process is asked")
+            await asyncio.sleep(1.5)  # another round of questions
+        (message,) = await seen(feature_cluster, topic)
+        assert (message.body, message.msg_id) == (b"of a process that was killed", unique_id)
+        assert asked == [unique_id]
+
+    run(main())
