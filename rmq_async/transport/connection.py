@@ -31,7 +31,7 @@ from .pending import Pending, Receiver, overdue, request_name
 from .request_hooks import RequestHooks, given_up
 from .serving import RequestHandler, answer_to
 from .states import CloseReason, ConnectionState, next_state
-from .tls import tls_reason
+from .tls import silent_end, tls_reason
 
 __all__ = ["Connection"]
 
@@ -145,6 +145,16 @@ class Connection(asyncio.Protocol):
     def pending(self) -> int:
         """Requests of any kind that have not been answered, those held back included."""
         return len(self._table)
+
+    def unanswered(self, owner: object) -> tuple[int, int]:
+        """Opaques: of the owner's oldest request that has no answer yet (0: none), and the newest that was given out.
+
+        Opaques rise, so whoever noted the newest one a while ago can tell how old the oldest is.
+        """
+        for opaque, entry in self._table.items():
+            if entry.owner is owner:
+                return opaque, self._opaque
+        return 0, self._opaque
 
     @property
     def heard(self) -> bool:
@@ -638,6 +648,8 @@ class Connection(asyncio.Protocol):
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
         told = why.value if why is not None else "it is closing"
         cause = f" ({tls_reason(self.close_cause)})" if self.close_cause is not None and str(self.close_cause) else ""
+        if not self._reads and why in (CloseReason.PEER, CloseReason.RESET):
+            cause += silent_end(self._transport)
         error = ConnectionLostError(f"{what}: connection lost, {told}{cause}", maybe_stored=written, address=self.address)
         error.__cause__ = self.close_cause
         return error

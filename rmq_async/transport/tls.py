@@ -12,7 +12,7 @@ from typing import Final
 
 from ..config import ClientConfig
 
-__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "tls_reason"]
+__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "silent_end", "tls_reason"]
 
 logger = logging.getLogger("rmq_async.transport")
 
@@ -68,3 +68,10 @@ def handshake_reason(error: BaseException) -> str:
     if isinstance(error, _ENDED):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
     return tls_reason(error)
+
+
+def silent_end(transport: asyncio.BaseTransport | None) -> str:
+    """A guess for the end of a connection whose peer said nothing: with TLS 1.3 it may judge its client after the handshake."""
+    if transport is None or transport.get_extra_info("sslcontext") is None:
+        return ""
+    return ", right after the TLS handshake: the server may want a client's certificate"

@@ -68,8 +68,14 @@ def openssl_server(context: ssl.SSLContext) -> Iterator[tuple[str, list[bytes]]]
             except OSError:
                 return  # closed
             accepted.settimeout(5)
-            with suppress(OSError), context.wrap_socket(accepted, server_side=True) as wrapped:
-                received.append(wrapped.recv(1000))
+            with context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False) as wrapped, suppress(OSError):
+                try:
+                    wrapped.do_handshake()
+                    received.append(wrapped.recv(1000))
+                finally:  # what is left unread would reset the connection, and the client never read why
+                    socket.socket.shutdown(wrapped, socket.SHUT_WR)
+                    while socket.socket.recv(wrapped, 1000):
+                        pass
 
     with socket.create_server((HOST, 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -146,7 +152,7 @@ async def test_a_server_that_cannot_be_trusted_gets_nothing_and_the_error_says_w
         assert reason in str(caught.value)
         assert caught.value.address == peer.address
         assert isinstance(caught.value.__cause__, ssl.SSLError)
-        assert pool.backing_off(peer.address)
+        assert peer.address in pool._backoffs
         await spin(10)
         assert peer.received == 0
 
@@ -241,8 +247,18 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
             assert re.search("misses (one|a client's certificate)", str(caught.value))
             assert isinstance(caught.value.__cause__, ssl.SSLError)
             assert isinstance(caught.value, ConnectError) == (version is ssl.TLSVersion.TLSv1_2)
-            assert pool.backing_off(address)
+            assert address in pool._backoffs
     assert not received
+
+
+async def test_a_server_that_leaves_right_after_the_handshake_is_told_as_such() -> None:
+    async with Peer(lambda link, _: link.rst(), tls=server()) as peer, pool_of(tls=client()) as pool:
+        with pytest.raises(ConnectionLostError, match="right after the TLS handshake: the server may want a client's certif"):
+            await (await pool.connect(peer.address, 5)).request(ping(), 5)
+    async with Peer(lambda link, _: link.rst()) as peer, pool_of() as pool:
+        with pytest.raises(ConnectionLostError) as caught:
+            await (await pool.connect(peer.address, 5)).request(ping(), 5)
+        assert "TLS" not in str(caught.value)
 
 
 async def test_a_certificate_of_an_unknown_authority_is_refused_by_the_server() -> None:
