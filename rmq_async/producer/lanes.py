@@ -29,12 +29,14 @@ class LaneSettings:
     """What every header of one producer says. ``smart``: headers have their short form; ``general``: no template will do."""
 
     __slots__ = (
-        "create_topic_key", "default_topic_queues", "general", "group", "id_length", "namespace", "serialize_type", "smart",
-        "unit_mode", "vip",
+        "create_topic_key", "default_topic_queues", "general", "group", "id_length", "namespace", "outside", "serialize_type",
+        "smart", "unit_mode", "vip",
     )  # fmt: skip
 
     def __init__(self, group: str, config: ProducerConfig, client: ClientConfig, id_length: int) -> None:
         self.namespace = client.namespace or ""
+        self.outside: set[str] = set()
+        """Topics that are in no namespace, beside those that a name tells as the system's."""
         self.group = with_namespace(self.namespace, group)
         self.create_topic_key = config.create_topic_key
         self.default_topic_queues = config.default_topic_queues
@@ -47,7 +49,7 @@ class LaneSettings:
 
     def wire_topic(self, topic: str) -> str:
         """The topic as servers know it."""
-        return with_namespace(self.namespace, topic) if self.namespace else topic
+        return with_namespace(self.namespace, topic) if self.namespace and topic not in self.outside else topic
 
     def shown_topic(self, topic: str) -> str:
         """The topic as users know it."""

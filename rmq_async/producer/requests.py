@@ -101,8 +101,9 @@ async def reply(
     try:
         if size >= sender.encoder.compress_over:
             outgoing = await sender.compressed(outgoing)
-        if not sender.instance.config.namespace:  # every broker has the topic: to create it by sending would be a mistake
-            await sender.unless_stopped(sender.instance.routes.get(topic, max(deadline - monotonic(), 0.0)))
+        # Every broker has the topic, which is of no namespace: to create it by sending would be a mistake.
+        await sender.unless_stopped(sender.instance.routes.get(topic, max(deadline - monotonic(), 0.0)))
+        sender.outside_namespaces(topic)
         lane = sender.lanes.get(topic) or await sender.lane(topic, deadline)
         asked_by = asked.queue.broker_name
         target = lane.next_of((asked_by,)) if asked_by in lane.brokers else lane.next()

@@ -124,6 +124,10 @@ class Sender:
 
     def add_watcher(self, hook: Any) -> None:
         """Tells one more hook of every attempt from now on."""
+    def outside_namespaces(self, topic: str) -> None:
+        """Says that the topic belongs to the brokers, whatever its name."""
+        self._settings.outside.add(topic)
+
         self.watchers.add(hook)
         self._look_again()
 

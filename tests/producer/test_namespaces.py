@@ -14,13 +14,16 @@ from rmq_async import (
     ConfigError,
     InvalidMessageError,
     Message,
+    MessageExt,
     MessageQueue,
     Producer,
     PullConsumer,
     SelectorError,
     TopicNotFoundError,
+    TransactionProducer,
+    TransactionStatus,
 )
-from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.errors import GroupNotOnlineError, OffsetRangeError, QueryNotFoundError
 from rmq_protocol.constants import RequestCode
 
@@ -228,6 +231,53 @@ async def test_a_changed_route_reaches_a_topic_that_is_known_without_its_namespa
             queue = (await sender.send(Message(topic, b"x"))).queue
             assert (queue.topic, queue.broker_name) == (TOPIC, "b")
         assert len(pair.b.sends) == 2
+
+
+async def test_requests_replies_and_recalls(server: EmbeddedRocketMQ) -> None:
+    """Replies go by a topic of the brokers, which is in no namespace; without creation by sending nothing else would do."""
+    options: dict[str, Any] = {"namesrv": server.namesrv, "namespace": NS}
+    async with (
+        Producer("asks", **options) as asking,
+        Producer("answers", **options) as answering,
+        PullConsumer("c", **options) as consumer,
+    ):
+        asked = asyncio.ensure_future(asking.request(Message(TOPIC, b"?")))
+        [question] = [message async for message in _first(consumer.read(TOPIC, end=None))]
+        assert question.topic == TOPIC
+        result = await answering.reply(question, b"!")
+        assert (await asked).body == b"!"
+        assert result.queue.topic == "DefaultCluster_REPLY_TOPIC"
+        later = await asking.send(Message(TOPIC, b"x", delay=100))
+        assert later.recall_handle is not None
+        for topic in (TOPIC, WIRE):
+            assert await asking.recall(topic, later.recall_handle) == later.msg_id
+
+
+async def _first(stream: Any) -> AsyncIterator[Any]:
+    yield await anext(stream)
+    await stream.aclose()
+
+
+async def test_transactions_are_asked_about_in_their_namespace() -> None:
+    clock = ManualClock()
+    asked: list[MessageExt] = []
+
+    def check(message: MessageExt) -> TransactionStatus:
+        asked.append(message)
+        return TransactionStatus.COMMIT
+
+    async with (
+        EmbeddedRocketMQ(clock=clock) as server,
+        TransactionProducer(
+            "tx", execute=lambda message, arg: arg, check=check, namesrv=server.namesrv, namespace=NS
+        ) as sender,
+    ):
+        done = await sender.send_in_transaction(Message(TOPIC, b"1"), TransactionStatus.COMMIT)
+        assert done.queue.topic == TOPIC
+        await sender.send_in_transaction(Message(WIRE, b"2"), TransactionStatus.UNKNOWN)
+        await clock.advance(60)
+        await until(lambda: len(server.messages(WIRE)) == 2)
+    assert [(message.topic, message.queue.topic, message.body) for message in asked] == [(TOPIC, TOPIC, b"2")]
 
 
 # -- the second kind
