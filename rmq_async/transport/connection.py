@@ -46,9 +46,6 @@ BLOCKED_AFTER: Final = 0.1
 GRACE_STEP: Final = 0.01
 GRACE_STEPS: Final = 20
 GRACE_AFTER_WRITE: Final = 0.1
-RETIRED_AT_MOST: Final = 30.0
-"""Seconds for what is under way on a connection whose server sent us away; most end sooner, by their own deadlines."""
-RETIRED_LOOK: Final = 0.1
 
 
 class Connection(asyncio.Protocol):
@@ -57,17 +54,16 @@ class Connection(asyncio.Protocol):
     ``on_request`` answers the server's own requests (None: no answer); without a handler they get REQUEST_CODE_NOT_SUPPORTED.
     ``dead_after``: seconds without any byte, counted from the first request written after the last byte came, after which the
     connection is closed as dead. ``on_retired``: told when the server wants its clients elsewhere (GO_AWAY); the connection then
-    takes no new requests, and closes when those under way have ended.
+    takes no new requests, and whoever is told closes it when those under way have ended.
     """
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
         "__weakref__", "_dead_after", "_decoder", "_expects_answer", "_flushed", "_grace", "_held", "_held_control",
-        "_held_oneways", "_loop", "_on_closed", "_on_request", "_on_retired", "_opaque", "_others", "_reads", "_retiring",
-        "_scan_at", "_sequence",
-        "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
+        "_held_oneways", "_loop", "_on_closed", "_on_request", "_on_retired", "_opaque", "_others", "_reads",
+        "_scan_at", "_sequence", "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
         "_wrote_at", "address", "close_cause", "close_reason", "closed", "hooks", "is_open", "last_used", "local_ip", "pacing",
-        "serialize_type", "strays",
+        "retired", "serialize_type", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +90,8 @@ class Connection(asyncio.Protocol):
         """Takes requests. A plain attribute: it is read for every message."""
         self.pacing: object | None = None
         """Room for what a sender keeps per connection."""
+        self.retired = False
+        """The server sent us away."""
         self.strays = 0
         self.last_used = monotonic()
         self._loop = asyncio.get_running_loop()
@@ -104,7 +102,6 @@ class Connection(asyncio.Protocol):
         self._on_request = on_request
         self._on_closed = on_closed
         self._on_retired = on_retired
-        self._retiring: asyncio.TimerHandle | None = None
         self._table: dict[int, Pending] = {}
         self._opaque = FIRST_OPAQUE
         self._writer = WriteCoalescer(self._before_write, self._sends_under_way)
@@ -586,23 +583,12 @@ class Connection(asyncio.Protocol):
             self.is_open = False
 
     def retire(self) -> None:
-        """The server sent us away: takes no new requests, and closes when those under way have ended."""
+        """The server sent us away: no new requests; ``on_retired`` is told, once."""
         if self._state is ConnectionState.READY:
+            self.retired = True
             self.drain()
-            self._look_whether_idle(monotonic() + RETIRED_AT_MOST)
             if self._on_retired is not None:
                 self._on_retired(self)
-
-    @property
-    def retired(self) -> bool:
-        """Whether the server sent us away from this connection."""
-        return self._retiring is not None
-
-    def _look_whether_idle(self, until: float) -> None:
-        if self._retiring is not None and (not self._table or monotonic() >= until):
-            self.close(CloseReason.AWAY)
-        else:
-            self._retiring = self._loop.call_later(RETIRED_LOOK, self._look_whether_idle, until)
 
     def close(self, reason: CloseReason, cause: BaseException | None = None) -> None:
         """Closes once; every pending request fails with an error of its own: ``reason``, and whether it had been written."""
@@ -617,8 +603,6 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._retiring is not None:
-            self._retiring.cancel()
         if self._transport is not None:
             if orderly and not self._writer.paused:
                 self._transport.close()

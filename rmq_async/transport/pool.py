@@ -39,6 +39,9 @@ LAST_BACKOFF: Final = 1.0
 BACKOFFS_KEPT: Final = 256
 """Addresses that failed are remembered at least up to this number, beyond it only while they are recent."""
 MIN_DEAD_AFTER: Final = 10.0
+RETIRED_AT_MOST: Final = 30.0
+"""Seconds for what is under way on a connection whose server sent us away; most end sooner, by their own deadlines."""
+RETIRED_LOOK: Final = 0.1
 SENT_AWAY_FOR: Final = 10.0
 """Seconds in which a server that sends us away a second time is one that will go on doing so."""
 
@@ -104,7 +107,8 @@ class ConnectionPool:
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._backoffs: dict[str, Backoff] = {}
         self._most_backoffs = BACKOFFS_KEPT
-        self._retired: set[Connection] = set()
+        self._retired: dict[Connection, asyncio.TimerHandle] = {}
+        """Connections whose servers sent us away, and when to look next whether they have done their work."""
         self._sent_away: dict[str, float] = {}
         """When servers last sent us away."""
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -297,8 +301,8 @@ class ConnectionPool:
         if self.open.get(address) is not connection:
             return
         del self.open[address]
-        self._retired.add(connection)
         now = monotonic()
+        self._look_again(connection, now + RETIRED_AT_MOST)
         again = now - self._sent_away.get(address, -inf) < SENT_AWAY_FOR
         self._sent_away = {each: at for each, at in self._sent_away.items() if now - at < SENT_AWAY_FOR}
         self._sent_away[address] = now
@@ -310,8 +314,18 @@ class ConnectionPool:
         if self._on_closed is not None:
             self._on_closed(connection)
 
+    def _look_again(self, connection: Connection, until: float) -> None:
+        self._retired[connection] = self._loop.call_later(RETIRED_LOOK, self._look_whether_done, connection, until)
+
+    def _look_whether_done(self, connection: Connection, until: float) -> None:
+        if not connection.pending or monotonic() >= until:
+            connection.close(CloseReason.AWAY)
+        else:
+            self._look_again(connection, until)
+
     def _forget(self, connection: Connection) -> None:
-        self._retired.discard(connection)
+        if (look := self._retired.pop(connection, None)) is not None:
+            look.cancel()
         if self.open.get(connection.address) is connection:
             del self.open[connection.address]
             if connection.heard:

@@ -95,7 +95,7 @@ async def test_one_way_sends_go_on_over_a_new_connection(cluster: Cluster) -> No
 
 
 async def test_a_drained_connection_is_closed_at_its_bound(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq_async.transport.connection.RETIRED_AT_MOST", 0.2)
+    monkeypatch.setattr("rmq_async.transport.pool.RETIRED_AT_MOST", 0.2)
     async with producer(cluster, retries=0, timeout=5.0) as sender:
         cluster.a.answer = each(silent, refuse(1500))
         both = await outcomes(sender.send(message()), sender.send(message()))
