@@ -60,10 +60,10 @@ class Connection(asyncio.Protocol):
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
         "__weakref__", "_dead_after", "_decoder", "_expects_answer", "_flushed", "_grace", "_held", "_held_control",
-        "_held_oneways", "_loop", "_on_closed", "_on_request", "_on_retired", "_opaque", "_others", "_reads",
-        "_scan_at", "_sequence", "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
-        "_wrote_at", "address", "close_cause", "close_reason", "closed", "hooks", "is_open", "last_used", "local_ip", "pacing",
-        "retired", "serialize_type", "strays",
+        "_held_oneways", "_loop", "_on_closed", "_on_request", "_on_retired", "_opaque", "_others", "_reads", "_scan_at",
+        "_sequence", "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
+        "_wrote_at", "address", "close_cause", "close_reason", "closed", "hooks", "is_open", "last_used", "local_ip",
+        "pacing", "retired", "serialize_type", "strays",
     )  # fmt: skip
 
     def __init__(
