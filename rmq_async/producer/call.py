@@ -82,13 +82,28 @@ class AttemptRecord:
         self.open = still_waits and self.connection is not None and self.connection.knows(self.opaque)
         if not self.open:
             self.maybe_stored = getattr(error, "maybe_stored", False)
+        self._tell(error)
         if self.error is None or not isinstance(error, RequestTimeoutError):
             self.error = error
 
     def answered_with(self, error: RocketMQError) -> None:
         """A late or last answer that is an error: now it is known that nothing was stored."""
         self.elapsed = self.elapsed or monotonic() - self.started
+        self._tell(error)
         self.error, self.maybe_stored = error, error.maybe_stored
+
+    def given_up(self) -> None:
+        """The call is over."""
+        if self.open and self.connection is not None:
+            self.open = False
+            self.connection.forget(self.opaque)
+            self.elapsed = self.elapsed or monotonic() - self.started
+            self._tell(GivenUpError())
+
+    def _tell(self, error: BaseException) -> None:
+        """What the attempt says about its broker, of which the first failure decides."""
+        if self.error is None and self._call.faults is not None:
+            self._call.faults.failed(self.target.broker, error, self.elapsed, monotonic())
 
     def public(self) -> Attempt:
         return Attempt(self.target.queue, self.target.address, self.elapsed, self.error, self.maybe_stored)
@@ -110,6 +125,7 @@ class SendCall(Generic[Result]):
         fixed: Target | None = None,
     ) -> None:
         self._sender = sender
+        self.faults = sender.faults
         self._outgoing = outgoing
         self._lane = lane
         self._read = read
@@ -169,6 +185,8 @@ class SendCall(Generic[Result]):
             record.answered_with(_UnconfirmedError("stored, and not confirmed", broker=record.broker))
         elif self._result is None:
             self._result = result
+            if self.faults is not None and record.error is None:
+                self.faults.succeeded(record.broker, monotonic() - record.started, monotonic())
         self.notify()
 
     def notify(self) -> None:
@@ -214,9 +232,7 @@ class SendCall(Generic[Result]):
             if self._outgoing.watch is not None:
                 self._outgoing.watch.give_up(self._aborted or GivenUpError("given up, the call is over", maybe_stored=True))
             for record in self._attempts:
-                if record.open and record.connection is not None:
-                    record.open = False
-                    record.connection.forget(record.opaque)
+                record.given_up()
 
     def _elsewhere(self, step: Step) -> bool:
         """Whether the next attempt goes to a broker that has none of this call yet."""
@@ -253,7 +269,7 @@ class SendCall(Generic[Result]):
         selection = self._sender.selection
         if selection is None:
             return self._lane.next_of(brokers)
-        if not selection.custom:
+        if not self._sender.asks:
             return selection.next(self._lane, brokers)
         task = asyncio.get_running_loop().create_task(
             self._sender.choose(self._outgoing, None, self._lane, brokers, self._deadline), name="rmq_async selector"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rmq_protocol.errors import RocketMQError
@@ -108,6 +109,7 @@ class DeferredSend(Generic[Result]):
     """One accepted ``send_async``. Its credits are given back, and one of its callbacks called, exactly once."""
 
     __slots__ = (
+        "_begun",
         "_connection",
         "_deadline",
         "_epoch",
@@ -163,6 +165,8 @@ class DeferredSend(Generic[Result]):
         self._size = size
         self._on_success = on_success
         self._on_error = on_error
+        self._begun = started
+        """When the first attempt began; later than ``_started`` only where faults are looked at."""
         self._settled = False
         self.ended = False
         """Its credits are back and its callback is being called, or was."""
@@ -190,11 +194,11 @@ class DeferredSend(Generic[Result]):
             self._continue(call)
             return
         self._connection = connection
+        if self._sender.faults is not None:
+            self._begun = monotonic()
         deadline = self._deadline
         if self._lane.several and self._retries and self._fixed is None:
-            selection = self._sender.selection
-            if selection is None or selection.several(self._lane.brokers):
-                deadline = self._sender.first_deadline(deadline, self._retries)
+            deadline = self._sender.first_deadline(deadline, self._retries)
         try:
             self._pending = self._sender.submit(connection, self._target, self._outgoing, self, deadline, self._deadline)
         except RocketMQError as error:
@@ -208,6 +212,8 @@ class DeferredSend(Generic[Result]):
     def set_result(self, reply: SendReply) -> None:
         self._settled = True
         result = self._read(reply, self._outgoing, self._target, 1)
+        if result is not None and self._sender.faults is not None:
+            self._sender.faults.succeeded(self._target.broker, monotonic() - self._begun, monotonic())
         if result is None:
             self._failed(reply_error(reply, self._target), reply)
         elif self._retries and self._sender.retry_not_ok and self._sender.unconfirmed(result):
@@ -226,14 +232,20 @@ class DeferredSend(Generic[Result]):
         """The first attempt failed, or was answered with a ``reply`` that is an error."""
         if not self._retries or not is_retriable(error, self._sender.config.retry_codes):
             self._sender.doubt_route(self._outgoing.topic, error)
+            self._tell(error)
             self._fail(error)
             return
         self._go_on(error, reply)
 
+    def _tell(self, error: BaseException) -> None:
+        """What the first attempt says about its broker, where no further one does."""
+        if self._sender.faults is not None:
+            self._sender.faults.failed(self._target.broker, error, monotonic() - self._begun, monotonic())
+
     def _go_on(self, error: BaseException | None, reply: SendReply | None) -> None:
         call = self._call()
         if self._connection is not None and self._pending is not None:
-            call.adopt(self._target, self._connection, self._pending, self._started, error, reply)
+            call.adopt(self._target, self._connection, self._pending, self._begun, error, reply)
         elif isinstance(error, RocketMQError):
             call.adopt_failed(self._target, error, self._started)
         self._continue(call)
@@ -281,6 +293,8 @@ class DeferredSend(Generic[Result]):
                 self._outgoing.watch.give_up(asyncio.CancelledError())
         if self._task is not None:
             self._task.cancel()
+        else:
+            self._tell(asyncio.CancelledError())
         self._give_back()
         self._call_back(self._on_error, asyncio.CancelledError())
 

@@ -9,7 +9,7 @@ speaks against the broker before it has failed.
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final
@@ -135,32 +135,26 @@ class FaultItem:
 
 
 class Faults:
-    """The brokers of one producer. ``now``: seconds of any clock that does not go back."""
+    """The brokers of one producer. ``now``: seconds of any clock that does not go back.
 
-    __slots__ = ("_items", "_open", "_patience", "table")
+    ``items``: what is held against whom. ``busy``: tells whether an attempt on a broker is under way. ``late``: brokers that have
+    kept one waiting for longer than ``patience``, to be set by whoever watches. ``version`` grows with all that is learnt.
+    """
 
-    def __init__(self, table: FaultTable) -> None:
+    __slots__ = ("_busy", "items", "late", "patience", "table", "version")
+
+    def __init__(self, table: FaultTable, busy: Callable[[str], bool] = lambda _: False) -> None:
         self.table = table
-        self._items: dict[str, FaultItem] = {}
-        self._open: dict[str, dict[object, float]] = {}
-        """Broker -> attempts under way -> when they began, the oldest first."""
-        self._patience = table.patience
-
-    def __len__(self) -> int:
-        return len(self._items)
+        self.patience = table.patience
+        self.items: dict[str, FaultItem] = {}
+        self.late: frozenset[str] = frozenset()
+        self.version = 0
+        self._busy = busy
 
     def __repr__(self) -> str:
-        return f"<Faults of {sorted(self._items)}>"
+        return f"<Faults of {sorted(self.items)}>"
 
     # -- what attempts tell
-
-    def began(self, broker: str, attempt: object, now: float) -> None:
-        self._open.setdefault(broker, {})[attempt] = now
-
-    def ended(self, broker: str, attempt: object) -> None:
-        attempts = self._open.get(broker)
-        if attempts is not None:
-            attempts.pop(attempt, None)
 
     def succeeded(self, broker: str, latency: float, now: float) -> None:
         """An attempt of ``latency`` seconds was answered with "stored"."""
@@ -182,17 +176,19 @@ class Faults:
 
         With nothing against it the broker is forgotten, unless the attempt began before the newest fault did.
         """
-        item = self._items.get(broker)
+        item = self.items.get(broker)
         if duration <= 0 and reachable:
             if item is not None:
                 item.reachable_from = 0.0
+                self.version += 1
                 if now - latency > item.noted:
-                    del self._items[broker]
+                    del self.items[broker]
             return
+        self.version += 1
         if item is None:
-            if len(self._items) >= MOST_ITEMS:
-                del self._items[next(iter(self._items))]
-            item = self._items[broker] = FaultItem()
+            if len(self.items) >= MOST_ITEMS:
+                del self.items[next(iter(self.items))]
+            item = self.items[broker] = FaultItem()
         item.latency, item.noted = latency, now
         item.available_from = max(item.available_from, now + duration)
         if reachable:
@@ -202,35 +198,31 @@ class Faults:
 
     def proved(self, broker: str) -> None:
         """The broker is healthy."""
-        self._items.pop(broker, None)
+        self.version += 1
+        self.items.pop(broker, None)
 
     def keep(self, brokers: Collection[str]) -> None:
         """Forgets all other brokers."""
-        for broker in self._items.keys() - brokers:
-            del self._items[broker]
-        for broker in [broker for broker, attempts in self._open.items() if not attempts and broker not in brokers]:
-            del self._open[broker]
+        for broker in self.items.keys() - brokers:
+            del self.items[broker]
 
     # -- what selecting asks
 
     def available(self, broker: str, now: float) -> bool:
         """Whether it is not left alone."""
-        item = self._items.get(broker)
+        item = self.items.get(broker)
         return item is None or now >= item.available_from
 
     def reachable(self, broker: str, now: float) -> bool:
-        item = self._items.get(broker)
+        item = self.items.get(broker)
         return item is None or now >= item.reachable_from
 
     def usable(self, broker: str, now: float) -> bool:
         """Whether it is available, no attempt on it takes too long already, and it is not on trial with an attempt under way."""
-        item = self._items.get(broker)
-        if item is not None and now < item.available_from:
-            return False
-        attempts = self._open.get(broker)
-        if not attempts:
-            return True
-        return item is None and now - next(iter(attempts.values())) < self._patience
+        item = self.items.get(broker)
+        if item is None:
+            return broker not in self.late
+        return now >= item.available_from and not self._busy(broker)
 
     def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
         """Those of ``brokers`` that are not usable."""
@@ -254,8 +246,8 @@ class Faults:
 
     def silent(self) -> tuple[str, ...]:
         """Brokers that the newest attempt could not reach: those worth asking whether they are back."""
-        return tuple(broker for broker, item in self._items.items() if item.reachable_from)
+        return tuple(broker for broker, item in self.items.items() if item.reachable_from)
 
     def _rank(self, broker: str, now: float) -> tuple[bool, float, float]:
-        item = self._items.get(broker)
+        item = self.items.get(broker)
         return (False, 0.0, 0.0) if item is None else (now < item.available_from, item.latency, item.available_from)

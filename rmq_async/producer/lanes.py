@@ -110,7 +110,7 @@ class Lane:
     Raises BrokerNotFoundError when none of them has a master's address.
     """
 
-    __slots__ = ("_settings", "_targets", "brokers", "by_queue", "next", "queues", "route", "several")
+    __slots__ = ("_in_turn", "_settings", "_targets", "addresses", "brokers", "by_queue", "next", "queues", "route", "several")
 
     def __init__(self, route: TopicRoute, settings: LaneSettings, topic: str | None = None) -> None:
         topic = settings.shown_topic(topic or route.topic)
@@ -128,15 +128,20 @@ class Lane:
         self.by_queue = {target.queue: target for target in self._targets}
         self.queues = tuple(target.queue for target in self._targets)
         self.brokers = frozenset(target.broker for target in self._targets)
+        self.addresses = {target.broker: target.address for target in self._targets}
         self.several = len(self.brokers) > 1
+        """Whether a first attempt leaves another broker to try."""
         start = random.randrange(len(self._targets))
-        self.next: Callable[[], Target] = cycle(self._targets[start:] + self._targets[:start]).__next__
-        """The next queue, round robin from a random start."""
+        self._in_turn: Callable[[], Target] = cycle(self._targets[start:] + self._targets[:start]).__next__
+        self.next = self._in_turn
+        """The next queue, round robin from a random start; ``selection.Turning`` puts itself before it."""
 
     def next_of(self, brokers: Collection[str]) -> Target:
         """The next queue whose broker is one of ``brokers``, of which at least one belongs to this lane."""
+        if brokers is self.brokers:
+            return self._in_turn()
         for _ in self._targets:
-            target = self.next()
+            target = self._in_turn()
             if target.broker in brokers:
                 return target
         raise BrokerNotFoundError(f"topic {self.queues[0].topic}: none of {sorted(brokers)} has a writable queue any more")

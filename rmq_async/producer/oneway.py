@@ -164,8 +164,11 @@ async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: f
     while True:
         connection = sender.connections.get(target.address)
         if connection is None:
+            began = monotonic()
             failed = await sender.connect(target, deadline)
             if failed is not None:
+                if sender.faults is not None:
+                    sender.faults.failed(target.broker, failed, monotonic() - began, monotonic())
                 sender.doubt_route(outgoing.topic, failed)
                 raise failed
             continue

@@ -129,9 +129,14 @@ class Producer(ProducerLife):
                 error = failure
             except BaseException:
                 connection.forget(pending.opaque)
+                if sender.faults is not None:
+                    sender.faults.failed(target.broker, asyncio.CancelledError(), monotonic() - started, monotonic())
                 raise
             else:
                 fields = reply.extFields  # what ``stored`` does, nearly always
+                faults = sender.faults
+                if faults is not None and not reply.code and (monotonic() - started >= faults.patience or faults.items):
+                    faults.succeeded(target.broker, monotonic() - started, monotonic())
                 if (
                     not reply.code
                     and fields is not None

@@ -1,46 +1,107 @@
 """Which queue an attempt goes to, in a producer that does not simply take them in turn.
 
 A producer has a Selection if it looks at faults (``latency_fault``), or asks a function of the user's (``queue_selector``) for each
-attempt. ``policy`` says which brokers come into question for an attempt; this chooses among their queues. Of faults it learns as
-hooks do: by being told of every attempt, before and after.
+attempt. ``policy`` says which brokers come into question for an attempt; this chooses among their queues.
+
+While no broker is suspected the shortest way of sending stays in use: ``Turning`` stands before a lane's round robin, and all it
+does then is to read the clock. Every few milliseconds it looks for attempts that have been waiting for too long.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from time import monotonic
+from typing import Final
 
 from rmq_protocol.message import Message, MessageQueue
 
 from ..client.instance import ClientInstance
+from ..transport import Connection, ConnectionPool
 from .config import ProducerConfig
 from .detector import Detector
 from .faults import Faults
-from .hooks import Hook, SendContext
 from .lanes import Lane, Target
 from .selectors import Selector, asked, picking, select_best, select_by_hash
 from .turns import Turns
 
-__all__ = ["FaultWatch", "Selection", "selection_of"]
+__all__ = ["Overdue", "Selection", "Turning", "selection_of"]
+
+LOOKS: Final = 16
+"""How often, within a fault table's patience, attempts under way are looked at."""
+ADDRESSES_KEPT: Final = 1024
+
+
+class Overdue:
+    """Tells for how long a producer's attempts have been waiting, without a note of each: by the opaques given out meanwhile.
+
+    ``owner`` marks the producer's entries in the connections' tables.
+    """
+
+    __slots__ = ("_owner", "_patience", "_pool", "_samples", "interval")
+
+    def __init__(self, pool: ConnectionPool, owner: object, patience: float) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._patience = patience
+        self.interval = min(patience / LOOKS, 1.0)
+        """Seconds between two samples, and between two looks while all is well."""
+        self._samples: dict[str, tuple[Connection, deque[tuple[float, int]]]] = {}
+        """Address -> its connection, and when which opaque was the newest; of those older than the patience the youngest."""
+
+    def waits(self, address: str) -> bool:
+        """Whether an attempt there is under way, or would have to wait for a connect that is."""
+        connection = self._pool.get(address)
+        return self._pool.connecting(address) if connection is None else connection.unanswered(self._owner)[0] != 0
+
+    def late(self, address: str, now: float) -> bool:
+        """Whether an attempt there has waited for longer than the patience, as far as the samples of earlier calls tell."""
+        connection = self._pool.get(address)
+        if connection is None:
+            self._samples.pop(address, None)
+            return False
+        oldest, newest = connection.unanswered(self._owner)
+        known = self._samples.get(address)
+        if known is None or known[0] is not connection:
+            if len(self._samples) >= ADDRESSES_KEPT:
+                self._samples.clear()
+            known = self._samples[address] = connection, deque()
+        samples, before = known[1], now - self._patience
+        if not samples or now - samples[-1][0] >= self.interval:
+            samples.append((now, newest))
+        while len(samples) > 1 and samples[1][0] <= before:
+            samples.popleft()
+        return oldest != 0 and samples[0][0] <= before and oldest <= samples[0][1]
 
 
 class Selection:
-    """``selector``: asked for each attempt, unless it is ``select_best``. ``faults``: None without ``latency_fault``.
+    """``selector``: asked for each attempt, unless it is ``select_best``. ``faults``: None without ``latency_fault``."""
 
-    ``stale``: to be set when a route has changed, so that brokers without queues are forgotten.
-    """
+    __slots__ = ("_named", "_overdue", "_stale", "_turns", "custom", "detector", "faults", "interval", "selector")
 
-    __slots__ = ("_named", "_turns", "custom", "detector", "faults", "selector", "stale")
-
-    def __init__(self, selector: Selector, faults: Faults | None, named: Callable[[], Collection[str]] = tuple) -> None:
+    def __init__(
+        self,
+        selector: Selector,
+        faults: Faults | None,
+        overdue: Overdue | None = None,
+        named: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self.selector = selector
         self.custom = selector is not select_best
         self.faults = faults
-        self.stale = False
         self.detector: Detector | None = None
+        self._overdue = overdue
+        self.interval = 1.0 if overdue is None else overdue.interval
         self._named = named
         """Tells which brokers have queues to write to."""
+        self._stale = False
         self._turns = Turns()
+
+    def adopt(self, lane: Lane) -> None:
+        """Chooses for the lane from now on, unless a selector of the user's does."""
+        if self.faults is not None and not self.custom:
+            lane.next = Turning(self, self.faults, lane).next
 
     def avoided(self, brokers: Collection[str]) -> Collection[str]:
         """Those of ``brokers`` that no attempt is going to as long as there are others."""
@@ -48,31 +109,46 @@ class Selection:
             return ()
         return self.faults.avoided(brokers, monotonic())
 
-    def several(self, brokers: Collection[str]) -> bool:
-        """Whether an attempt on one of ``brokers`` leaves another one to try, in the sense of ``policy.next_step``."""
-        return (len(brokers) - len(self.avoided(brokers)) or len(brokers)) > 1
-
     def next(self, lane: Lane, brokers: Collection[str]) -> Target:
         """The lane's next queue on the best of ``brokers``."""
         if self.faults is not None:
-            brokers = self._best(self.faults, brokers)
-        return lane.next() if brokers is lane.brokers else lane.next_of(brokers)
+            brokers = self.best(self.faults, lane, brokers, monotonic())
+        return lane.next_of(brokers)
 
-    def pick(self, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """The same over any queues of one topic; ``select_best`` does this while this producer asks a selector."""
-        if self.faults is not None:
-            brokers = frozenset(queue.broker_name for queue in queues)
-            best = self._best(self.faults, brokers)
-            if best is not brokers:
-                queues = [queue for queue in queues if queue.broker_name in best]
-        return self._turns.next(queues)
+    def best(self, faults: Faults, lane: Lane, brokers: Collection[str], now: float) -> Collection[str]:
+        """Those to choose among; ``brokers`` itself where nothing speaks against any of them."""
+        if self._stale:
+            self._stale = False
+            if faults.items:
+                faults.keep(self._named())
+        if self._overdue is not None and faults.patience < float("inf"):
+            late = [broker for broker, address in lane.addresses.items() if self._overdue.late(address, now)]
+            if late or faults.late:
+                faults.late = (faults.late - lane.brokers).union(late)
+        return faults.best(brokers, now)
 
     async def ask(
-        self, selector: Selector | None, queues: Sequence[MessageQueue], message: Message, key: object, deadline: float
+        self, selector: Selector | None, lane: Lane, brokers: Collection[str], message: Message, key: object, deadline: float
     ) -> MessageQueue:
-        """What a selector says; without one, the producer's own, or the hash of the key."""
-        with picking(self.pick):
+        """What a selector says of the queues of ``brokers``; without one, the producer's own, or the hash of the key."""
+        queues = lane.queues if brokers is lane.brokers else lane.queues_of(brokers)
+        with picking(partial(self.pick, lane)):
             return await asked(selector or (self.selector if self.custom else select_by_hash), queues, message, key, deadline)
+
+    def pick(self, lane: Lane, queues: Sequence[MessageQueue]) -> MessageQueue:
+        """``next`` over any of the lane's queues; ``select_best`` does this while a selector is asked."""
+        if self.faults is not None:
+            brokers = frozenset([lane.target(queue).broker for queue in queues])
+            best = self.best(self.faults, lane, brokers, monotonic())
+            if best is not brokers:
+                queues = [queue for queue in queues if lane.target(queue).broker in best]
+        return self._turns.next(queues)
+
+    def route_changed(self) -> None:
+        """Brokers may have no queues any more."""
+        self._stale = True
+        if self.faults is not None:
+            self.faults.version += 1
 
     def close(self) -> None:
         if self.detector is not None:
@@ -82,48 +158,66 @@ class Selection:
         if self.detector is not None:
             await self.detector.ended()
 
-    def _best(self, faults: Faults, brokers: Collection[str]) -> Collection[str]:
-        if self.stale:
-            self.stale = False
-            if faults:
-                faults.keep(self._named())
-        return faults.best(brokers, monotonic())
 
+class Turning:
+    """Takes the place of a lane's round robin: the same as long as nothing speaks against one of its brokers."""
 
-class FaultWatch(Hook):
-    """Tells ``faults`` what becomes of attempts. One-way sends say nothing unless they fail at once."""
+    __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_lane", "_selection", "_version")
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, selection: Selection, faults: Faults, lane: Lane) -> None:
+        self._selection = selection
         self._faults = faults
+        self._lane = lane
+        self._in_turn = lane.next
+        self._interval = selection.interval
+        self._calm_until = 0.0
+        self._version = -1
 
-    def before_send(self, context: SendContext) -> None:
-        if context.mode != "oneway":
-            self._faults.began(context.broker, context, monotonic())
+    def next(self) -> Target:
+        now = monotonic()
+        if now < self._calm_until and self._version == self._faults.version:
+            return self._in_turn()
+        return self._choose(now)
 
-    def after_send(self, context: SendContext) -> None:
-        faults, broker = self._faults, context.broker
-        faults.ended(broker, context)
-        if context.error is not None:
-            faults.failed(broker, context.error, context.elapsed, monotonic())
-        elif context.result is not None:
-            faults.succeeded(broker, context.elapsed, monotonic())
+    def _choose(self, now: float) -> Target:
+        faults, lane = self._faults, self._lane
+        best = self._selection.best(faults, lane, lane.brokers, now)
+        inviting = len(lane.brokers) - len(faults.avoided(lane.brokers, now)) or len(lane.brokers)
+        lane.several = inviting > 1  # as ``policy.next_step`` counts for further attempts
+        self._calm_until = now + self._interval if best is lane.brokers and not faults.items else 0.0
+        self._version = faults.version
+        return lane.next_of(best)
 
 
-def selection_of(config: ProducerConfig, instance: ClientInstance, lanes: Mapping[str, Lane]) -> Selection | None:
-    """What the settings ask for; None where queues simply take turns. ``lanes``: those of the producer, at any time."""
-    if not config.latency_fault and config.queue_selector is select_best:
-        return None
+def selection_of(
+    config: ProducerConfig, instance: ClientInstance, lanes: Mapping[str, Lane], owner: object
+) -> Selection | None:
+    """What the settings ask for; None where queues simply take turns.
+
+    ``lanes``: those of the producer, at any time; ``owner`` marks its entries in the connections' tables.
+    """
+    if not config.latency_fault:
+        return None if config.queue_selector is select_best else Selection(config.queue_selector, None)
     routes = instance.routes
+    overdue = Overdue(instance.pool, owner, config.fault_table.patience)
+
+    def lane_of(broker: str) -> Lane | None:
+        return next((lane for lane in lanes.values() if broker in lane.brokers), None)
+
+    def busy(broker: str) -> bool:
+        lane = lane_of(broker)
+        return lane is not None and overdue.waits(lane.addresses[broker])
 
     def named() -> Collection[str]:
         known = [routes.cached(topic) for topic in routes.topics]
         return {route.broker_of(queue) for route in known if route is not None for queue in route.publish_queues}
 
     def topic_on(broker: str) -> str | None:
-        return next((lane.route.topic for lane in lanes.values() if broker in lane.brokers), None)
+        lane = lane_of(broker)
+        return None if lane is None else lane.route.topic
 
-    faults = Faults(config.fault_table) if config.latency_fault else None
-    selection = Selection(config.queue_selector, faults, named)
-    if config.detector and faults is not None:
+    faults = Faults(config.fault_table, busy)
+    selection = Selection(config.queue_selector, faults, overdue, named)
+    if config.detector:
         selection.detector = Detector(instance, faults, topic_on)
     return selection

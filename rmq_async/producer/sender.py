@@ -42,7 +42,7 @@ from .order import Line, Place
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing, Watched
 from .policy import attempt_cap
 from .replies import SEND_OK, stored_batch
-from .selection import FaultWatch, Selection, selection_of
+from .selection import Selection, selection_of
 from .selectors import Selector, Wish, ask, awaited, checked_wish, one_of, select_by_hash
 from .trace import Tracer
 from .watching import Watch, Watchers, message_type, tell_failed
@@ -62,11 +62,12 @@ T = TypeVar("T")
 
 
 class Begun(msgspec.Struct):
-    """A first attempt under way."""
+    """A first attempt under way. ``at``: when it began; told only where faults are looked at."""
 
     connection: Connection
     future: asyncio.Future[SendReply]
     pending: Pending
+    at: float = 0.0
 
 
 class Sender:
@@ -103,10 +104,11 @@ class Sender:
         self.submit = self.wire.submit
         """Puts one attempt on its way."""
         self.create_future = asyncio.get_running_loop().create_future
-        self.selection = selection_of(config, instance, self.lanes)
+        self.selection = selection_of(config, instance, self.lanes, self)
         """None where queues simply take turns."""
-        if self.selection is not None and self.selection.faults is not None:
-            self.watchers.add(FaultWatch(self.selection.faults))
+        self.faults = self.selection.faults if self.selection is not None else None
+        self.asks = self.selection is not None and self.selection.custom
+        """Whether a selector of the user's is asked for each attempt."""
         self.tracer = Tracer(self, config.trace) if config.trace else None
         if self.tracer is not None:
             self.watchers.add(self.tracer)
@@ -122,12 +124,12 @@ class Sender:
         """The group as servers know it."""
         return self._settings.group
 
-    def add_watcher(self, hook: Any) -> None:
-        """Tells one more hook of every attempt from now on."""
     def outside_namespaces(self, topic: str) -> None:
         """Says that the topic belongs to the brokers, whatever its name."""
         self._settings.outside.add(topic)
 
+    def add_watcher(self, hook: Any) -> None:
+        """Tells one more hook of every attempt from now on."""
         self.watchers.add(hook)
         self._look_again()
 
@@ -137,7 +139,7 @@ class Sender:
         general = self.pool.hooks.active or not config.send_smart_msg
         self.watched = self.watchers.active
         self.encoder.outgoing = Watched if self.watched else Outgoing
-        special = general or self.watched or self.retry_not_ok or settings.namespace or self.selection is not None
+        special = general or self.watched or self.retry_not_ok or settings.namespace or self.asks
         self.plain_below = 0 if special else min(config.compress_over, config.max_message_size + 1)
         if general != settings.general:
             settings.general = general
@@ -173,13 +175,19 @@ class Sender:
             lane = self.lanes.get(topic)
             if lane is None or lane.route is not route:
                 try:
-                    lane = Lane(route, self._settings, topic)
+                    lane = self._new_lane(route, topic)
                 except BrokerNotFoundError:
                     if known is None:  # the name servers have just said so
                         raise
-                    lane = Lane(await self._newer_route(wire_topic, deadline), self._settings, topic)
+                    lane = self._new_lane(await self._newer_route(wire_topic, deadline), topic)
                 if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
                     self.lanes[topic] = lane
+        return lane
+
+    def _new_lane(self, route: TopicRoute, topic: str) -> Lane:
+        lane = Lane(route, self._settings, topic)
+        if self.selection is not None:
+            self.selection.adopt(lane)
         return lane
 
     async def _newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
@@ -193,7 +201,7 @@ class Sender:
         if route is None or (lane is not None and lane.route is route):
             return lane
         try:
-            lane = self.lanes[topic] = Lane(route, self._settings, topic)
+            lane = self.lanes[topic] = self._new_lane(route, topic)
         except BrokerNotFoundError:
             return None
         return lane
@@ -254,10 +262,7 @@ class Sender:
             if message is not None and size >= self.encoder.compress_over:
                 outgoing = await self.compressed(outgoing)
             lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
-            if self.selection is None:
-                target = lane.next()
-            else:
-                target = await self.choose(outgoing, message, lane, lane.brokers, deadline)
+            target = await self.choose(outgoing, message, lane, lane.brokers, deadline) if self.asks else lane.next()
             begun = self.begin(outgoing, lane, target, started, deadline, retries)
             return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries)
         finally:
@@ -267,16 +272,11 @@ class Sender:
     async def choose(
         self, outgoing: Outgoing, message: Message | None, lane: Lane, brokers: Collection[str], deadline: float
     ) -> Target:
-        """The queue of an attempt that may go to any of ``brokers``, where there is a Selection. ``message``: None for a batch."""
+        """The queue that the producer's selector has for an attempt, of those of ``brokers``. ``message``: None for a batch."""
         selection = cast(Selection, self.selection)
-        if not selection.custom:
-            return selection.next(lane, brokers)
         if message is not None:
             outgoing.message = message
-        queues = lane.queues
-        if brokers is not lane.brokers:
-            queues = lane.queues_of(brokers)
-        asking = selection.ask(None, queues, cast(Message, outgoing.message), None, deadline)
+        asking = selection.ask(None, lane, brokers, cast(Message, outgoing.message), None, deadline)
         return lane.target(await self.unless_stopped(asking))
 
     def begin(
@@ -294,10 +294,11 @@ class Sender:
         if connection is None:
             return None
         first_deadline = deadline
-        if lane.several and retries and fixed is None and (self.selection is None or self.selection.several(lane.brokers)):
+        if lane.several and retries and fixed is None:
             first_deadline = self.first_deadline(deadline, retries)
         future: asyncio.Future[SendReply] = self.create_future()
-        return Begun(connection, future, self.submit(connection, target, outgoing, future, first_deadline, deadline))
+        pending = self.submit(connection, target, outgoing, future, first_deadline, deadline)
+        return Begun(connection, future, pending, 0.0 if self.faults is None else monotonic())
 
     async def finish(
         self,
@@ -327,16 +328,20 @@ class Sender:
                 begun.connection.forget(begun.pending.opaque)
                 if outgoing.watch is not None:
                     outgoing.watch.give_up(failure)
+                if self.faults is not None:
+                    self.faults.failed(target.broker, failure, monotonic() - begun.at, monotonic())
                 raise
             else:
                 result = read(reply, outgoing, target, 1)
+                if result is not None and self.faults is not None:
+                    self.faults.succeeded(target.broker, monotonic() - begun.at, monotonic())
                 if result is not None and not (self.retry_not_ok and self.unconfirmed(result)):
                     return result
         elif failed is not None:
             tell_failed(outgoing, target, failed)
         call = SendCall(self, outgoing, lane, read, deadline=deadline, started=started, retries=retries, fixed=fixed)
         if begun is not None:
-            call.adopt(target, begun.connection, begun.pending, started, error, reply)
+            call.adopt(target, begun.connection, begun.pending, begun.at or started, error, reply)
         elif failed is not None:
             call.adopt_failed(target, failed, started)
         else:
@@ -359,7 +364,7 @@ class Sender:
         """``connect`` for a first attempt that is free to go to another broker: within its cap, and at once where it backs off."""
         if target.address in self.connections:
             return None
-        if lane.several and retries and (self.selection is None or self.selection.several(lane.brokers)):
+        if lane.several and retries:
             if self.pool.backing_off(target.address):
                 return ConnectError(BACKING_OFF.format(target.address), address=target.address)
             deadline = self.first_deadline(deadline, retries)
@@ -430,7 +435,7 @@ class Sender:
             outgoing = await self.compressed(outgoing)
         lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
         if wish is None:
-            if self.selection is not None:
+            if self.asks:
                 return outgoing, lane, await self.choose(outgoing, message, lane, lane.brokers, deadline)
             return outgoing, lane, lane.next()
         if wish.queue is not None or message is None:
@@ -451,7 +456,7 @@ class Sender:
     async def selected(self, lane: Lane, message: Message, selector: Selector | None, key: object, deadline: float) -> Target:
         """The queue a selector picks for the message; where none is given the producer's own does, or else the hash of the key."""
         if self.selection is not None:
-            asking = self.selection.ask(selector, lane.queues, message, key, deadline)
+            asking = self.selection.ask(selector, lane, lane.brokers, message, key, deadline)
             return lane.target(await self.unless_stopped(asking))
         selector = selector or select_by_hash
         chosen = ask(selector, lane.queues, message, key)
@@ -540,7 +545,7 @@ class Sender:
 
     def _route_changed(self, route: TopicRoute) -> None:
         if self.selection is not None:
-            self.selection.stale = True
+            self.selection.route_changed()
         self.lanes.pop(route.topic, None)
         if self._settings.namespace:
             self.lanes.pop(without_namespace(route.topic, self._settings.namespace), None)

@@ -126,6 +126,10 @@ class ConnectionPool:
         """The open connection to ``address``, if there is one; does no I/O."""
         return self.open.get(address)
 
+    def connecting(self, address: str) -> bool:
+        """Whether a connect is under way."""
+        return address in self._connecting
+
     def backing_off(self, address: str) -> bool:
         """Whether the last connect failed so recently that the next one waits."""
         backoff = self._backoffs.get(address)

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from rmq_async import Message, Producer
+from rmq_async import ClientConfig, Message, MessageQueue, Producer, ProducerConfig
+from rmq_async.client.route_table import TopicRoute
+from rmq_async.producer.lanes import Lane, LaneSettings
+from rmq_protocol.route import TopicRouteData
 
 from .peers import TOPIC, Cluster
 
@@ -127,6 +130,15 @@ def seeded() -> random.Random:
 async def outcomes(*waits: Any) -> list[Any]:
     """Results, or the exceptions in their place."""
     return await asyncio.gather(*waits, return_exceptions=True)
+
+
+def lane_of(queues_per_broker: list[str]) -> Lane:
+    """A lane of topic "T" with no cluster behind it; "a:2" is a broker and its queues."""
+    counts = {broker: int(count) for broker, _, count in (each.partition(":") for each in queues_per_broker)}
+    publish = tuple(MessageQueue("T", broker, number) for broker, count in counts.items() for number in range(count))
+    addresses = {broker: {0: "127.0.0.1:1"} for broker in counts}
+    route = TopicRoute("T", TopicRouteData((), ()), publish, (), addresses, 1)
+    return Lane(route, LaneSettings("group", ProducerConfig(), ClientConfig(), 32))
 
 
 class Calls:

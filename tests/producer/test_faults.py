@@ -33,7 +33,7 @@ def test_nobody_is_suspected_at_first() -> None:
     assert faults.best(brokers, T) is brokers
     assert all([faults.available("a", T), faults.reachable("a", T), faults.usable("a", T)])
     succeeded(faults, "a", T)
-    assert len(faults) == 0
+    assert len(faults.items) == 0
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_failed_broker_is_left_alone_and_that_ends_by_itself(table: FaultTable
 def test_a_slow_broker_is_left_alone_for_as_long_as_the_table_says(latency: float, seconds: float) -> None:
     faults = Faults(V5)
     succeeded(faults, "a", T, latency)
-    assert len(faults) == (seconds > 0)
+    assert len(faults.items) == (seconds > 0)
     assert faults.reachable("a", T)
     assert faults.available("a", T + seconds)
     assert seconds == 0 or not faults.available("a", T + seconds - 0.01)
@@ -77,7 +77,7 @@ def test_a_quick_success_that_began_after_the_fault_clears_the_broker() -> None:
     assert not faults.available("a", T + 0.1)
     assert faults.reachable("a", T + 0.1)
     succeeded(faults, "a", T + 0.2, latency=0.1)
-    assert len(faults) == 0
+    assert len(faults.items) == 0
     assert faults.usable("a", T + 0.2)
 
 
@@ -93,44 +93,51 @@ def test_a_broker_that_answers_is_preferred_to_one_that_does_not_while_both_are_
 
 
 def test_after_its_time_a_broker_gets_one_attempt_until_that_succeeds() -> None:
-    faults = Faults(V5)
+    under_way: set[str] = set()
+    faults = Faults(V5, under_way.__contains__)
     failed(faults, "a")
     assert best(faults, "ab", T + 10) == "ab"
-    faults.began("a", 1, T + 10)
+    under_way.update("ab")
     assert best(faults, "ab", T + 10.001) == "b"
     assert faults.available("a", T + 10.001)
-    faults.ended("a", 1)
+    under_way.remove("a")
+    assert best(faults, "ab", T + 10.002) == "ab"
+    under_way.add("a")
     succeeded(faults, "a", T + 10.01)
-    faults.began("a", 2, T + 10.02)
     assert best(faults, "ab", T + 10.02) == "ab"
 
 
 def test_an_attempt_that_stays_unanswered_speaks_against_its_broker_before_it_fails() -> None:
     faults = Faults(V5)
-    faults.began("a", 1, T)
-    faults.began("b", 2, T + 0.3)
-    faults.began("a", 3, T + 0.4)
-    assert best(faults, "ab", T + 0.54) == "ab"
-    assert best(faults, "ab", T + 0.56) == "b"
-    assert len(faults) == 0
-    faults.ended("a", 1)
-    assert best(faults, "ab", T + 0.56) == "ab"
-    assert best(faults, "ab", T + 0.9) == "a"
-    assert best(faults, "ab", T + 2.0) == "ab"  # both: nothing to choose between
-    faults.ended("a", 3)
-    faults.ended("b", 2)
-    faults.ended("b", 2)
-    faults.ended("c", 9)
-    assert best(faults, "ab", T + 9) == "ab"
+    faults.late = frozenset("a")
+    assert best(faults, "ab", T) == "b"
+    assert best(faults, "a", T) == "a"
+    faults.late = frozenset("ab")
+    assert best(faults, "ab", T) == "ab"  # nothing to choose between
+    assert not faults.items
+
+
+def test_whatever_is_learnt_counts_as_a_new_version() -> None:
+    faults = Faults(V5)
+    versions = [faults.version]
+    succeeded(faults, "a", T)
+    assert faults.version == versions[0]  # nothing new
+    for step in (
+        lambda: failed(faults, "a"),
+        lambda: succeeded(faults, "a", T + 1),
+        lambda: succeeded(faults, "a", T + 2, latency=0.6),
+        lambda: faults.proved("a"),
+    ):
+        step()
+        assert faults.version > versions[-1]
+        versions.append(faults.version)
 
 
 def test_a_table_that_never_isolates() -> None:
-    faults = Faults(FaultTable((0.1,), (0.0,)))
-    faults.began("a", 1, T)
+    faults = Faults(FaultTable((0.1,), (0.0,)), lambda broker: True)
     failed(faults, "a")
-    assert best(faults, "ab", T + 1000) == "b"  # on trial, with its attempt under way
-    faults.ended("a", 1)
-    assert best(faults, "ab", T) == "ab"
+    assert best(faults, "ab", T + 1000) == "b"  # on trial, with an attempt under way
+    assert faults.patience == float("inf")
 
 
 def test_with_pick_one_at_least_the_better_half_is_left_to_choose_from() -> None:
@@ -162,19 +169,16 @@ def test_brokers_without_queues_are_forgotten() -> None:
     faults = Faults(V5)
     for broker in "abc":
         failed(faults, broker)
-        faults.began(broker, 1, T)
-    faults.ended("b", 1)
     faults.keep({"a"})
     assert best(faults, "abc", T) == "bc"
-    assert len(faults) == 1
-    assert sorted(faults._open) == ["a", "c"]  # c's attempt is still under way
+    assert set(faults.items) == {"a"}
 
 
 def test_the_table_is_bounded() -> None:
     faults = Faults(V5)
     for number in range(MOST_ITEMS + 10):
         failed(faults, f"b{number}")
-    assert len(faults) == MOST_ITEMS
+    assert len(faults.items) == MOST_ITEMS
     assert faults.available("b9", T)
     assert not faults.available("b10", T)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 
 from rmq_async import FaultTable, Message, MessageQueue, errors, select_best, select_by_machine_room
 from rmq_async.producer.faults import Faults
-from rmq_async.producer.selection import Selection
+from rmq_async.producer.selection import Overdue, Selection
 from rmq_async.producer.selectors import picking
 from rmq_async.producer.turns import QUEUES_KEPT, TOPICS_KEPT, Turns
 
-from .support import seeded
+from .support import lane_of, seeded
 
 MESSAGE = Message("T", b"x")
 
@@ -32,11 +33,11 @@ def chi_square(counts: Counter[MessageQueue], expected_on: Sequence[MessageQueue
     return sum((counts[queue] - each) ** 2 / each for queue in expected_on)
 
 
-def isolated(*brokers: str) -> Faults:
+def avoiding(broker: str) -> Callable[[Sequence[MessageQueue]], MessageQueue]:
+    """What ``select_best`` is while a producer asks that leaves the broker alone."""
     faults = Faults(FaultTable.V5)
-    for broker in brokers:
-        faults.update(broker, 1.0, isolated=True, reachable=False, now=monotonic())
-    return faults
+    faults.update(broker, 1.0, isolated=True, reachable=False, now=monotonic())
+    return partial(Selection(select_best, faults).pick, lane_of(["a:4", "b:4", "c:4"]))
 
 
 def test_queues_take_turns_in_their_order() -> None:
@@ -86,8 +87,7 @@ def test_select_best_outside_of_a_producer_takes_turns() -> None:
 
 def test_select_best_passes_over_brokers_that_the_asking_producer_leaves_alone() -> None:
     some = queues(4)
-    selection = Selection(select_best, isolated("b"))
-    with picking(selection.pick):
+    with picking(avoiding("b")):
         counts = Counter(select_best(some, MESSAGE) for _ in range(120))
         only = Counter(select_best(queues(4, "b"), MESSAGE) for _ in range(8))
     assert chi_square(counts, queues(4, "ac")) == 0
@@ -96,7 +96,6 @@ def test_select_best_passes_over_brokers_that_the_asking_producer_leaves_alone()
 
 
 async def test_what_select_best_knows_follows_a_coroutine_and_stays_out_of_others() -> None:
-    selection = Selection(select_best, isolated("a"))
     seen: list[str] = []
 
     async def choose() -> None:
@@ -108,7 +107,7 @@ async def test_what_select_best_knows_follows_a_coroutine_and_stays_out_of_other
         return {select_best(queues(1, "ab"), MESSAGE).broker_name for _ in range(2)}
 
     other = asyncio.ensure_future(outside())
-    with picking(selection.pick):
+    with picking(avoiding("a")):
         await choose()
         await choose()
     assert seen == ["b", "b"]
@@ -123,7 +122,7 @@ def test_a_machine_room_is_kept_to_and_its_queues_take_turns() -> None:
     counts = Counter(select(queues(4), MESSAGE, "north") for _ in range(80))
     assert chi_square(counts, queues(4, "ac")) == 0
     assert select(queues(1), MESSAGE, "south") == MessageQueue("T", "b", 0)
-    with picking(Selection(select, isolated("a")).pick):
+    with picking(avoiding("a")):
         counts = Counter(select(queues(4), MESSAGE, "north") for _ in range(80))
     assert chi_square(counts, queues(4, "c")) == 0
 
@@ -147,3 +146,71 @@ def test_a_room_without_queues_is_an_error_that_names_the_rooms(key: Any) -> Non
 def test_what_is_no_mapping_of_rooms_is_refused(rooms: Any) -> None:
     with pytest.raises(errors.ConfigError, match="mapping of broker names to rooms"):
         select_by_machine_room(rooms)
+
+
+class Table:
+    """Stands for a connection, of which ``Overdue`` asks one thing only."""
+
+    def __init__(self) -> None:
+        self.oldest = self.newest = 0
+
+    def unanswered(self, owner: object) -> tuple[int, int]:
+        return self.oldest, self.newest
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.open: dict[str, Table] = {"a:1": Table()}
+        self.under_way: set[str] = set()
+
+    def get(self, address: str) -> Table | None:
+        return self.open.get(address)
+
+    def connecting(self, address: str) -> bool:
+        return address in self.under_way
+
+
+def watched(pool: Any) -> Overdue:
+    return Overdue(pool, object(), 0.5)
+
+
+def test_an_attempt_is_late_when_an_opaque_of_that_long_ago_is_unanswered() -> None:
+    pool = Pool()
+    table, overdue = pool.open["a:1"], watched(pool)
+    lates = []
+    for step in range(100):  # 20 ms each; one send a step, and from step 50 on none is answered
+        table.newest = step + 1
+        table.oldest = 0 if step < 50 else 51
+        lates.append(overdue.late("a:1", step / 50))
+    assert lates.index(True) in (75, 76, 77, 78)
+    assert all(lates[78:])
+    table.oldest = 95
+    assert not overdue.late("a:1", 2.0)
+    assert overdue.late("a:1", 2.5)
+
+
+def test_samples_are_bounded_and_belong_to_one_connection() -> None:
+    pool = Pool()
+    overdue = watched(pool)
+    for step in range(10_000):
+        pool.open["a:1"].newest = step
+        overdue.late("a:1", step / 10_000)
+    assert len(overdue._samples["a:1"][1]) < 24
+    pool.open["a:1"] = Table()
+    pool.open["a:1"].oldest = 5
+    assert not overdue.late("a:1", 1.0)  # low opaques, but of a new connection
+    pool.open.clear()
+    assert not overdue.late("a:1", 1.1)
+    assert not overdue._samples
+
+
+def test_a_connect_under_way_counts_as_an_attempt() -> None:
+    pool = Pool()
+    overdue = watched(pool)
+    assert not overdue.waits("a:1")
+    pool.open["a:1"].oldest = 7
+    assert overdue.waits("a:1")
+    pool.open.clear()
+    assert not overdue.waits("a:1")
+    pool.under_way.add("a:1")
+    assert overdue.waits("a:1")

@@ -9,24 +9,21 @@ from typing import Any
 import pytest
 
 from rmq_async import (
-    ClientConfig,
     FaultTable,
     Message,
     MessageQueue,
-    ProducerConfig,
     errors,
     select_best,
     select_by_hash,
     select_by_machine_room,
 )
-from rmq_async.client.route_table import TopicRoute
 from rmq_async.producer.faults import Faults
-from rmq_async.producer.lanes import Lane, LaneSettings
 from rmq_async.producer.selection import Selection
 from rmq_async.producer.selectors import java_hash
 from rmq_protocol.allocation import allocate_averagely, allocate_by_circle, allocate_by_consistent_hash
-from rmq_protocol.route import TopicRouteData
 from vectors import CLIENT_KINDS, Case, Outcome, Suite, is_error, refused
+
+from .support import lane_of
 
 SUITE = Suite(*CLIENT_KINDS)
 MESSAGE = Message("T", b"x")
@@ -69,14 +66,6 @@ def machine_room_select(case: Case) -> Outcome | None:
     with refused():
         select_by_machine_room({})(queues(case.given["queues"]), MESSAGE, case.given["arg"])
     return Outcome.DIFFERS
-
-
-def lane_of(queues_per_broker: list[str]) -> Lane:
-    counts = {broker: int(count) for broker, _, count in (each.partition(":") for each in queues_per_broker)}
-    publish = tuple(MessageQueue("T", broker, number) for broker, count in counts.items() for number in range(count))
-    addresses = {broker: {0: "127.0.0.1:1"} for broker in counts}
-    route = TopicRoute("T", TopicRouteData((), ()), publish, (), addresses, 1)
-    return Lane(route, LaneSettings("group", ProducerConfig(), ClientConfig(), 32))
 
 
 @SUITE.handles("selectors", "round_robin")
