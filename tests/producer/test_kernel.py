@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from rmq_async import BrokerError, ConnectionLostError, InvalidMessageError, Message, Producer
+from rmq_async import BrokerError, ConnectionLostError, Hook, InvalidMessageError, Message, Producer, PullConsumer
 from rmq_async.client.vip import first_port, vip_address
+from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import decode_heartbeat
@@ -85,6 +86,29 @@ async def test_an_error_in_the_long_form_is_the_same_error(cluster: Cluster) -> 
         with pytest.raises(BrokerError, match="illegal") as told:
             await sender.send(message())
     assert (told.value.code, told.value.broker) == (13, "a")
+
+
+@pytest.mark.parametrize("smart", [True, False])
+async def test_replies_have_both_forms_too(smart: bool) -> None:
+    codes: list[int] = []
+
+    class Codes(Hook):
+        def before_request(self, address: str, command: RemotingCommand) -> None:
+            codes.append(command.code)
+
+    async with EmbeddedRocketMQ() as server:
+        options: dict[str, Any] = {"namesrv": server.namesrv, "send_smart_msg": smart}
+        async with (
+            Producer("asks", **options) as asking,
+            Producer("answers", hooks=[Codes()], instance_name="other", **options) as answering,
+            PullConsumer("reads", namesrv=server.namesrv) as consumer,
+        ):
+            asked = asyncio.ensure_future(asking.request(message(b"?")))
+            await until(lambda: server.messages(TOPIC))
+            [question] = [each async for each in consumer.read(TOPIC)]
+            await answering.reply(question, b"!")
+            assert (await asked).body == b"!"
+    assert [code for code in codes if code in (324, 325)] == [325 if smart else 324]
 
 
 # -- unit mode and name
