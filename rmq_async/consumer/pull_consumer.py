@@ -195,7 +195,7 @@ class PullConsumer(ClientUser):
         return route.subscribe_queues
 
     def _join(self, instance: ClientInstance) -> None:
-        instance.register_consumer(ConsumerData(group_name=self._group))
+        instance.register_consumer(ConsumerData(group_name=self._group, unit_mode=self.config.unit_mode))
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
         tasks = [task for reader in self._readers for task in reader.stop()]

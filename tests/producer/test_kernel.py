@@ -126,6 +126,14 @@ async def test_unit_mode_is_said_in_every_header(cluster: Cluster, form: str, sm
     assert {sent.fields["k"] for sent in cluster.sends} == {"true"}
 
 
+async def test_consumers_say_so_in_their_heartbeats(cluster: Cluster) -> None:
+    async with producer(cluster, unit_mode=True) as sender, PullConsumer("c", client=sender.client_config):
+        await sender.send(message())
+        await until(lambda: cluster.a.codes[RequestCode.HEART_BEAT])
+    beat = next(each for each in cluster.a.control if each.code == RequestCode.HEART_BEAT)
+    assert [data.unit_mode for data in decode_heartbeat(beat.body).consumer_data_set] == [True]
+
+
 async def test_the_name_of_the_unit_is_part_of_the_clients_id(cluster: Cluster) -> None:
     async with producer(cluster, unit_name="east", instance_name="me", client_ip="10.1.2.3") as sender:
         await sender.send(message())
