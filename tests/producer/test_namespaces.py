@@ -219,6 +219,26 @@ async def test_topics_and_groups_of_the_brokers_have_no_namespace(cluster: Clust
     assert cluster.a.unregistered == ["CID_RMQ_SYS_x"]
 
 
+async def test_requests_of_every_kind_name_the_instance(cluster: Cluster) -> None:
+    cluster.name_server.routes[WIRE] = cluster.route()
+    async with producer(cluster, namespace=NS, oneway_window=0) as sender:
+        await sender.send(Message(TOPIC, b"x"))
+        await (await sender.send_async(Message(TOPIC, b"x", tags="t")))
+        await sender.send_oneway(Message(TOPIC, b"x"))
+        await sender.send_batch(messages(2))
+        await sender.send_batch([Message(TOPIC, b"x", wait_store=False)])
+        await sender.flush()
+    await until(lambda: len(cluster.sends) == 5)
+    assert {sent.properties["INSTANCE_ID"] for sent in cluster.sends} == {NS}
+    assert {(sent.fields["a"], sent.fields["b"]) for sent in cluster.sends} == {(f"{NS}%group", WIRE)}
+    too_long = {"p": "x" * (32767 - 60)}
+    async with producer(cluster, namespace=NS) as sender:
+        with pytest.raises(InvalidMessageError, match="the limit is 32767"):
+            await sender.send(Message(TOPIC, b"x", properties=too_long))
+    async with producer(cluster) as sender:
+        await sender.send(Message(TOPIC, b"x", properties=too_long))
+
+
 async def test_a_changed_route_reaches_a_topic_that_is_known_without_its_namespace(pair: Cluster) -> None:
     pair.name_server.routes[WIRE] = pair.route(pair.a)
     async with producer(pair, namespace=NS) as sender:
