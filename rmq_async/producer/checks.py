@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from inspect import isawaitable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -96,12 +96,20 @@ class Dispatch:
         return decoded.messages[0]
 
 
+class _Which(NamedTuple):
+    """Tells messages apart also where callers chose the same id for several; a message's copies all have the same."""
+
+    msg_id: str
+    born_time_ms: int
+    body_crc: int
+
+
 class _Question:
     """One message that the broker asks about, by its newest question."""
 
     __slots__ = ("connection", "end", "key", "message")
 
-    def __init__(self, connection: Connection, end: End, message: MessageExt, key: tuple[str, str]) -> None:
+    def __init__(self, connection: Connection, end: End, message: MessageExt, key: tuple[str, _Which]) -> None:
         self.connection = connection
         self.end = end
         self.message = message
@@ -120,8 +128,8 @@ class Checks:
         self._limit = limit
         self._under_way: dict[tuple[str, str], End] = {}
         """By broker address and unique id: transactions of this process."""
-        self._ended: WeakKeyDictionary[Connection, dict[str, None]] = WeakKeyDictionary()
-        self._asked: dict[tuple[str, str], _Question] = {}
+        self._ended: WeakKeyDictionary[Connection, dict[str | _Which, None]] = WeakKeyDictionary()
+        self._asked: dict[tuple[str, _Which], _Question] = {}
         self._waiting: deque[_Question] = deque()
         self._bytes = 0
         self._dropped = 0
@@ -173,16 +181,20 @@ class Checks:
                 del self._under_way[key]
 
     def ended(self, connection: Connection, end: End, log_offset: int) -> None:
-        """The broker has confirmed the end of the copy at ``log_offset``: others it asks about on this connection are too many.
+        """The broker has confirmed the end of the copy at ``log_offset``, of a message whose id was made here."""
+        self._remember(connection, end.msg_id)
+        if end.log_offset != log_offset:
+            self._take_back(connection, end)
+
+    def _remember(self, connection: Connection, which: str | _Which) -> None:
+        """Further copies that the broker asks about on this connection are too many.
 
         On a new connection it may be one that lost the end in a crash, and ``check`` has to say.
         """
         known = self._ended.setdefault(connection, {})
-        known[end.msg_id] = None
+        known[which] = None
         if len(known) > MOST_ENDED:
             del known[next(iter(known))]
-        if end.log_offset != log_offset:
-            self._take_back(connection, end)
 
     def _take_back(self, connection: Connection, end: End) -> None:
         tell(connection, end_command(end, TransactionStatus.ROLLBACK, "a copy of a message whose transaction has ended"))
@@ -191,8 +203,7 @@ class Checks:
 
     def take(self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
         """Called where the question was read; ``message`` as it was decoded."""
-        key = (connection.address, message.msg_id)
-        running = self._under_way.get(key)
+        running = self._under_way.get((connection.address, message.msg_id))
         if running is not None:
             running.queue_offset, running.log_offset = header.tranStateTableOffset, header.commitLogOffset
             running.from_check = True
@@ -208,9 +219,12 @@ class Checks:
             log_offset=header.commitLogOffset,
             from_check=True,
         )
-        if end.msg_id in self._ended.get(connection, ()):
+        which = _Which(message.msg_id, message.born_time_ms, message.body_crc)
+        known_ends = self._ended.get(connection, ())
+        if which in known_ends or which.msg_id in known_ends:
             self._take_back(connection, end)
             return
+        key = (connection.address, which)
         known = self._asked.get(key)
         if known is not None:
             known.connection, known.end = connection, end
@@ -255,27 +269,34 @@ class Checks:
     async def _answer(self, question: _Question) -> None:
         try:
             status, error = await decided(self._check, question.message)
+            if error is not None:
+                report(self._check, error)
+            connection, end = question.connection, question.end
+            trace_end(self.tracer, question.message, end, status, connection.address)
+            command = end_command(end, status, f"check: {type(error).__name__}: {error}" if error is not None else None)
+            if status is TransactionStatus.UNKNOWN:
+                tell(connection, command)
+            elif await self._confirmed(connection, command, end, status):
+                self._remember(connection, question.key[1])
+                if question.end is not end:
+                    self._take_back(question.connection, question.end)
         finally:
             self._asked.pop(question.key, None)
             self._bytes -= _size(question.message)
-        if error is not None:
-            report(self._check, error)
-        connection, end = question.connection, question.end
-        trace_end(self.tracer, question.message, end, status, connection.address)
-        command = end_command(end, status, f"check: {type(error).__name__}: {error}" if error is not None else None)
-        if status is TransactionStatus.UNKNOWN:
-            tell(connection, command)
-            return
+
+    async def _confirmed(self, connection: Connection, command: RemotingCommand, end: End, status: TransactionStatus) -> bool:
         try:
             response = await connection.request(command, self._timeout)
         except RocketMQError as failed:
             logger.info("%s of transaction %s was not confirmed: %s", status.value, end.msg_id, printable(failed, 1000))
-            return
+            return False
         if response.code != ResponseCode.SUCCESS:
             logger.warning(
                 "%s refused %s of transaction %s: %d %s",
                 connection.address, status.value, printable(end.msg_id), response.code, printable(response.remark),
             )  # fmt: skip
+            return False
+        return True
 
 
 def _size(message: MessageExt) -> int:

@@ -365,6 +365,10 @@ async def test_a_copy_that_the_broker_asks_about_after_the_end_is_taken_back(
         assert {(fields["tranStateTableOffset"], fields["fromTransactionCheck"]) for fields in ends.fields[4:]} == {
             ("7", "true")
         }
+        ask(cluster.a.links[0], question("own", 8), question("own", 9, body=b"another of the same id"))
+        await until(lambda: len(ends.told) == 10)
+        assert sorted(ends.said[8:]) == [("own", "12", True), ("own", "8", False)]
+        assert asked.pop() == "own"
         cluster.a.links[0].transport.abort()
         await until(lambda: not cluster.a.links)
         await producer.send(Message("T", b"another connection"))
@@ -379,12 +383,16 @@ async def test_a_copy_that_the_broker_asks_about_during_the_end_is_taken_back(cl
         asyncio.get_running_loop().call_later(0.01, link.reply, command)
 
     ends = Ends(cluster.a)
-    async with transactions(cluster) as producer:
+    async with transactions(cluster, lambda _: COMMIT) as producer:
         ends.answer = asks_first
         result = await producer.send_in_transaction(Message("T", b"half"), COMMIT)
         await until(lambda: len(ends.told) == 3)
-    assert ends.said == [(result.msg_id, "8", False), (result.msg_id, "0", True), (result.msg_id, "12", True)]
-    assert [fields["tranStateTableOffset"] for fields in ends.fields] == [str(result.queue_offset), "17", "17"]
+        assert ends.said == [(result.msg_id, "8", False), (result.msg_id, "0", True), (result.msg_id, "12", True)]
+        assert [fields["tranStateTableOffset"] for fields in ends.fields] == [str(result.queue_offset), "17", "17"]
+        ask(cluster.a.links[0], question("U1"))
+        await until(lambda: len(ends.told) == 5)
+    assert ends.said[3:] == [("U1", "8", False), ("U1", "12", True)]
+    assert [fields["tranStateTableOffset"] for fields in ends.fields[3:]] == ["7", "17"]
 
 
 async def test_no_more_checks_run_at_a_time_than_allowed(cluster: Cluster) -> None:
