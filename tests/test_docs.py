@@ -186,6 +186,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}, target
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in readme]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_are_short_enough_to_read(page: Path) -> None:
     text = BLOCK.sub("", page.read_text())
