@@ -10,10 +10,11 @@ does then is to read the clock. Every few milliseconds it looks for attempts tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
+from inspect import isawaitable
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from rmq_protocol.message import Message, MessageQueue
 
@@ -23,7 +24,7 @@ from .config import ProducerConfig
 from .detector import Detector
 from .faults import Faults
 from .lanes import Lane, Target
-from .selectors import Selector, asked, picking, select_best, select_by_hash
+from .selectors import Pick, Selector, ask, awaited, one_of, picking, select_best, select_by_hash
 from .turns import Turns
 
 __all__ = ["Overdue", "Selection", "Turning", "selection_of"]
@@ -127,13 +128,24 @@ class Selection:
                 faults.late = (faults.late - lane.brokers).union(late)
         return faults.best(brokers, now)
 
-    async def ask(
+    def ask(
         self, selector: Selector | None, lane: Lane, brokers: Collection[str], message: Message, key: object, deadline: float
-    ) -> MessageQueue:
-        """What a selector says of the queues of ``brokers``; without one, the producer's own, or the hash of the key."""
+    ) -> MessageQueue | Coroutine[Any, Any, MessageQueue]:
+        """What a selector says of the queues of ``brokers``, or will say. Without one: the producer's own, or by hash."""
+        selector = selector or (self.selector if self.custom else select_by_hash)
         queues = lane.queues if brokers is lane.brokers else lane.queues_of(brokers)
-        with picking(partial(self.pick, lane)):
-            return await asked(selector or (self.selector if self.custom else select_by_hash), queues, message, key, deadline)
+        pick = partial(self.pick, lane)
+        with picking(pick):
+            chosen = ask(selector, queues, message, key)
+        if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
+            return self._awaited(selector, chosen, queues, pick, deadline)
+        return one_of(chosen, queues, selector)
+
+    async def _awaited(
+        self, selector: Selector, choosing: Awaitable[MessageQueue], queues: Sequence[MessageQueue], pick: Pick, deadline: float
+    ) -> MessageQueue:
+        with picking(pick):
+            return one_of(await awaited(selector, choosing, deadline), queues, selector)
 
     def pick(self, lane: Lane, queues: Sequence[MessageQueue]) -> MessageQueue:
         """``next`` over any of the lane's queues; ``select_best`` does this while a selector is asked."""

@@ -276,8 +276,8 @@ class Sender:
         selection = cast(Selection, self.selection)
         if message is not None:
             outgoing.message = message
-        asking = selection.ask(None, lane, brokers, cast(Message, outgoing.message), None, deadline)
-        return lane.target(await self.unless_stopped(asking))
+        chosen = selection.ask(None, lane, brokers, cast(Message, outgoing.message), None, deadline)
+        return lane.target(chosen if isinstance(chosen, MessageQueue) else await self.unless_stopped(chosen))
 
     def begin(
         self,
@@ -456,8 +456,8 @@ class Sender:
     async def selected(self, lane: Lane, message: Message, selector: Selector | None, key: object, deadline: float) -> Target:
         """The queue a selector picks for the message; where none is given the producer's own does, or else the hash of the key."""
         if self.selection is not None:
-            asking = self.selection.ask(selector, lane, lane.brokers, message, key, deadline)
-            return lane.target(await self.unless_stopped(asking))
+            told = self.selection.ask(selector, lane, lane.brokers, message, key, deadline)
+            return lane.target(told if isinstance(told, MessageQueue) else await self.unless_stopped(told))
         selector = selector or select_by_hash
         chosen = ask(selector, lane.queues, message, key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
