@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -84,7 +85,11 @@ async def deferred(
             sender, outgoing, lane, target, read, fixed=place is not None, retries=retries, started=started,
             deadline=deadline, epoch=epoch, number=number, size=size, on_success=on_success, on_error=on_error,
         )  # fmt: skip
-        send.start(failed)
+        try:
+            send.start(failed)
+        except BaseException:
+            send.drop()
+            raise
     finally:
         if place is not None:
             place.leave()
@@ -111,6 +116,7 @@ class DeferredSend(Generic[Result]):
     __slots__ = (
         "_begun",
         "_connection",
+        "_context",
         "_deadline",
         "_epoch",
         "_fixed",
@@ -165,6 +171,8 @@ class DeferredSend(Generic[Result]):
         self._size = size
         self._on_success = on_success
         self._on_error = on_error
+        self._context = copy_context() if on_success is not None or on_error is not None else None
+        """Of the caller, which callbacks run in."""
         self._begun = started
         """When the first attempt began; later than ``_started`` only where faults are looked at."""
         self._settled = False
@@ -203,6 +211,13 @@ class DeferredSend(Generic[Result]):
             self._pending = self._sender.submit(connection, self._target, self._outgoing, self, deadline, self._deadline)
         except RocketMQError as error:
             self.set_exception(error)
+
+    def drop(self) -> None:
+        """``start`` raised: nobody gets the future, and nobody is told."""
+        self._settled = True
+        if not self.ended:
+            self.ended = True
+            self._give_back()
 
     # -- the receiver of the first attempt
 
@@ -324,10 +339,10 @@ class DeferredSend(Generic[Result]):
         self._sender.credits.give_back(self._epoch, self._number, self._size)
 
     def _call_back(self, callback: Callable[[Any], object] | None, argument: object) -> None:
-        if callback is None:
+        if callback is None or self._context is None:
             return
         try:
-            callback(argument)
+            self._context.run(callback, argument)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a user's bug, of which no message is the worse
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"callback {callback!r} of a send raised", "exception": error}

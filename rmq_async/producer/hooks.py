@@ -96,7 +96,10 @@ class Hook:
         """Called before ``before_send``; raise ForbiddenError to refuse the message and end the call (``CheckForbiddenHook``)."""
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
-        """Called before each request is signed and written (``RPCHook.doBeforeRequest``); it may add to ``command.ext_fields``."""
+        """Called before each request is signed and written (``RPCHook.doBeforeRequest``).
+
+        It may add texts to ``command.ext_fields``; whatever else it changes is reported and taken back.
+        """
 
     def after_request(
         self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
@@ -127,13 +130,23 @@ def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
 
 
 class _RequestHook:
-    """The methods of a user's hook that see requests."""
+    """The methods of a user's hook that see requests; the same hook in another producer equals it."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_after", "_before", "_hook")
 
-    def __init__(self, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
+    def __init__(self, hook: object, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
+        self._hook = hook
         self._before = before
         self._after = after
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _RequestHook) and other._hook is self._hook
+
+    def __hash__(self) -> int:
+        return id(self._hook)
+
+    def __repr__(self) -> str:
+        return repr(self._hook)
 
     def before(self, address: str, command: RemotingCommand, /) -> None:
         for method in self._before:
@@ -148,5 +161,5 @@ class _RequestHook:
 
 def request_hooks(hooks: Iterable[Any]) -> list[_RequestHook]:
     """Those of ``hooks`` that see requests, as the transport takes them."""
-    found = [(defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
-    return [_RequestHook(before, after) for before, after in found if before or after]
+    found = [(hook, defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
+    return [_RequestHook(hook, before, after) for hook, before, after in found if before or after]

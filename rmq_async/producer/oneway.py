@@ -176,21 +176,21 @@ async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: f
         if pacing is None or not pacing.due():
             break
         if pacing.open < MAX_OPEN:
-            pacing.opened(window)
             receiver = WindowReceiver(pacing, window, connection, lambda: credits.give_back(epoch, 1, size))
             until = monotonic() + sender.instance.config.request_timeout
             sender.submit(connection, target, outgoing, receiver, until, until)
+            pacing.opened(window)  # not before: what could not be sent has no answer to close it
             return
         await sender.unless_stopped(pacing.wait(deadline, target.address))
-    if pacing is not None:
-        pacing.sent += 1
     opaque = connection.next_opaque()
-    _, parts, command = sender.wire.frame(connection, target, outgoing, opaque, oneway=True)
+    _, parts, passed = sender.wire.frame(connection, target, outgoing, opaque, oneway=True)
     try:
         connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
     except RocketMQError as error:
-        if command is not None:
-            connection.hooks.after(connection.address, command, None, error)
+        if passed is not None:
+            passed.tell(None, error)
         raise
-    if command is not None and connection.hooks.watched:
-        connection.hooks.after(connection.address, command, None, None)
+    if pacing is not None:
+        pacing.sent += 1
+    if passed is not None:
+        passed.tell(None, None)

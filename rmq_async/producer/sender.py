@@ -128,11 +128,6 @@ class Sender:
         """Says that the topic belongs to the brokers, whatever its name."""
         self._settings.outside.add(topic)
 
-    def add_watcher(self, hook: Any) -> None:
-        """Tells one more hook of every attempt from now on."""
-        self.watchers.add(hook)
-        self._look_again()
-
     def _look_again(self) -> None:
         """Which way messages may take, after what they must pass has changed."""
         config, settings = self.config, self._settings
@@ -517,12 +512,12 @@ class Sender:
                 self.instance.routes.on_change.remove(self._route_changed)
             if self.selection is not None:
                 self.selection.close()
-            self.pool.hooks.on_change.remove(self._look_again)
-            for hook in self._request_hooks:
-                self.pool.hooks.remove(hook)
             if self.tracer is not None:
                 self.tracer.end()
             self._end_all()
+            self.pool.hooks.on_change.remove(self._look_again)
+            for hook in self._request_hooks:
+                self.pool.hooks.remove(hook)
         await self.credits.wait_idle(monotonic() + LAST_STEPS)
         self._end_all()
         if self.tracer is not None:

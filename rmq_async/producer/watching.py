@@ -7,6 +7,7 @@ answer is told before it is passed on; attempts that end without an answer are t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
@@ -107,7 +108,7 @@ class Watch:
                 self._context.copy().run(check, context)
             except ForbiddenError:
                 raise
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 raise ForbiddenError(f"check_forbidden {check!r} raised {type(error).__name__}: {error}") from error
         for before in self.watchers.before:
             self._context.copy().run(guarded, before, context)
@@ -140,7 +141,7 @@ class WatchedAttempt:
 
     def receiver(self, receiver: Receiver, outgoing: Outgoing, target: Target) -> Receiver:
         """Tells of the answer and passes it on."""
-        return _Watched(self, receiver, outgoing, target)
+        return _AnsweredAttempt(self, receiver, outgoing, target)
 
     def added(self, outgoing: Outgoing) -> Outgoing:
         """The message with the properties that hooks added, a batch with them in each of its messages.
@@ -185,7 +186,7 @@ class WatchedAttempt:
             self._watch.ended(self)
 
 
-class _Watched:
+class _AnsweredAttempt:
     __slots__ = ("_attempt", "_outgoing", "_receiver", "_target")
 
     def __init__(self, attempt: WatchedAttempt, receiver: Receiver, outgoing: Outgoing, target: Target) -> None:

@@ -11,11 +11,10 @@ from typing import Final
 
 import msgspec
 
-from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.command import encode_command
 from rmq_protocol.constants import RequestCode
-from rmq_protocol.errors import RocketMQError
 
-from ..transport import Connection, Pending, Receiver
+from ..transport import Connection, PassedRequest, Pending, Receiver
 from .general import reply_command, send_command
 from .lanes import LaneSettings, Target
 from .outgoing import Outgoing
@@ -73,23 +72,23 @@ class Wire:
         if attempt is not None:
             receiver = attempt.receiver(receiver, outgoing, target)
             outgoing = attempt.added(outgoing)
-        command = None
+        passed = None
         try:
-            code, parts, command = self.frame(connection, target, outgoing, opaque := connection.next_opaque())
-            if command is not None:
-                receiver = connection.hooks.watching(connection.address, command, receiver, reply_command)
+            code, parts, passed = self.frame(connection, target, outgoing, opaque := connection.next_opaque())
+            if passed is not None:
+                receiver = passed.watching(receiver, reply_command)
             return connection.start_send(opaque, parts, receiver, deadline, call_deadline, code, self._owner, self._window)
-        except RocketMQError as error:
+        except Exception as error:
             if attempt is not None:
                 attempt.failed(error)
-            if command is not None:
-                connection.hooks.after(connection.address, command, None, error)
+            if passed is not None:
+                passed.tell(None, error)
             raise
 
     def frame(
         self, connection: Connection, target: Target, outgoing: Outgoing, opaque: int, *, oneway: bool = False
-    ) -> tuple[int, bytes | list[bytes], RemotingCommand | None]:
-        """Code and frame of a send, by the template where that will do; else the command too, as it was signed."""
+    ) -> tuple[int, bytes | list[bytes], PassedRequest | None]:
+        """Code and frame of a send, by the template where that will do; else also the request that passed the hooks, if any."""
         born_ms = self._born_ms()
         if not target.general and not outgoing.code:
             batch = outgoing.batch_ids is not None
@@ -97,7 +96,14 @@ class Wire:
             parts = template.parts(opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag)
             return (SEND_BATCH if batch else SEND), parts, None
         command = send_command(self._settings, target, outgoing, outgoing.properties, int(born_ms), oneway=oneway)
+        passed = None
         if connection.hooks.active:
-            command = connection.hooks.before(connection.address, command)
-        whole = msgspec.structs.replace(command, opaque=opaque)
-        return command.code, encode_command(whole, connection.serialize_type), command
+            passed = connection.hooks.passed(connection.address, command)
+            command = passed.command
+        try:
+            whole = encode_command(msgspec.structs.replace(command, opaque=opaque), connection.serialize_type)
+        except Exception as error:
+            if passed is not None:
+                passed.tell(None, error)
+            raise
+        return command.code, whole, passed

@@ -6,7 +6,7 @@ from .connection import Connection
 from .pending import Pending, Receiver
 from .pool import ConnectionPool
 from .process import check_not_forked, generation
-from .request_hooks import RequestHook, RequestHooks, guarded
+from .request_hooks import PassedRequest, RequestHook, RequestHooks, guarded
 from .serving import RequestHandler, not_supported
 from .states import CloseReason, ConnectionState
 from .telling import tell
@@ -18,6 +18,7 @@ __all__ = [
     "Connection",
     "ConnectionPool",
     "ConnectionState",
+    "PassedRequest",
     "Pending",
     "Receiver",
     "RequestHandler",

@@ -183,9 +183,10 @@ class Connection(asyncio.Protocol):
         ``calls``: holds the future of the answer while it is waited for, so that others can end the wait. Raises
         RequestTimeoutError after ``timeout`` seconds and ConnectionLostError when the connection closes first.
         """
-        hooks = self.hooks
-        if hooks.active:
-            command = hooks.before(self.address, command)
+        passed = None
+        if self.hooks.active:
+            passed = self.hooks.passed(self.address, command)
+            command = passed.command
         opaque = self.next_opaque()
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         deadline = monotonic() + timeout
@@ -198,14 +199,14 @@ class Connection(asyncio.Protocol):
             response = await future
         except BaseException as error:
             self.forget(opaque)
-            if hooks.watched:
-                hooks.after(self.address, command, None, error)
+            if passed is not None:
+                passed.tell(None, error)
             raise
         finally:
             if calls is not None:
                 calls.discard(future)
-        if hooks.watched:
-            hooks.after(self.address, command, response, None)
+        if passed is not None:
+            passed.tell(response, None)
         return response
 
     # -- what the send path uses
@@ -336,7 +337,7 @@ class Connection(asyncio.Protocol):
         pending = self._remove(opaque)
         if not self._drop_held(opaque):
             self._release_held()
-        if pending is not None and self.hooks.watched:
+        if pending is not None:
             given_up(pending.receiver)
 
     def _remove(self, opaque: int) -> Pending | None:

@@ -17,11 +17,14 @@ from rmq_protocol.signing import SessionCredentials, sign
 
 from .pending import Receiver
 
-__all__ = ["RequestHook", "RequestHooks", "given_up", "guarded"]
+__all__ = ["PassedRequest", "RequestHook", "RequestHooks", "given_up", "guarded"]
 
 
 class RequestHook(Protocol):
-    """``before``: may add to the command's extFields. ``after``: the answer, the error, or neither for a one-way request."""
+    """``before``: may add to the command's extFields. ``after``: the answer, the error, or neither for a one-way request.
+
+    Hooks that are equal are one.
+    """
 
     def before(self, address: str, command: RemotingCommand, /) -> None: ...
     def after(
@@ -32,113 +35,135 @@ class RequestHook(Protocol):
 class RequestHooks:
     """Of one connection pool. ``namespace``: of the second kind (``NamespaceRpcHook``)."""
 
-    __slots__ = ("_credentials", "_hooks", "_namespace", "active", "on_change", "watched")
+    __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change")
 
     def __init__(self, credentials: SessionCredentials | None = None, namespace: str | None = None) -> None:
         self._credentials = credentials
         self._namespace = namespace
         self._hooks: tuple[RequestHook, ...] = ()
+        self._uses: dict[RequestHook, int] = {}
+        """How many have added each: users give one hook to several producers of a client, whose requests it sees once."""
         self.active = credentials is not None or namespace is not None
-        """Whether ``before`` does anything. A plain attribute: it is read for every request."""
-        self.watched = False
-        """Whether ``after`` does anything."""
+        """Whether requests have to pass here. A plain attribute: it is read for every request."""
         self.on_change: list[Callable[[], None]] = []
 
     def add(self, hook: RequestHook) -> None:
-        self._change((*self._hooks, hook))
+        self._uses[hook] = self._uses.get(hook, 0) + 1
+        self._change()
 
     def remove(self, hook: RequestHook) -> None:
-        self._change(tuple(each for each in self._hooks if each is not hook))
+        """Undoes one ``add``. Requests under way are told to it still."""
+        self._uses[hook] -= 1
+        if not self._uses[hook]:
+            del self._uses[hook]
+        self._change()
 
-    def before(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        """The command as it is to be written; the one given stays as it is."""
+    def passed(self, address: str, command: RemotingCommand) -> PassedRequest:
+        """The request as it is to be written; the command given stays as it is."""
         ext: dict[str, str | None] = dict(command.ext_fields or {})
         if self._namespace is not None:
             ext["nsd"], ext["ns"] = "true", self._namespace
         command = msgspec.structs.replace(command, ext_fields=ext)
-        for hook in self._hooks:
-            kept = dict(command.ext_fields or {})
+        hooks = self._hooks
+        for hook in hooks:
+            kept = msgspec.structs.replace(command, ext_fields=dict(command.ext_fields or {}))
             guarded(hook.before, address, command)
-            if not _sound(command.ext_fields):
-                guarded(_refuse, hook)
-                command.ext_fields = kept
+            if (fault := _undo(command, kept)) is not None:
+                guarded(_refuse, hook, fault)
         if self._credentials is not None:
             command.ext_fields = {**sign(self._credentials, command.ext_fields, (command.body,))}
-        return command
+        return PassedRequest(address, command, hooks)
 
-    def after(
-        self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
-    ) -> None:
-        for hook in self._hooks:
-            guarded(hook.after, address, command, response, error)
-
-    def watching(
-        self, address: str, command: RemotingCommand, receiver: Receiver, read: Callable[[Any], RemotingCommand]
-    ) -> Receiver:
-        """A receiver that tells the hooks of the answer before it passes it on; ``read`` makes a command of it."""
-        return _Watching(self, address, command, receiver, read) if self.watched else receiver
-
-    def _change(self, hooks: tuple[RequestHook, ...]) -> None:
-        self._hooks = hooks
-        self.watched = bool(hooks)
-        self.active = self.watched or self._credentials is not None or self._namespace is not None
+    def _change(self) -> None:
+        self._hooks = tuple(self._uses)
+        self.active = bool(self._hooks) or self._credentials is not None or self._namespace is not None
         for changed in list(self.on_change):
             changed()
 
 
-class _Watching:
-    """``done``, ``set_result`` and ``set_exception`` of a receiver, seen by the hooks; once."""
+class PassedRequest(msgspec.Struct):
+    """A request that the hooks have seen, until ``tell`` tells the same hooks how it ended: once, whoever calls it first."""
 
-    __slots__ = ("_address", "_command", "_hooks", "_read", "_receiver", "_told")
+    address: str
+    command: RemotingCommand
+    hooks: tuple[RequestHook, ...]
+    told: bool = False
 
-    def __init__(
-        self,
-        hooks: RequestHooks,
-        address: str,
-        command: RemotingCommand,
-        receiver: Receiver,
-        read: Callable[[Any], RemotingCommand],
-    ) -> None:
-        self._hooks = hooks
-        self._address = address
-        self._command = command
+    def tell(self, response: RemotingCommand | None, error: BaseException | None) -> None:
+        if not self.told:
+            self.told = True
+            for hook in self.hooks:
+                guarded(hook.after, self.address, self.command, response, error)
+
+    def watching(self, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> Receiver:
+        """A receiver that tells the hooks of the answer before it passes it on; ``read`` makes a command of it."""
+        return _AnsweredRequest(self, receiver, read) if self.hooks else receiver
+
+
+class _AnsweredRequest:
+    """Not ``done`` before the hooks are told, so that they are also where nobody waits for the answer any more."""
+
+    __slots__ = ("_read", "_receiver", "_request")
+
+    def __init__(self, request: PassedRequest, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> None:
+        self._request = request
         self._receiver = receiver
         self._read = read
-        self._told = False
 
     def done(self) -> bool:
-        return self._receiver.done()
+        return self._request.told and self._receiver.done()
 
     def set_result(self, result: Any, /) -> None:
-        self._tell(self._read(result), None)
-        self._receiver.set_result(result)
+        self._request.tell(self._read(result), None)
+        if not self._receiver.done():
+            self._receiver.set_result(result)
 
     def set_exception(self, exception: Any, /) -> None:
-        self._tell(None, exception)
-        self._receiver.set_exception(exception)
+        self._request.tell(None, exception)
+        if not self._receiver.done():
+            self._receiver.set_exception(exception)
 
     def given_up(self) -> None:
         """Nobody waits for the answer any more, and nobody is told but the hooks."""
-        self._tell(None, asyncio.CancelledError("given up, nobody waits for the answer any more"))
-
-    def _tell(self, response: RemotingCommand | None, error: BaseException | None) -> None:
-        if not self._told:
-            self._told = True
-            self._hooks.after(self._address, self._command, response, error)
+        self._request.tell(None, asyncio.CancelledError("given up, nobody waits for the answer any more"))
 
 
 def given_up(receiver: Receiver) -> None:
     """For whoever takes a request out of its table before it is answered."""
-    if isinstance(receiver, _Watching):
+    if isinstance(receiver, _AnsweredRequest):
         receiver.given_up()
 
 
+def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
+    """Takes back what a hook may not change; returns what that was."""
+    fault = None
+    for name in command.__struct_fields__:
+        if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):
+            setattr(command, name, getattr(kept, name))
+            fault = f"changed {name}, and may only add to ext_fields"
+    if not _sound(command.ext_fields):
+        command.ext_fields = kept.ext_fields
+        fault = "left ext_fields that are no texts"
+    return fault
+
+
 def _sound(ext: object) -> bool:
-    return isinstance(ext, dict) and all(isinstance(name, str) and isinstance(value, str | None) for name, value in ext.items())
+    if not isinstance(ext, dict):
+        return False
+    try:
+        for name, value in ext.items():
+            if not isinstance(name, str) or not isinstance(value, str | None):
+                return False
+            name.encode()
+            if value is not None:
+                value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _refuse(hook: RequestHook) -> None:
-    raise TypeError(f"{hook!r} left ext_fields that are no texts; the request goes as it was before")
+def _refuse(hook: RequestHook, fault: str) -> None:
+    raise TypeError(f"{hook!r} {fault}; the request goes as it was before")
 
 
 def guarded(hook: Callable[..., object], *arguments: Any) -> None:

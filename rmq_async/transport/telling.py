@@ -22,15 +22,21 @@ def tell(connection: Connection, command: RemotingCommand) -> bool:
 
     False, with nothing sent, where the connection is closed or its peer does not read.
     """
-    hooks = connection.hooks
     if not connection.is_open or connection.buffered_bytes > MOST_UNREAD:
         return False
-    if hooks.active:
-        command = hooks.before(connection.address, command)
+    passed = None
+    if connection.hooks.active:
+        passed = connection.hooks.passed(connection.address, command)
+        command = passed.command
     command = msgspec.structs.replace(command, opaque=connection.next_opaque(), flag=command.flag | ONEWAY_FLAG)
-    connection.submit_oneway(encode_command(command, connection.serialize_type), _written, 0)
-    if hooks.watched:
-        hooks.after(connection.address, command, None, None)
+    try:
+        connection.submit_oneway(encode_command(command, connection.serialize_type), _written, 0)
+    except BaseException as error:
+        if passed is not None:
+            passed.tell(None, error)
+        raise
+    if passed is not None:
+        passed.tell(None, None)
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from rmq_async import (
     Producer,
     PullConsumer,
     RequestTimeoutError,
+    RocketMQError,
     SendContext,
     SendError,
     SystemBusyError,
@@ -26,7 +28,7 @@ from rmq_async import (
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ForbiddenError
 from rmq_async.producer.watching import Watch, WatchedAttempt
-from rmq_protocol.command import RemotingCommand
+from rmq_protocol.command import RemotingCommand, encode_command, make_response
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.trace import MessageType
@@ -228,7 +230,8 @@ async def test_stopped(pair: Cluster, name: str, attempt: int) -> None:
         await call
     assert seen.ended[-1] == (attempt, "ClientStateError")
     assert len(seen.ended) == attempt
-    assert len(requests.of(*SEND)) <= attempt  # those of requests leave with the producer
+    assert len(requests.of(*SEND)) == attempt
+    assert requests.of(*SEND)[-1][1] in ("ClientStateError", "CancelledError")
 
 
 async def test_one_way(cluster: Cluster) -> None:
@@ -299,15 +302,37 @@ async def test_a_hook_may_refuse_a_message(pair: Cluster, name: str) -> None:
     assert not pair.sends
 
 
-async def test_a_check_that_fails_refuses_too(cluster: Cluster) -> None:
+@pytest.mark.parametrize("name", [*WAYS, "oneway"])
+async def test_a_check_that_fails_refuses_too(cluster: Cluster, name: str) -> None:
+    error: BaseException
+
     class Broken(Hook):
         def check_forbidden(self, context: SendContext) -> None:
-            raise KeyError("no such user")
+            raise error
 
     async with producer(cluster, hooks=[Broken()]) as sender:
-        with pytest.raises(ForbiddenError, match="KeyError: 'no such user'"):
-            await sender.send(message())
+        free = sender._sender.credits.free, sender._sender.oneway_credits.free
+        for each in (KeyError("no such user"), asyncio.CancelledError("no such user")):
+            error = each
+            with pytest.raises(ForbiddenError, match="no such user"):
+                await (sender.send_oneway(message()) if name == "oneway" else WAYS[name](sender))
+        assert (sender._sender.credits.free, sender._sender.oneway_credits.free) == free
     assert not cluster.sends
+
+
+@pytest.mark.parametrize("name", [*WAYS, "oneway"])
+async def test_a_check_that_ends_the_program_costs_no_credit(cluster: Cluster, name: str) -> None:
+    class End(BaseException): ...
+
+    class Ends(Hook):
+        def check_forbidden(self, context: SendContext) -> None:
+            raise End
+
+    async with producer(cluster, hooks=[Ends()]) as sender:
+        free = sender._sender.credits.free, sender._sender.oneway_credits.free
+        with pytest.raises(End):
+            await (sender.send_oneway(message()) if name == "oneway" else WAYS[name](sender))
+        assert (sender._sender.credits.free, sender._sender.oneway_credits.free) == free
 
 
 async def test_a_retry_may_be_refused(pair: Cluster) -> None:
@@ -408,10 +433,30 @@ async def test_a_hook_that_raises_hurts_nobody(
     loop_errors.clear()
 
 
-async def test_a_hook_that_spoils_a_request_is_undone(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
+def _spoil_number(command: RemotingCommand) -> None:
+    command.ext_fields = {**(command.ext_fields or {}), "e": 7}  # type: ignore[dict-item]
+
+
+def _spoil_surrogate(command: RemotingCommand) -> None:
+    assert command.ext_fields is not None
+    command.ext_fields["user"] = "\ud800"
+
+
+def _spoil_body(command: RemotingCommand) -> None:
+    command.body = "text"  # type: ignore[assignment]
+
+
+def _spoil_code(command: RemotingCommand) -> None:
+    command.code = 7
+
+
+@pytest.mark.parametrize("spoil", [_spoil_number, _spoil_surrogate, _spoil_body, _spoil_code], ids=lambda spoil: spoil.__name__)
+async def test_a_hook_that_spoils_a_request_is_undone(
+    cluster: Cluster, spoil: Callable[[RemotingCommand], None], loop_errors: list[dict[str, Any]]
+) -> None:
     class Spoils(Hook):
         def before_request(self, address: str, command: RemotingCommand) -> None:
-            command.ext_fields = {**(command.ext_fields or {}), "e": 7}  # type: ignore[dict-item]
+            spoil(command)
 
     class Adds(Hook):
         def before_request(self, address: str, command: RemotingCommand) -> None:
@@ -421,10 +466,38 @@ async def test_a_hook_that_spoils_a_request_is_undone(cluster: Cluster, loop_err
     async with producer(cluster, hooks=[Spoils(), Adds()]) as sender:
         for way in WAYS.values():
             await way(sender)
+        await sender.send_oneway(message())
+        await sender.flush()
+    await until(lambda: len(cluster.sends) == 4)
     assert {sent.fields["mine"] for sent in cluster.sends} == {"yes"}
+    assert [sent.command.body for sent in cluster.sends if sent.command.code == SEND[0]] == [b"body"] * 3
     assert loop_errors
-    assert all("no texts" in str(context["exception"]) for context in loop_errors)
+    assert all("the request goes as it was before" in str(context["exception"]) for context in loop_errors)
     loop_errors.clear()
+
+
+async def test_a_request_that_has_no_form_is_told_and_closes_no_window(cluster: Cluster) -> None:
+    class Long(Requests):
+        """A name that binary headers have no room for."""
+
+        def before_request(self, address: str, command: RemotingCommand) -> None:
+            super().before_request(address, command)
+            if command.code in SEND:
+                assert command.ext_fields is not None
+                command.ext_fields["n" * 40_000] = "v"
+
+    long = Long()
+    async with producer(cluster, "other", serialize_type="rocketmq", oneway_window=2) as other:
+        async with producer(cluster, serialize_type="rocketmq", oneway_window=2, hooks=[long]) as sender:
+            for _ in range(4):
+                for way in (awaited, deferred, batched, lambda sender: sender.send_oneway(message(), timeout=0.2)):
+                    with pytest.raises(RocketMQError) as told:
+                        await way(sender)
+                    assert type(told.value).__name__ == "LocalProtocolError"
+        assert long.balanced
+        assert {error for _, error in long.of(*SEND)} == {"LocalProtocolError"}
+        for _ in range(4):
+            await other.send_oneway(message(), timeout=0.5)
 
 
 # -- requests
@@ -456,6 +529,54 @@ async def test_requests_of_every_kind_are_seen_once() -> None:
             assert Counter(requests.of(*SEND)) == {(0, None): 8 - requests.of(*SEND).count((None, None)), (2, None): 1} | {
                 (None, None): requests.of(*SEND).count((None, None))
             }
+
+
+@pytest.mark.parametrize("end", ["answer", "reset"])
+async def test_a_request_that_ends_as_its_call_is_cancelled_is_told(cluster: Cluster, end: str) -> None:
+    requests = Requests()
+    async with producer(cluster, hooks=[requests]) as sender:
+        await sender.send(message())
+        asked: list[Any] = []
+        cluster.a.answer = lambda link, sent: asked.append(sent)
+        call = asyncio.ensure_future(sender.send(message()))
+        await until(lambda: asked)
+        connection = sender._sender.connections[cluster.a.address]
+        reply = make_response(asked[0].command, 0, None, cluster.a.stored_fields(asked[0]))
+        call.cancel()
+        if end == "answer":
+            connection.data_received(b"".join(encode_command(reply)))
+        else:
+            connection.connection_lost(ConnectionResetError())
+        await outcomes(call)
+        assert requests.of(*SEND)[1:] == [(0, None) if end == "answer" else (None, "ConnectionLostError")]
+
+
+async def test_who_was_told_of_a_request_is_told_its_end(cluster: Cluster) -> None:
+    """Hooks that come or leave while a request is out."""
+    early, late_ = Requests(), Requests()
+    one = producer(cluster, group="one", hooks=[early])
+    async with producer(cluster, group="plain") as sender:
+        await one.start()
+        await sender.send(message())
+        cluster.a.answer = late(0.1)
+        call = asyncio.ensure_future(sender.send(message()))
+        await until(lambda: len(cluster.sends) == 2)
+        async with producer(cluster, group="two", hooks=[late_]):
+            await one.stop()
+            await call
+        assert early.of(*SEND) == [(0, None)] * 2
+        assert not late_.of(*SEND)
+
+
+async def test_one_hook_in_two_producers_sees_each_request_once(cluster: Cluster) -> None:
+    requests = Requests()
+    async with producer(cluster, group="one", hooks=[requests]) as one:
+        async with producer(cluster, group="two", hooks=[requests]) as two:
+            await one.send(message())
+            await two.send(message())
+            assert requests.of(*SEND) == [(0, None)] * 2
+        await one.send(message())
+        assert requests.of(*SEND) == [(0, None)] * 3
 
 
 async def test_hooks_leave_with_their_producer(cluster: Cluster) -> None:
