@@ -15,7 +15,7 @@ from rmq_async.producer import detector
 from rmq_async.producer.faults import Faults
 from rmq_protocol.constants import RequestCode
 
-from .peers import TOPIC, Cluster, late, refuse, silent, stored
+from .peers import TOPIC, Cluster, Link, Sent, late, refuse, silent, stored
 from .support import Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
 QUICK = FaultTable((0.02, 0.1), (0.0, 0.3), isolation=0.2)
@@ -125,6 +125,75 @@ async def test_an_attempt_that_is_still_unanswered_keeps_others_away(pair: Clust
         assert not faults_of(sender).available("a", monotonic())  # they were given up, and late by then
         results = await asyncio.gather(*[sender.send(item) for item in messages(4)])
         assert {result.queue.broker_name for result in results} == {"b"}
+
+
+@every_way(1)
+async def test_every_way_tells_what_became_of_its_attempt(cluster: Cluster, send: Send) -> None:
+    table = FaultTable((0.02, 0.15), (0.0, 0.3), isolation=0.2)
+    broker = cluster.a
+    async with faulty(cluster, fault_table=table, timeout=5.0, retries=0, async_retries=0, async_limit=1) as sender:
+        await send(sender)
+        items = faults_of(sender).items
+        for options in ({}, {"timeout": 4.0}):  # with options an awaited send takes the general way
+            broker.answer = late(0.1)
+            await asyncio.gather(send(sender, **options), send(sender, **options))
+            assert not items  # to wait for a credit is no fault of the broker
+            broker.answer = late(0.17)
+            await send(sender, **options)
+            assert items["a"].latency > 0.15
+            broker.answer = stored
+            await send(sender, **options)
+            assert not items
+            broker.answer = refuse(14)
+            with pytest.raises(errors.ServiceNotAvailableError):
+                await send(sender, **options)
+            assert set(items) == {"a"}
+            assert faults_of(sender).silent() == ()
+            broker.answer = silent
+            items.clear()
+            call = asyncio.ensure_future(send(sender, **options))
+            await asyncio.sleep(0.17)
+            call.cancel()
+            await outcomes(call)
+            assert set(items) == {"a"}  # nobody knows how long it would have taken, but it was long
+            items.clear()
+
+
+@every_way(2)
+async def test_every_way_tells_what_became_of_its_further_attempts(cluster: Cluster, send: Send) -> None:
+    async with faulty(cluster, fault_table=QUICK) as sender:
+        await asyncio.gather(*[sender.send(item) for item in messages(4)])
+        faults = faults_of(sender)
+        faults.update("b", 1.0, isolated=True, reachable=False, now=monotonic())  # so that the first attempt goes to a
+        cluster.a.answer, cluster.b.answer = refuse(14), late(0.12)
+        assert (await send(sender)).attempts == 2
+        assert faults.silent() == ()  # both have answered
+        assert [faults.items[broker].latency > 0.1 for broker in "ab"] == [False, True]
+        faults.items.clear()
+        sends: list[str] = []
+
+        def first_late(link: Link, sent: Sent) -> None:
+            sends.append(sent.broker.name)
+            (late(0.35) if len(sends) == 1 else silent)(link, sent)
+
+        cluster.answer(first_late)
+        assert (await send(sender)).queue.broker_name == sends[0]  # 0.2 s later than it should, while the other was waited for
+        one, other = [faults.items[broker] for broker in sends]
+        assert one.reachable_from > 0 == other.reachable_from
+        assert 0.1 < other.latency < 0.2 <= one.latency
+
+
+async def test_a_further_attempt_gets_the_whole_rest_where_only_isolated_brokers_are_left(trio: Cluster) -> None:
+    trio.a.answer, trio.b.answer = late(0.05, refuse(1)), late(0.4)
+    async with faulty(trio) as sender:
+        await sender.fetch_publish_queues(TOPIC)
+        for broker in "bc":
+            faults_of(sender).update(broker, 1.0, isolated=True, reachable=False, now=monotonic())
+        call = asyncio.ensure_future(sender.send(message()))
+        await until(lambda: trio.a.sends)
+        faults_of(sender).proved("b")
+        result = await call
+    assert (result.queue.broker_name, result.attempts) == ("b", 2)
 
 
 async def test_with_only_isolated_brokers_left_an_attempt_gets_the_whole_time(pair: Cluster) -> None:
