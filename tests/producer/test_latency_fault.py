@@ -159,6 +159,25 @@ async def test_every_way_tells_what_became_of_its_attempt(cluster: Cluster, send
             items.clear()
 
 
+@every_way(1)
+async def test_a_call_that_left_its_broker_no_time_blames_nobody(cluster: Cluster, send: Send) -> None:
+    table = FaultTable((0.1, 0.5), (0.0, 0.3), isolation=1.0)
+    async with faulty(cluster, fault_table=table, retries=0, async_retries=0, async_limit=1) as sender:
+        await send(sender)
+        cluster.a.answer = late(0.15)
+        first = asyncio.ensure_future(send(sender))
+        await until(lambda: len(cluster.a.sends) == 2)
+        with pytest.raises(errors.RequestTimeoutError):
+            await send(sender, timeout=0.2)  # most of it goes by while the first has the only credit
+        assert len(cluster.a.sends) == 3
+        assert not faults_of(sender).items
+        cluster.a.answer = silent
+        with pytest.raises(errors.RequestTimeoutError):
+            await send(sender, timeout=0.12)
+        assert faults_of(sender).silent() == ("a",)
+        await first
+
+
 @every_way(2)
 async def test_every_way_tells_what_became_of_its_further_attempts(cluster: Cluster, send: Send) -> None:
     async with faulty(cluster, fault_table=QUICK) as sender:
@@ -291,7 +310,8 @@ async def test_a_broker_that_left_the_route_comes_back_with_a_clean_slate(pair: 
 
 
 async def test_a_selector_of_the_call_and_one_around_select_best_avoid_faulty_brokers_too(trio: Cluster) -> None:
-    def not_c(queues: Any, item: Any, key: Any) -> Any:
+    async def not_c(queues: Any, item: Any, key: Any) -> Any:
+        await asyncio.sleep(0)
         return select_best([queue for queue in queues if queue.broker_name != "c"], item, key)
 
     async with faulty(trio) as plain, faulty(trio, group="other", queue_selector=not_c) as custom:
