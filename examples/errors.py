@@ -9,7 +9,7 @@ SERVICE_NOT_AVAILABLE = 14
 
 async def main() -> None:
     async with EmbeddedRocketMQ(brokers=2) as server, Producer("orders", namesrv=server.namesrv) as producer:
-        message = Message("OrderTopic", b"order 17")
+        message = Message("RetryTopic", b"order 17")
 
         server.fail_next(SERVICE_NOT_AVAILABLE)
         result = await producer.send(message)
@@ -29,7 +29,7 @@ async def main() -> None:
         server.resume()
 
         try:
-            await producer.send(Message("OrderTopic", b"x" * (4 * 1024 * 1024 + 1)))
+            await producer.send(Message("RetryTopic", b"x" * (4 * 1024 * 1024 + 1)))
         except InvalidMessageError as error:
             print(f"refused before anything was sent: {error}")
 

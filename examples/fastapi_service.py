@@ -1,7 +1,7 @@
 """A FastAPI service with one producer for the whole process, started and stopped by the lifespan.
 
 In production: ``NAMESRV_ADDR=10.0.0.1:9876 uvicorn fastapi_service:app --workers 4``; each worker then has a producer of its own.
-Run as it is, it asks itself, with a broker in memory. (Needs fastapi and httpx.)
+(Needs fastapi.) Run as it is, it asks itself, with a broker in memory. (Needs httpx too.)
 """
 
 import os
@@ -9,12 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-import httpx
 from fastapi import Depends, FastAPI, HTTPException, Request
 
 import rmq_async
 from rmq_async import Message, Producer, RocketMQError
-from rmq_async.embedded import EmbeddedRocketMQ
 
 
 @asynccontextmanager
@@ -34,7 +32,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/orders/{number}/payment", status_code=201)
 async def pay(number: int, producer: Annotated[Producer, Depends(started_producer)]) -> dict[str, str]:
-    message = Message("OrderTopic", f"order {number} paid".encode(), tags="paid", keys=f"order-{number}")
+    message = Message("PaymentTopic", f"order {number} paid".encode(), tags="paid", keys=f"order-{number}")
     try:
         result = await producer.send(message, timeout=0.5)
     except RocketMQError as error:
@@ -43,12 +41,16 @@ async def pay(number: int, producer: Annotated[Producer, Depends(started_produce
 
 
 async def main() -> None:
+    import httpx
+
+    from rmq_async.embedded import EmbeddedRocketMQ
+
     async with EmbeddedRocketMQ() as server:
         os.environ["NAMESRV_ADDR"] = server.namesrv
         service = httpx.ASGITransport(app)
         async with lifespan(app), httpx.AsyncClient(transport=service, base_url="http://service") as client:
             answer = await client.post("/orders/17/payment")
-            (stored,) = server.messages("OrderTopic")
+            (stored,) = server.messages("PaymentTopic")
             assert answer.json() == {"msg_id": stored.msg_id}
             print(f"{answer.status_code}: {stored.body.decode()}")
 

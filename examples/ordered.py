@@ -13,15 +13,16 @@ async def main() -> None:
     async with EmbeddedRocketMQ() as server, Producer("orders", namesrv=server.namesrv) as producer:
         # Calls with a key leave in the order in which they were made, so they need not wait for one another.
         sends = [
-            producer.send(Message("OrderTopic", f"{order} {step}".encode(), keys=order), key=order)
+            producer.send(Message("StepTopic", f"{order} {step}".encode(), keys=order), key=order)
             for step in STEPS
             for order in ("order-1", "order-2", "order-3")
         ]
-        await asyncio.gather(*sends)
+        results = await asyncio.gather(*sends)
 
+        first = {result.queue: result.queue_offset for result in reversed(results)}  # in each queue the first of ours
         seen: dict[str, list[str]] = {}
         async with PullConsumer("audit", namesrv=server.namesrv) as consumer:
-            async for message in consumer.read("OrderTopic"):
+            async for message in consumer.read("StepTopic", start=first):
                 order, step = message.body.decode().split()
                 seen.setdefault(order, []).append(step)
         for order, steps in sorted(seen.items()):

@@ -12,16 +12,20 @@ async def main() -> None:
         PullConsumer("report", namesrv=server.namesrv) as consumer,
     ):
         for number in range(10):
-            await producer.send(Message("OrderTopic", f"order {number}".encode(), tags="even" if number % 2 == 0 else "odd"))
+            await producer.send(Message("ReportTopic", f"order {number}".encode(), tags="even" if number % 2 == 0 else "odd"))
 
-        position: dict[MessageQueue, int] = dict.fromkeys(await consumer.queues("OrderTopic"), 0)
-        async for message in consumer.read("OrderTopic", start=position):
+        position: dict[MessageQueue, int] = {}
+        for queue in await consumer.queues("ReportTopic"):
+            position[queue] = await consumer.min_offset(queue)
+        number_read = 0
+        async for message in consumer.read("ReportTopic", start=position):
             position[message.queue] = message.queue_offset + 1
-        print(f"{sum(position.values())} messages in {len(position)} queues")
+            number_read += 1
+        print(f"{number_read} messages in {len(position)} queues")
 
-        await producer.send(Message("OrderTopic", b"order 10", tags="even"))
-        print([message.body async for message in consumer.read("OrderTopic", start=position)])
-        print(sorted([message.body async for message in consumer.read("OrderTopic", tags="odd")]))
+        await producer.send(Message("ReportTopic", b"order 10", tags="even"))
+        print([message.body async for message in consumer.read("ReportTopic", start=position)])
+        print(sorted([message.body async for message in consumer.read("ReportTopic", tags="odd")]))
 
 
 rmq_async.run(main())

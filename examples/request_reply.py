@@ -2,20 +2,32 @@
 
 import asyncio
 import contextlib
+import logging
+import time
 
 import rmq_async
-from rmq_async import Admin, Message, Producer, PullConsumer
+from rmq_async import Admin, Message, MessageExt, Producer, PullConsumer, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ReplyTimeoutError
 
 PRICES = {b"apple": b"3", b"pear": b"4"}
+logger = logging.getLogger("prices")
+
+
+def is_over(request: MessageExt) -> bool:
+    """Nobody waits for an answer any more."""
+    return time.time() * 1000 > request.born_time_ms + int(request.properties.get("TTL", "0"))
 
 
 async def answer(namesrv: str) -> None:
     async with PullConsumer("prices", namesrv=namesrv) as consumer, Producer("prices", namesrv=namesrv) as producer:
-        async for request in consumer.read("PriceTopic", end=None):
-            if request.body in PRICES:
+        async for request in consumer.read("PriceTopic", end=None):  # from the first message on, old questions too
+            if request.body not in PRICES or is_over(request):
+                continue
+            try:
                 await producer.reply(request, PRICES[request.body])
+            except RocketMQError as error:  # whoever asked is gone; others still wait
+                logger.warning("no reply to %s: %s", request.msg_id, error)
 
 
 async def main() -> None:
@@ -35,4 +47,5 @@ async def main() -> None:
             await answering
 
 
-rmq_async.run(main())
+if __name__ == "__main__":
+    rmq_async.run(main())

@@ -26,11 +26,11 @@ async def main() -> None:
         async with Producer("orders", namesrv=server.namesrv, hooks=[OpenTelemetryHook()], trace=True) as producer:
             server.fail_next(2)  # the first broker is busy
             with tracer.start_as_current_span("POST /orders"):
-                result = await producer.send(Message("OrderTopic", b"order 17 paid", keys="order-17"))
+                result = await producer.send(Message("TracedTopic", b"order 17 paid", keys="order-17"))
 
         async with PullConsumer("billing", namesrv=server.namesrv) as consumer:
-            async for message in consumer.read("OrderTopic"):
-                with tracer.start_as_current_span("process OrderTopic", context_of(message), kind=trace.SpanKind.CONSUMER):
+            async for message in consumer.read("TracedTopic", start={result.queue: result.queue_offset}):
+                with tracer.start_as_current_span("process TracedTopic", context_of(message), kind=trace.SpanKind.CONSUMER):
                     pass
 
         for span in sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
@@ -39,7 +39,7 @@ async def main() -> None:
         print("traces:", len({span.context.trace_id for span in exporter.get_finished_spans() if span.context}))
 
         async with Admin(namesrv=server.namesrv) as admin:
-            for kept in await admin.query_message(TRACE_TOPIC, "order-17"):
+            for kept in await admin.query_message(TRACE_TOPIC, result.msg_id):
                 for record in decode_trace(kept.body.decode()):
                     assert record.beans[0].msg_id == result.msg_id
                     print("message trace:", "stored" if record.success else "not stored")

@@ -5,10 +5,14 @@ Consumers see the message once it is committed. When the producer could not say 
 """
 
 import sqlite3
+import time
 
 import rmq_async
-from rmq_async import Message, MessageExt, PullConsumer, TransactionProducer, TransactionStatus
+from rmq_async import Admin, Message, MessageExt, PullConsumer, TransactionProducer, TransactionStatus
 from rmq_async.embedded import EmbeddedRocketMQ
+
+LONGEST = 60
+"""Seconds; no transaction of the database takes longer than that."""
 
 
 class Shop:
@@ -35,9 +39,11 @@ class Shop:
         return TransactionStatus.COMMIT
 
     def check(self, message: MessageExt) -> TransactionStatus:
-        """Called when the broker asks: also in another process of the group, where this one is gone."""
-        paid = self.database.execute("SELECT 1 FROM payment WHERE order_key = ?", message.keys).fetchone()
-        return TransactionStatus.COMMIT if paid else TransactionStatus.ROLLBACK
+        """Called when the broker asks: also in another process of the group, while this one still executes, or is gone."""
+        if self.database.execute("SELECT 1 FROM payment WHERE order_key = ?", message.keys).fetchone():
+            return TransactionStatus.COMMIT
+        age = time.time() - message.born_time_ms / 1000
+        return TransactionStatus.ROLLBACK if age > LONGEST else TransactionStatus.UNKNOWN  # ROLLBACK is final
 
 
 async def main() -> None:
@@ -46,14 +52,17 @@ async def main() -> None:
         EmbeddedRocketMQ(transaction_timeout=0.2, transaction_check_interval=0.2) as server,
         TransactionProducer("payments", execute=shop.execute, check=shop.check, namesrv=server.namesrv) as producer,
         PullConsumer("dispatch", namesrv=server.namesrv) as consumer,
+        Admin(namesrv=server.namesrv) as admin,
     ):
+        await admin.create_topic("PaidTopic")
+        begin = {queue: await consumer.max_offset(queue) for queue in await consumer.queues("PaidTopic")}
         for number, price in ((1, 60), (2, 60), (3, 40)):
             order = f"order-{number}"
             result = await producer.send_in_transaction(Message("PaidTopic", order.encode(), keys=order), price)
             print(f"{order} for {price}: {result.local_status.name}")
 
         announced: list[str] = []
-        async for message in consumer.read("PaidTopic", end=None):
+        async for message in consumer.read("PaidTopic", start=begin, end=None):
             announced.append(message.body.decode())
             if len(announced) == 2:
                 break
@@ -61,4 +70,5 @@ async def main() -> None:
     shop.database.close()
 
 
-rmq_async.run(main())
+if __name__ == "__main__":
+    rmq_async.run(main())

@@ -10,7 +10,7 @@ SYSTEM_BUSY = 2
 
 async def publish_order(producer: Producer, number: int) -> str:
     """The code under test."""
-    result = await producer.send(Message("OrderTopic", b"paid", keys=f"order-{number}"))
+    result = await producer.send(Message("PublishedTopic", b"paid", keys=f"order-{number}"))
     return result.msg_id
 
 
@@ -18,7 +18,7 @@ async def check_that_orders_survive_a_busy_broker() -> None:
     async with EmbeddedRocketMQ() as server, Producer("shop", namesrv=server.namesrv) as producer:
         server.fail_next(SYSTEM_BUSY, 2)
         msg_id = await publish_order(producer, 17)
-        (stored,) = server.messages("OrderTopic")
+        (stored,) = server.messages("PublishedTopic")
         assert (stored.msg_id, stored.keys) == (msg_id, ("order-17",))
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from rmq_async import Admin, Message, MessageExt, Producer, TransactionProducer, TransactionStatus
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import ReplyTimeoutError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SAYS = {
@@ -25,7 +32,7 @@ SAYS = {
     "send.py": "SEND_OK: ",
     "test_my_service.py": "4 passed",
     "transaction.py": "order-1 for 60: COMMIT\norder-2 for 60: ROLLBACK\norder-3 for 40: UNKNOWN\nannounced: order-1, order-3\n",
-    "tracing.py": "send OrderTopic - SystemBusyError\nsend OrderTopic - SEND_OK\nprocess OrderTopic - ours\ntraces: 1\n"
+    "tracing.py": "send TracedTopic - SystemBusyError\nsend TracedTopic - SEND_OK\nprocess TracedTopic - ours\ntraces: 1\n"
     "message trace: not stored\nmessage trace: stored\n",
     "your_tests.py": "passed",
 }
@@ -47,3 +54,58 @@ def test_every_example_is_in_the_list_of_examples() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     assert {path.name for path in EXAMPLES.glob("*.py")} == SAYS.keys()
     assert not [name for name in SAYS if f"]({name})" not in listed]
+
+
+def parts_of(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / name), run_name="example")
+
+
+async def test_a_check_leaves_open_what_another_process_still_executes() -> None:
+    shop = parts_of("transaction.py")["Shop"]()
+    asked = asyncio.Event()
+
+    async def execute(message: Message, price: int) -> TransactionStatus:
+        async with asyncio.timeout(20):
+            await asked.wait()
+        await asyncio.sleep(0.1)  # the answer is on its way
+        status: TransactionStatus = shop.execute(message, price)
+        return status
+
+    def check(message: MessageExt) -> TransactionStatus:
+        asked.set()
+        status: TransactionStatus = shop.check(message)
+        return status
+
+    times: dict[str, Any] = {"transaction_timeout": 0.1, "transaction_check_interval": 0.05, "transaction_check_max": 1000}
+    async with EmbeddedRocketMQ(**times) as server:
+        options: dict[str, Any] = {"execute": execute, "namesrv": server.namesrv, "topics": ["PaidTopic"]}
+        async with (
+            TransactionProducer("payments", check=shop.check, **options) as one,
+            TransactionProducer("payments", check=check, instance_name="another process", **options),
+        ):
+            result = await one.send_in_transaction(Message("PaidTopic", b"x", keys="order-3"), 40)
+            assert result.local_status is TransactionStatus.UNKNOWN
+            async with asyncio.timeout(10):
+                while not server.messages("PaidTopic"):
+                    await asyncio.sleep(0.02)
+    shop.database.close()
+
+
+async def test_a_service_that_answers_outlives_questions_whose_askers_are_gone(caplog: pytest.LogCaptureFixture) -> None:
+    answer = parts_of("request_reply.py")["answer"]
+    async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
+        await admin.create_topic("PriceTopic", queues=1)
+        async with Producer("gone", namesrv=server.namesrv, instance_name="gone", stop_timeout=0) as gone:
+            with pytest.raises(ReplyTimeoutError):
+                await gone.request(Message("PriceTopic", b"pear"), timeout=0.2)
+            waiting = asyncio.ensure_future(gone.request(Message("PriceTopic", b"pear"), timeout=60))
+            while len(server.messages("PriceTopic")) < 2:
+                await asyncio.sleep(0.01)
+        await asyncio.wait([waiting])
+        assert waiting.exception() is not None
+        answering = asyncio.ensure_future(answer(server.namesrv))
+        async with Producer("shop", namesrv=server.namesrv) as producer:
+            assert (await producer.request(Message("PriceTopic", b"apple"))).body == b"3"
+        answering.cancel()
+        await asyncio.wait([answering])
+        assert len([record for record in caplog.records if record.name == "prices"]) == 1  # the other one was over
