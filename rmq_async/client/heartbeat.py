@@ -4,6 +4,10 @@ A broker forgets a client it has not heard of for 120 s, and asks back only clie
 every master in use gets one heartbeat per ``interval``, whatever number of producers and consumers the client carries, and one at
 once on a new connection and when a group joins. A connection that had its heartbeat less than half an interval ago is left out
 of the round. Two unanswered ones in a row prove a connection dead, and it is closed.
+
+To push a reply a broker looks the client up by its id, and that entry is easily lost: any producer group that leaves takes the id
+along, and so does a former connection that ends after a new one was introduced. It comes back only with a group that is new to the
+broker on that connection, so one of those that stay leaves and joins again; where nobody has ever waited for a reply, none does.
 """
 
 from __future__ import annotations
@@ -30,17 +34,23 @@ logger = logging.getLogger(__name__)
 UNANSWERED_LIMIT = 2
 MISSED_FOR = 5.0
 """Seconds for which nobody waits for a broker that did not answer its first heartbeat."""
+FORMER_NOTICED = 0.5
+"""Seconds that a broker gets to notice the end of a former connection."""
 
 
 class _Beaten:
     """What is known of the heartbeats on one connection."""
 
-    __slots__ = ("at", "met", "task", "unanswered")
+    __slots__ = ("at", "forgotten", "met", "restored", "task", "unanswered")
 
     def __init__(self) -> None:
         self.at = 0.0
         self.met = False
         """The broker has answered one, so it knows this client on this connection."""
+        self.forgotten = 0
+        """How often it may have dropped the client's id since then."""
+        self.restored = 0
+        """Which of these times was the last that was made up for."""
         self.unanswered = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -75,6 +85,9 @@ class Heartbeats:
         self._meetings: dict[str, asyncio.Task[None]] = {}
         self._missed: dict[str, float] = {}
         """Until when a broker that could not be met is not waited for."""
+        self._meets = False
+        """Whether anybody has ever waited for brokers to know this client."""
+        self._later: set[asyncio.TimerHandle] = set()
         self._soon: asyncio.Handle | None = None
         self._body = b""
         self._closed = False
@@ -120,7 +133,9 @@ class Heartbeats:
             self._beat(connection)
 
     def closed(self, connection: Connection) -> None:
-        self._beaten.pop(connection, None)
+        """It takes no more requests; when its socket closes the broker may forget the client, whatever it heard since."""
+        if self._beaten.pop(connection, None) is not None:
+            connection.closed.add_done_callback(partial(self._former_over, connection.address))
 
     def catch_up(self) -> None:
         """Sends the first heartbeat on connections that were made before their brokers came into use."""
@@ -166,6 +181,7 @@ class Heartbeats:
 
         Connects where need be, waits ``timeout`` seconds at most, and not at all for a broker that could not be met a moment ago.
         """
+        self._meets = True
         now, meetings = monotonic(), []
         for address in addresses:
             connection = self._pool.get(address)
@@ -187,6 +203,9 @@ class Heartbeats:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
+        for timer in self._later:
+            timer.cancel()
+        self._later.clear()
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
@@ -224,9 +243,13 @@ class Heartbeats:
     async def _send(self, connection: Connection, beaten: _Beaten) -> None:
         if not self._body:
             return  # the last group left before this task ran
-        command = RemotingCommand(code=RequestCode.HEART_BEAT, body=self._body)
         address = connection.address
         try:
+            if beaten.forgotten > beaten.restored and self._meets and self._producers:
+                await self._leave_to_join_again(connection, beaten)
+                if not self._body:
+                    return
+            command = RemotingCommand(code=RequestCode.HEART_BEAT, body=self._body)
             response = await connection.request(command, self._timeout)
         except RequestTimeoutError as error:
             beaten.unanswered += 1
@@ -239,7 +262,7 @@ class Heartbeats:
             return
         beaten.unanswered = 0
         if response.code == ResponseCode.SUCCESS:
-            beaten.met = True
+            beaten.met = beaten.restored == beaten.forgotten
             self._reported.discard(address)
             self._missed.pop(address, None)
         elif response.code == ResponseCode.GO_AWAY:
@@ -247,6 +270,38 @@ class Heartbeats:
         else:
             log = self._log_of(address)
             log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))
+
+    async def _leave_to_join_again(self, connection: Connection, beaten: _Beaten) -> None:
+        """The heartbeat that follows has a group that is new to the broker, which so enters the client's id again."""
+        times = beaten.forgotten
+        header = UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=min(self._producers))
+        command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
+        await connection.request(command, self._timeout)
+        beaten.restored = times
+
+    def _forgotten(self, connection: Connection) -> None:
+        """The broker has dropped the client's id, or is about to."""
+        beaten = self._beaten.get(connection)
+        if beaten is not None:
+            beaten.met = False
+            beaten.forgotten += 1
+
+    def _restore(self, connection: Connection) -> None:
+        """Brings the id back that the broker has dropped by now, where replies may be waited for."""
+        self._forgotten(connection)
+        if self._meets and self._producers and connection.is_open and connection in self._beaten:
+            self._beat(connection)
+
+    def _former_over(self, address: str, _: object) -> None:
+        if not self._closed:
+            timer: asyncio.TimerHandle
+            timer = asyncio.get_running_loop().call_later(FORMER_NOTICED, lambda: self._former_noticed(address, timer))
+            self._later.add(timer)
+
+    def _former_noticed(self, address: str, timer: asyncio.TimerHandle) -> None:
+        self._later.discard(timer)
+        if (connection := self._pool.get(address)) is not None:
+            self._restore(connection)
 
     async def _meet(self, address: str) -> None:
         if self._pool.get(address) is None:
@@ -256,8 +311,10 @@ class Heartbeats:
         if connection is not None and (beaten is None or beaten.task is None or (beaten.task.done() and not beaten.met)):
             self._beat(connection)
             beaten = self._beaten.get(connection)
-        if beaten is not None and beaten.task is not None:
-            await asyncio.wait([beaten.task])
+        waited: asyncio.Task[None] | None = None
+        while beaten is not None and beaten.task is not None and beaten.task is not waited and not beaten.met:
+            waited = beaten.task
+            await asyncio.wait([waited])
         if beaten is None or not beaten.met:
             now = monotonic()
             self._missed = {each: until for each, until in self._missed.items() if until > now}
@@ -288,8 +345,11 @@ class Heartbeats:
         if under_way and timeout > 0:  # a broker may handle a heartbeat after the farewell that followed it
             await asyncio.wait(under_way, timeout=timeout / 2)
         command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
+        producer = header.producerGroup is not None
         farewells = [
-            self._spawn(self._farewell(connection, command, deadline - monotonic()), f"unregister at {connection.address}")
+            self._spawn(
+                self._farewell(connection, command, deadline - monotonic(), producer), f"unregister at {connection.address}"
+            )
             for connection in list(self._beaten)
             if connection.is_open
         ]
@@ -300,12 +360,17 @@ class Heartbeats:
                 for task in farewells:
                     task.cancel()
 
-    async def _farewell(self, connection: Connection, command: RemotingCommand, timeout: float) -> None:
+    async def _farewell(self, connection: Connection, command: RemotingCommand, timeout: float, producer: bool) -> None:
+        if producer:
+            self._forgotten(connection)
         try:
             response = await connection.request(command, max(timeout, 0.0))
         except RocketMQError as error:
             logger.debug("unregister at %s: %s", connection.address, error)
             return
+        finally:
+            if producer:
+                self._restore(connection)
         if response.code != ResponseCode.SUCCESS:
             logger.debug("unregister at %s: %d %s", connection.address, response.code, printable(response.remark))
 

@@ -82,7 +82,8 @@ class ClientTable:
         self.producers: dict[str, dict[str, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
         self.changed: Callable[[str], None] = lambda group: None
-        self._producer_groups: dict[str, set[str]] = {}
+        self._reachable: dict[str, Client] = {}
+        """Who replies are pushed to, by client id."""
         self._fingerprints: dict[str, int] = {}
         self._groups_of: dict[Connection, set[tuple[str, str]]] = {}
         self._members = 0
@@ -92,9 +93,11 @@ class ClientTable:
     def add_producer(self, group: str, client: Client) -> None:
         """Raises Refused (1) where this is one more than the table takes."""
         members = self.producers.get(group, {})
-        self._enter(group, client, members.get(client.client_id))
+        old = members.get(client.client_id)
+        self._enter(group, client, old)
         self.producers.setdefault(group, members)[client.client_id] = client
-        self._producer_groups.setdefault(client.client_id, set()).add(group)
+        if old is None or old.connection is not client.connection:
+            self._reachable[client.client_id] = client
 
     def add_consumer(self, data: ConsumerData, client: Client, *, without_subscriptions: bool) -> None:
         """Raises Refused (1) where this is one more than the table takes."""
@@ -127,10 +130,12 @@ class ClientTable:
         return old is not None and old != fingerprint
 
     def find_producer(self, client_id: str) -> Client | None:
-        """The client, in whichever producer group it is."""
-        for group in self._producer_groups.get(client_id, ()):
-            return self.producers[group][client_id]
-        return None
+        """The client, to push a reply to.
+
+        A group that is new on its connection enters it; any of its groups that leaves takes it out, and any connection of a group
+        of producers that ends. Those that stay do not bring it back: so does a real broker's ``ProducerManager``.
+        """
+        return self._reachable.get(client_id)
 
     def producer_connection(self, group: str) -> Connection | None:
         """A connection of the producer group to send a request to, in turn; None where none is open and reads."""
@@ -151,12 +156,9 @@ class ClientTable:
         if client is None:
             return
         self._leave(group, client)
+        self._reachable.pop(client_id, None)
         if not members:
             del self.producers[group]
-        groups = self._producer_groups[client_id]
-        groups.discard(group)
-        if not groups:
-            del self._producer_groups[client_id]
 
     def remove_consumer(self, group: str, client_id: str) -> None:
         found = self.consumers.get(group)
@@ -174,6 +176,8 @@ class ClientTable:
     def disconnected(self, connection: Connection) -> None:
         for group, client_id in list(self._groups_of.get(connection, ())):
             self._remove_from(group, client_id, connection)
+            if client_id in self.producers.get(group, ()):
+                self._reachable.pop(client_id, None)  # it has moved on, and is forgotten all the same
         self._groups_of.pop(connection, None)
 
     def expire(self) -> None:

@@ -10,10 +10,12 @@ from time import monotonic
 
 import pytest
 
-from rmq_async.client import ClientInstance
+from rmq_async.client import ClientInstance, heartbeat
 from rmq_async.errors import ConfigError
 from rmq_async.transport import CloseReason
-from rmq_protocol.heartbeat import ConsumerData
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.heartbeat import ConsumerData, decode_heartbeat
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
 from .support import FakeBroker, FakeNameServer, client, config_of, ours, route, until
@@ -293,3 +295,59 @@ async def test_cancelling_a_farewell_leaves_nothing(steps: int) -> None:
         await instance.release()
         assert not connection.is_open
         assert ours() == []
+
+
+UNREGISTER, BEAT = RequestCode.UNREGISTER_CLIENT, RequestCode.HEART_BEAT
+
+
+def told(broker: FakeBroker, link: int = 0) -> list[tuple[int, str]]:
+    """Heartbeats and farewells of one connection, with their producer groups."""
+    return [
+        (request.code, (request.ext_fields or {}).get("producerGroup") or "")
+        if request.code == UNREGISTER
+        else (request.code, ",".join(each.group_name for each in decode_heartbeat(request.body).producer_data_set))
+        for request in broker.links[link].requests
+    ]
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_when_a_group_leaves_another_one_joins_anew_where_replies_are_waited_for(before: bool) -> None:
+    """With any group a broker drops the client's id, and only a group that it did not know brings that back."""
+    async with cluster() as (server, [broker]), client(server) as instance:
+        for group in ("p1", "p2", "p3"):
+            instance.register_producer(group)
+        await instance.routes.get("t", 1.0)
+        await instance.pool.connect(broker.address, 1.0)
+        await until(lambda: broker.beats)
+        if before:
+            await instance.heartbeats.meet([broker.address], 1.0)
+        await instance.unregister_producer("p2", 1.0)
+        expected = [(BEAT, "p1,p2,p3"), (UNREGISTER, "p2")]
+        if not before:
+            await asyncio.sleep(0.02)
+            assert told(broker) == expected
+        await instance.heartbeats.meet([broker.address], 1.0)
+        expected += [(UNREGISTER, "p1"), (BEAT, "p1,p3")]
+        assert told(broker) == expected
+        await instance.heartbeats.meet([broker.address], 1.0)
+        await asyncio.gather(*[instance.unregister_producer(group, 1.0) for group in ("p1", "p3")])
+        assert sorted(told(broker)[4:]) == [(UNREGISTER, "p1"), (UNREGISTER, "p3")]
+
+
+async def test_a_former_connection_that_ends_takes_the_id_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "FORMER_NOTICED", 0.05)
+    async with cluster() as (server, [broker]), client(server) as instance:
+        instance.register_producer("p")
+        await instance.routes.get("t", 1.0)
+        await instance.heartbeats.meet([broker.address], 1.0)
+        broker.answer = lambda link, request: link.reply(request, code=1500, remark="go away", body=b"")
+        former = instance.pool.get(broker.address)
+        assert former is not None
+        await former.request(RemotingCommand(code=BEAT, body=instance.heartbeats._body), 1.0)
+        broker.answer = broker._answer
+        await instance.heartbeats.meet([broker.address], 1.0)
+        assert (former.closed.done(), told(broker, 1)) == (False, [(BEAT, "p")])
+        await until(lambda: len(told(broker, 1)) == 3)
+        assert former.closed.done()
+        assert told(broker, 1)[1:] == [(UNREGISTER, "p"), (BEAT, "p")]
+        await instance.unregister_producer("p", 1.0)

@@ -38,9 +38,13 @@ def test_questions_get_their_answers_and_silence_is_told(each_cluster: RealClust
                 replies = await asyncio.gather(*[asking.request(Message(topic, body), timeout=30.0) for body in questions])
                 with pytest.raises(errors.ReplyTimeoutError):
                     await asking.request(Message(topic, b"silence"), timeout=1.0)
+                async with Producer("leaves", namesrv=namesrv, instance_name="asks", topics=[topic]) as leaving:
+                    assert leaving._instance is asking._instance
+                replies.append(await asking.request(Message(topic, b"and now?"), timeout=10.0))
             finally:
                 answering.cancel()
                 await asyncio.wait([answering])
+            questions.append(b"and now?")
             assert [reply.body for reply in replies] == [LARGE if body == b"large" else b"re:" + body for body in questions]
             assert {reply.topic.partition("_")[2] for reply in replies} == {"REPLY_TOPIC"}
             instance = asking._instance

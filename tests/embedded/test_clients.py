@@ -244,12 +244,37 @@ async def test_a_client_that_moves_to_another_connection_keeps_its_groups(server
         assert found is not None
         assert found.connection.remote == broker.local
     await broker.ask(9999)
-    assert table.find_producer("c1") is found
     assert table.producer_connection("PG") is found.connection
     assert table.producer_connection("nope") is None
     await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "PG"})
     assert table.find_producer("c1") is None
     assert (table._members, table._groups_of) == (0, {})
+
+
+async def test_who_replies_are_pushed_to_is_forgotten_as_by_a_real_broker(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    """Whichever group leaves, and whichever connection ends; what brings the client back is a group that is new to the broker."""
+    table = clients(server)
+    both = (ProducerData("PG"), ProducerData("other"))
+    await beat(broker, "c1", producer_data_set=both)
+    for _ in range(2):
+        assert table.find_producer("c1") is not None
+        await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "other"})
+        await beat(broker, "c1", producer_data_set=both[:1])
+        assert table.find_producer("c1") is None
+        await beat(broker, "c1", producer_data_set=both)
+    async with RawClient(server.brokers["broker-a"]) as newer:
+        await beat(newer, "c1", producer_data_set=both)
+        assert table.find_producer("c1") is not None
+        broker.writer.close()
+        async with asyncio.timeout(3.0):
+            while table.find_producer("c1") is not None:
+                await asyncio.sleep(0.001)
+        await beat(newer, "c1", producer_data_set=both)
+        assert table.find_producer("c1") is None
+        assert set(table.producers) == {"PG", "other"}
+        await newer.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "PG"})
+        await newer.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "other"})
+    assert (table._reachable, table._members) == ({}, 0)
 
 
 async def test_the_members_of_a_group(server: EmbeddedRocketMQ, broker: RawClient) -> None:
