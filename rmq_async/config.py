@@ -107,10 +107,9 @@ class ClientConfig:
         check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
         if self.serialize_type not in ("json", "rocketmq"):
             raise ConfigError(f'serialize_type must be "json" or "rocketmq", not {shown(self.serialize_type)}')
-        if not self.instance_name or not isinstance(self.instance_name, str):
-            raise ConfigError(f"instance_name must be a non-empty text, not {shown(self.instance_name)}")
-        if self.client_ip is not None and (not isinstance(self.client_ip, str) or not self.client_ip):
-            raise ConfigError(f"client_ip must be a non-empty text, not {shown(self.client_ip)}")
+        _check_text("instance_name", self.instance_name)
+        if self.client_ip is not None:
+            _check_text("client_ip", self.client_ip)
         name_servers(self.namesrv)
         self._check_security()
         self._check_names()
@@ -268,3 +267,7 @@ def check_flag(name: str, value: bool) -> None:
 def _check_text(name: str, value: str) -> None:
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{name} must be a non-empty text, not {shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} must be a text in Unicode, not {shown(value)}") from None

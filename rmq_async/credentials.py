@@ -19,6 +19,8 @@ class Credentials(SessionCredentials, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.access_key, str) or not self.access_key:
             raise ConfigError(f"access_key must be a non-empty text, not {shown(self.access_key)}")
+        if fault := _fault_of(self.access_key):
+            raise ConfigError(f"access_key must be a non-empty text, {fault}: {shown(self.access_key)}")
         _check_secret("secret_key", _fault_of(self.secret_key))
         _check_secret("security_token", _fault_of(self.security_token) if self.security_token is not None else "")
 

@@ -49,6 +49,10 @@ from rmq_protocol import compression
         ({"namespace_v2": "ü"}, "namespace_v2"),
         ({"namespace_v2": 10**5000}, "namespace_v2"),
         ({"namespace": "a", "namespace_v2": "b"}, "give one of them"),
+        ({"instance_name": "\ud800"}, "instance_name must be a text in Unicode"),
+        ({"client_ip": "\ud800"}, "client_ip"),
+        ({"unit_name": "\ud800"}, "unit_name"),
+        ({"server_hostname": "\ud800", "tls": True}, "server_hostname"),
     ],
 )
 def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) -> None:
@@ -65,6 +69,7 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"attempt_timeout": 0}, "attempt_timeout"),
         ({"compress_type": "rar"}, "rar"),
         ({"compress_type": "zlib", "compress_level": 10}, "compress_level 10"),
+        ({"compress_type": "zstd", "compress_level": 0}, "compress_level 0 is below"),
         ({"max_message_size": 1 << 30}, "max_message_size"),
         ({"async_limit": 0}, "async_limit"),
         ({"oneway_window": -1}, "oneway_window"),
@@ -87,6 +92,9 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"fault_table": {}}, "fault_table must be a FaultTable"),
         ({"detector": True}, "detector=True needs latency_fault=True"),
         ({"trace": 1}, "trace"),
+        ({"trace": ""}, "trace: topic is blank"),
+        ({"topics": ["a\nb"]}, "topics: topic"),
+        ({"topics": [1]}, "topics: topic"),
     ],
 )
 def test_a_wrong_producer_setting_is_named(options: dict[str, Any], named: str) -> None:

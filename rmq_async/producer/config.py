@@ -11,7 +11,7 @@ from typing import Any, Final
 from rmq_protocol import compression
 from rmq_protocol.compression import CompressionType
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRAME_SIZE
-from rmq_protocol.errors import shown
+from rmq_protocol.errors import InvalidMessageError, shown
 from rmq_protocol.validation import check_topic
 
 from ..config import ClientConfig, check_flag, check_int, check_seconds, client_options
@@ -102,6 +102,8 @@ class ProducerConfig:
             raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
         if self.compress_type == "zlib" and self.compress_level > 9:
             raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest, 9")
+        if self.compress_type == "zstd" and not self.compress_level:
+            raise ConfigError("compress_level 0 is below zstd's lowest, 1")
         if not isinstance(self.create_topic_key, str) or not self.create_topic_key:
             raise ConfigError(f"create_topic_key must be the name of a topic, not {shown(self.create_topic_key)}")
         if not isinstance(self.retry_codes, Collection) or not all(isinstance(code, int) for code in self.retry_codes):
@@ -111,11 +113,11 @@ class ProducerConfig:
         if isinstance(self.topics, str) or not isinstance(self.topics, Collection):
             raise ConfigError(f"topics must be a sequence of topics, not {shown(self.topics)}")
         for topic in self.topics:
-            check_topic(topic)
+            _check_topic("topics", topic)
         object.__setattr__(self, "topics", tuple(self.topics))
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         if isinstance(self.trace, str):
-            check_topic(self.trace)
+            _check_topic("trace", self.trace)
         else:
             check_flag("trace", self.trace)
 
@@ -134,6 +136,13 @@ class ProducerConfig:
     @property
     def compression_kind(self) -> CompressionType:
         return CompressionType[self.compress_type.upper()]
+
+
+def _check_topic(option: str, topic: str) -> None:
+    try:
+        check_topic(topic)
+    except InvalidMessageError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 _PRODUCER_FIELDS = frozenset(item.name for item in fields(ProducerConfig))

@@ -7,12 +7,12 @@ import os
 import warnings
 import weakref
 from asyncio import get_running_loop
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from rmq_protocol.constants import DEFAULT_PRODUCER_GROUP
 from rmq_protocol.validation import check_group
@@ -26,6 +26,8 @@ from .config import ProducerConfig, split_options
 from .sender import Sender
 
 __all__ = ["ProducerLife", "ProducerState"]
+
+T = TypeVar("T")
 
 
 class ProducerState(Enum):
@@ -61,6 +63,8 @@ class ProducerLife:
         """Together they tell, at half the price of asking for the running loop, that it is the one this was started on."""
         self._changing: asyncio.Future[None] | None = None
         """Resolved when a start or a stop that is under way is over."""
+        self._starting: asyncio.Timeout | None = None
+        """What a start waits for, so that ``stop`` can end it."""
         self._generation = generation()
 
     @property
@@ -94,7 +98,7 @@ class ProducerLife:
         self._generation = generation()
         self._changing = changing = get_running_loop().create_future()
         try:
-            instance = await ClientInstance.acquire(self.client_config)
+            instance = await self._unless_stopped(ClientInstance.acquire(self.client_config))
             try:
                 if self._state is not ProducerState.STARTING:
                     raise self._stopped_early()
@@ -124,6 +128,9 @@ class ProducerLife:
             if changing.get_loop() is not get_running_loop():
                 self._wrong_loop()
             self._state = ProducerState.STOPPING
+            if self._starting is not None:  # there is nothing yet that a stop would have to wait for
+                self._starting.reschedule(changing.get_loop().time())
+                self._starting = None
             await asyncio.wait([changing])
             return
         if self._state is not ProducerState.RUNNING:
@@ -165,7 +172,7 @@ class ProducerLife:
             check_group(sender.producer_group)
             instance.register_producer(sender.producer_group)
             try:
-                await sender.warm_up()
+                await self._unless_stopped(sender.warm_up())
                 if self._state is not ProducerState.STARTING:
                     raise self._stopped_early()
             except BaseException:
@@ -175,6 +182,20 @@ class ProducerLife:
             await sender.close(0.0)
             raise
         return sender
+
+    async def _unless_stopped(self, waiting: Awaitable[T]) -> T:
+        """A step of the start; ClientStateError when the producer is stopped meanwhile."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._starting = scope
+                try:
+                    return await waiting
+                finally:
+                    self._starting = None
+        except TimeoutError:
+            if scope.expired():
+                raise self._stopped_early() from None
+            raise
 
     def _stopped_early(self) -> ClientStateError:
         return ClientStateError(f"producer {self.group} was stopped while it started")

@@ -2,7 +2,8 @@
 
 A record is made when an attempt ends and waits as text, bounded in number and bytes. Records leave together, a second after the
 first of them or when a message is full, through the producer's connections but past its credits, hooks and selectors: a trace
-never stands in front of a send, and is not traced itself. What cannot be kept or sent is dropped and counted.
+never stands in front of a send, and is not traced itself. What cannot be kept or sent is dropped and counted. Traces are sent in a
+context (of ``contextvars``) of their own: each sending leads to the next, and the first caller's would live on in all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Collection
+from contextvars import Context
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -169,10 +171,10 @@ class Tracer:
         if self._closed or len(self._waiting) >= MOST_RECORDS or self._bytes + len(data) > MOST_BYTES or len(data) > BODY_SIZE:
             self._lose(1, "the producer has stopped" if self._closed else "too many of them wait, or one is too large")
             return
-        keys = trace_keys([context])
+        keys = frozenset(filter(_may_be_key, trace_keys([context])))
         size = _size(keys)
         if size > KEYS_SIZE:
-            keys = frozenset({context.beans[0].msg_id or ""}) - {""}
+            keys &= {context.beans[0].msg_id or ""}
             size = _size(keys)
         self._waiting.append(Record(data, keys, size))
         self._bytes += len(data)
@@ -191,14 +193,15 @@ class Tracer:
         """Begins to send what is full or due, or sets the timer for it."""
         full = len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE
         while self._waiting and (full or self._due or self._hurry) and len(self._sending) < AT_ONCE:
-            task = asyncio.get_running_loop().create_task(self._send(self._take()), name="rmq_async trace")
+            sending = self._send(self._take())
+            task = asyncio.get_running_loop().create_task(sending, name="rmq_async trace", context=Context())
             self._sending.add(task)
-            task.add_done_callback(self._sent)
+            task.add_done_callback(self._sent, context=Context())
             full = len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE
         if not self._waiting:
             self._due = False
         if self._waiting and self._timer is None and not self._due:
-            self._timer = asyncio.get_running_loop().call_later(DELAY, self._time_is_up)
+            self._timer = asyncio.get_running_loop().call_later(DELAY, self._time_is_up, context=Context())
         elif not self._waiting and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -231,8 +234,8 @@ class Tracer:
 
     async def _send(self, records: list[Record]) -> None:
         keys = frozenset[str]().union(*(record.keys for record in records))
-        message = Message(self.topic, b"".join([record.data for record in records]), keys=sorted(keys))
         try:
+            message = Message(self.topic, b"".join([record.data for record in records]), keys=sorted(keys))
             await self._deliver(message, monotonic() + TIMEOUT)
         except RocketMQError as error:
             self._lose(len(records), error)
@@ -301,6 +304,11 @@ class Tracer:
 def _keys(message: Message | MessageExt) -> str | None:
     """As they are on the wire."""
     return " ".join(message.keys) or None
+
+
+def _may_be_key(key: str) -> bool:
+    """Whether a message may have it: records that brokers ask about hold what other clients have written."""
+    return "\x00" not in key
 
 
 def _size(keys: Collection[str]) -> int:

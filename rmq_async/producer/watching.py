@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from rmq_protocol.batch import BatchRecord, decode_batch, encode_batch_message
 from rmq_protocol.constants import MAX_PROPERTIES_SIZE, SysFlag
 from rmq_protocol.errors import InvalidMessageError
-from rmq_protocol.message import Message
-from rmq_protocol.properties import RESERVED_NAMES, properties_text
+from rmq_protocol.message import Message, check_properties
+from rmq_protocol.properties import decode_properties, properties_text
 from rmq_protocol.send_codec import SendReply
 from rmq_protocol.trace import MessageType
 
@@ -34,8 +34,6 @@ from .replies import reply_error
 __all__ = ["Watch", "WatchedAttempt", "Watchers", "message_type", "tell_failed"]
 
 logger = logging.getLogger("rmq_async.producer")
-
-_SEPARATORS: Final = ("\x01", "\x02")
 
 
 class Watchers:
@@ -146,18 +144,16 @@ class WatchedAttempt:
     def added(self, outgoing: Outgoing) -> Outgoing:
         """The message with the properties that hooks added, a batch with them in each of its messages.
 
-        What may not be sent is reported and left out.
+        They replace the message's own of the same name. What may not be sent is reported and left out.
         """
         added = self.context.properties
         if not added:
             return outgoing
         try:
+            added = check_properties(added)
             if outgoing.batch_ids is None:
-                text = outgoing.properties
-                return msgspec.structs.replace(outgoing, properties=text + _checked(added, len(text.encode())))
-            records = decode_batch(outgoing.body)
-            text = _checked(added, max(len(record.properties) for record in records))
-            body = _with_properties(records, text.encode())
+                return msgspec.structs.replace(outgoing, properties=_with_properties(outgoing.properties, added))
+            body = _batch_with_properties(decode_batch(outgoing.body), added)
         except Exception as error:  # noqa: BLE001 - reported like everything else that a hook does wrong
             guarded(_raise, error)
             return outgoing
@@ -222,21 +218,24 @@ def tell_failed(outgoing: Outgoing, target: Target, error: BaseException) -> Non
         outgoing.watch.begin(outgoing, target).failed(error)
 
 
-def _checked(properties: dict[str, str], size: int) -> str:
-    for name, value in properties.items():
-        if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
-            raise InvalidMessageError(f"property {name!r} of a hook is no non-empty text")
-        if name in RESERVED_NAMES or any(separator in name + value for separator in _SEPARATORS):
-            raise InvalidMessageError(f"property {name!r} of a hook is reserved, or holds a separator")
-    text = properties_text(properties)
-    if size + len(text.encode()) > MAX_PROPERTIES_SIZE:
+def _with_properties(own: str, added: Mapping[str, str]) -> str:
+    """The text with those of ``added``, which replace the message's own of the same name."""
+    if any(f"{name}\x01" in own for name in added):
+        own = properties_text({name: value for name, value in decode_properties(own).items() if name not in added})
+    text = own + properties_text(added)
+    if len(text.encode()) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(f"the properties with those of hooks take over {MAX_PROPERTIES_SIZE} bytes")
     return text
 
 
-def _with_properties(records: list[BatchRecord], added: bytes) -> bytes:
+def _batch_with_properties(records: list[BatchRecord], added: Mapping[str, str]) -> bytes:
     """Brokers of 5.x leave the properties beside a batch out of its messages, so each message gets its own."""
-    return b"".join([encode_batch_message(record.body, record.flag, record.properties + added) for record in records])
+    return b"".join(
+        [
+            encode_batch_message(record.body, record.flag, _with_properties(record.properties.decode(), added).encode())
+            for record in records
+        ]
+    )
 
 
 def _raise(error: Exception) -> None:

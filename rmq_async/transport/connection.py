@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import Context
 from math import inf
 from time import monotonic
 from typing import Final, cast
@@ -499,7 +500,8 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         now = monotonic()
         self._scan_at = max(at, now)
-        self._timer = self._loop.call_later(self._scan_at - now, self._scan)
+        # In nobody's context, since each scan sets the timer of the next.
+        self._timer = self._loop.call_later(self._scan_at - now, self._scan, context=Context())
 
     def _scan(self) -> None:
         now = monotonic()

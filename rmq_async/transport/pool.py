@@ -12,6 +12,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from contextvars import Context
 from math import inf
 from time import monotonic
 from typing import Any, Final
@@ -221,7 +222,8 @@ class ConnectionPool:
     # -- inside
 
     def _start_connecting(self, address: str) -> asyncio.Task[Connection]:
-        task = self._loop.create_task(self._connect(address), name=f"rmq_async connect {address}")
+        # In no caller's context: what the connection is told later is everybody's.
+        task = self._loop.create_task(self._connect(address), name=f"rmq_async connect {address}", context=Context())
         self._connecting[address] = task
         task.add_done_callback(lambda done: self._connected(address, done))
         return task

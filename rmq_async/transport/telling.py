@@ -24,11 +24,11 @@ def tell(connection: Connection, command: RemotingCommand) -> bool:
     """
     if not connection.is_open or connection.buffered_bytes > MOST_UNREAD:
         return False
-    passed = None
+    command, passed = msgspec.structs.replace(command, flag=command.flag | ONEWAY_FLAG), None
     if connection.hooks.active:
         passed = connection.hooks.passed(connection.address, command)
         command = passed.command
-    command = msgspec.structs.replace(command, opaque=connection.next_opaque(), flag=command.flag | ONEWAY_FLAG)
+    command = msgspec.structs.replace(command, opaque=connection.next_opaque())
     try:
         connection.submit_oneway(encode_command(command, connection.serialize_type), _written, 0)
     except BaseException as error:

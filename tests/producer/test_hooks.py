@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -372,8 +374,34 @@ async def test_properties_that_a_hook_adds_are_on_the_wire(cluster: Cluster, nam
 
 @pytest.mark.parametrize(
     "properties",
-    [{"KEYS": "k"}, {"a\x01": "b"}, {"a": "b\x02"}, {"": "x"}, {"a": ""}, {"a": 1}, {1: "a"}, {"a": "x" * 40_000}],
-    ids=["reserved", "separator in a name", "separator in a value", "no name", "no value", "number", "numbered", "too long"],
+    [
+        {"KEYS": "k"},
+        {"a\x01": "b"},
+        {"a": "b\x02"},
+        {"": "x"},
+        {"a": ""},
+        {"a": 1},
+        {1: "a"},
+        {"a": "x" * 40_000},
+        {" ": "x"},
+        {"a": " "},
+        {"a": "b\x00"},
+        {"a": "\ud800"},
+    ],
+    ids=[
+        "reserved",
+        "separator in a name",
+        "separator in a value",
+        "no name",
+        "no value",
+        "number",
+        "numbered",
+        "too long",
+        "blank name",
+        "blank value",
+        "nul",
+        "no Unicode",
+    ],
 )
 async def test_properties_that_cannot_be_are_reported_and_left_out(
     cluster: Cluster, properties: dict[Any, Any], loop_errors: list[dict[str, Any]]
@@ -387,6 +415,28 @@ async def test_properties_that_cannot_be_are_reported_and_left_out(
     assert set(cluster.sends[0].properties) == {"UNIQ_KEY", "WAIT"}
     assert len(loop_errors) == 1
     loop_errors.clear()
+
+
+@pytest.mark.parametrize("name", [*WAYS, "oneway"])
+async def test_a_property_that_a_hook_adds_replaces_the_messages_own(cluster: Cluster, name: str) -> None:
+    class Adds(Hook):
+        def before_send(self, context: SendContext) -> None:
+            context.properties["traceparent"] = "the hook's"
+
+    own = message(properties={"a": "b", "traceparent": "mine", "xtraceparent": "other"})
+    async with producer(cluster, hooks=[Adds()], oneway_window=0) as sender:
+        if name == "batch":
+            await sender.send_batch([own])
+        elif name == "oneway":
+            await sender.send_oneway(own)
+        else:
+            await (await sender.send_async(own) if name == "async" else sender.send(own))
+        await sender.flush()
+    await until(lambda: cluster.sends)
+    (sent,) = cluster.sends
+    text = sent.batch[0].properties.decode() if name == "batch" else sent.fields["i"]
+    assert text.endswith("WAIT\x01true\x02a\x01b\x02xtraceparent\x01other\x02traceparent\x01the hook's\x02")
+    assert text.count("traceparent") == 2
 
 
 # -- hooks that raise
@@ -613,6 +663,62 @@ async def test_a_second_producer_takes_the_short_way_again_when_the_hooked_one_i
         assert plain._sender.plain_below == usual
         await plain.send(message())
     assert len(cluster.sends) == 4
+
+
+# -- the context (of contextvars)
+
+
+async def test_callbacks_run_in_the_callers_context_and_hooks_of_requests_in_nobodys(cluster: Cluster) -> None:
+    caller: ContextVar[str] = ContextVar("caller", default="nobody")
+
+    class Asks(Hook):
+        def after_request(self, *arguments: Any) -> None:
+            if arguments[1].code in SEND:
+                seen.append(caller.get())
+
+    seen: list[str] = []
+    calls: list[str] = []
+
+    async def one(name: str, sender: Producer) -> None:
+        caller.set(name)
+        future = await sender.send_async(
+            message(),
+            timeout=0.2,
+            on_success=lambda _: calls.append(caller.get()),
+            on_error=lambda _: calls.append(caller.get()),
+        )
+        await outcomes(future)
+
+    async with producer(cluster, hooks=[Asks()]) as sender:
+        for name in ("first", "second"):
+            await asyncio.create_task(one(name, sender))
+        cluster.a.answer = silent
+        await asyncio.create_task(one("third", sender))
+    assert calls == ["first", "second", "third"]
+    assert seen == ["nobody"] * 3
+
+
+async def test_no_callers_context_outlives_the_call(cluster: Cluster) -> None:
+    class Big: ...
+
+    caller: ContextVar[Big] = ContextVar("caller")
+
+    async def one(sender: Producer) -> weakref.ref[Big]:
+        kept = Big()
+        caller.set(kept)
+        await sender.send(message())
+        return weakref.ref(kept)
+
+    times = dict.fromkeys(("timeout", "connect_timeout", "request_timeout"), 0.3)  # a loop keeps timers that were cancelled
+    async with producer(cluster, **times) as sender:
+        seen = await asyncio.create_task(one(sender))
+
+        def gone() -> bool:
+            gc.collect()
+            return seen() is None
+
+        await until(gone)
+        await sender.send(message())
 
 
 # -- what is a hook

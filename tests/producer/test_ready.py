@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import ConfigError, InvalidMessageError, Producer, TopicNotFoundError
+from rmq_async import ClientStateError, ConfigError, Producer, TopicNotFoundError
 from rmq_async.producer import ProducerState
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import decode_heartbeat
@@ -153,12 +153,32 @@ async def test_stopped_while_it_makes_ready(cluster: Cluster) -> None:
     starting = asyncio.ensure_future(sender.start())
     await until(lambda: cluster.name_server.asked)
     await sender.stop()
-    with pytest.raises(Exception, match="was stopped while it started"):
+    with pytest.raises(ClientStateError, match="was stopped while it started"):
         await starting
 
 
+@pytest.mark.parametrize("step", ["name server", "route"])
+async def test_stop_ends_a_start_that_waits_for_a_silent_server(cluster: Cluster, step: str) -> None:
+    def never(link: Link, command: Any) -> None:
+        asked.append(command)
+
+    asked: list[Any] = []
+    if step == "route":
+        cluster.name_server.answer = never
+    else:
+        cluster.name_server.serve = never  # type: ignore[method-assign]
+    sender = producer(cluster, topics=[TOPIC], request_timeout=5.0)
+    starting = asyncio.ensure_future(sender.start())
+    await until(lambda: asked)
+    with timed(0, 1.0):
+        await sender.stop(0.05)
+        with pytest.raises(ClientStateError, match="was stopped while it started"):
+            await starting
+    assert sender.state is ProducerState.NEW
+
+
 def test_topics_are_checked_when_they_are_given() -> None:
-    with pytest.raises(InvalidMessageError, match="a b"):
+    with pytest.raises(ConfigError, match=r"topics: .*'a b'"):
         Producer("group", topics=["a b"])
     with pytest.raises(ConfigError, match="topics must be a sequence"):
         Producer("group", topics="orders")

@@ -81,6 +81,7 @@ def test_pickling_carries_credentials_and_an_error_of_it_shows_none() -> None:
     "make",
     [
         lambda: Credentials("", SECRET_KEY),
+        lambda: Credentials("\ud800", SECRET_KEY),
         lambda: Credentials("alice", SECRET_KEY.encode()),
         lambda: Credentials("alice", SECRET_KEY + "\udc80"),
         lambda: Credentials("alice", SECRET_KEY, SECURITY_TOKEN.encode()),

@@ -14,6 +14,7 @@ import pytest
 from rmq_async import Admin, Message, Producer, TransactionProducer, TransactionStatus, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer import trace
+from rmq_protocol.message import MessageExt
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceContext, TraceType, decode_trace
 
@@ -219,6 +220,22 @@ async def test_what_is_too_much_is_dropped_and_counted_and_no_send_is_the_worse(
     assert len(traces(cluster)) == 4
     assert 2 <= len(caplog.messages) <= 11
     assert "traces did not get to topic RMQ_SYS_TRACE_TOPIC" in caplog.text
+
+
+async def test_keys_that_no_message_may_have_are_left_out_and_the_record_stays(server: EmbeddedRocketMQ) -> None:
+    """Brokers ask about messages that other clients wrote."""
+    asked = MessageExt(topic=TOPIC, body=b"half", properties={"KEYS": "a\x00b good"})
+    async with Producer("orders", namesrv=server.namesrv, trace=True) as sender:
+        result = await sender.send(Message(TOPIC, b"x"))
+        tracer = sender._sender.tracer
+        assert tracer is not None
+        tracer.end_transaction(
+            asked, msg_id="id", address="127.0.0.1:1", transaction_id=None, state="COMMIT_MESSAGE", from_check=True
+        )
+    (kept,) = server.messages(TRACE_TOPIC)
+    assert set(kept.keys) == {result.msg_id, "id", "good"}
+    assert [bean.keys for record in records([kept.body]) for bean in record.beans] == [None, "a\x00b good"]
+    assert not tracer.lost
 
 
 async def test_no_trace_topic_costs_one_warning(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
