@@ -6,7 +6,7 @@ import base64
 import re
 from typing import Final, NamedTuple
 
-from .errors import LocalProtocolError, RemoteProtocolError
+from .errors import LocalProtocolError, RemoteProtocolError, shown
 
 __all__ = ["RecallHandle", "decode_recall_handle", "encode_recall_handle"]
 
@@ -45,4 +45,4 @@ def decode_recall_handle(text: str | None) -> RecallHandle:
         else:
             if version == _VERSION and len(parts) >= len(RecallHandle._fields):
                 return RecallHandle(*parts[: len(RecallHandle._fields)])
-    raise RemoteProtocolError(f"recall handle {(text or '')[:80]!r} is invalid")
+    raise RemoteProtocolError(f"recall handle {shown(text)} is invalid")
