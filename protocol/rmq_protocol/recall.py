@@ -36,7 +36,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 def decode_recall_handle(text: str | None) -> RecallHandle:
     """Padding may be missing, and more parts may follow. Raises RemoteProtocolError for what is no handle."""
-    if text and _base64(text):
+    if isinstance(text, str) and _base64(text):
         digits = text.rstrip("=")
         try:
             version, *parts = base64.urlsafe_b64decode(digits + "=" * (-len(digits) % 4)).decode().split(" ")

@@ -33,7 +33,7 @@ async def recall(sender: Sender, topic: str, recall_handle: str) -> str:
     wire_topic = sender.instance.names.wire(topic)
     try:
         handle = decode_recall_handle(recall_handle)
-    except (RemoteProtocolError, TypeError) as error:
+    except RemoteProtocolError as error:
         raise InvalidMessageError(str(error), code=_NAMES) from None
     if handle.topic != wire_topic:
         raise InvalidMessageError(f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}", code=_NAMES)
