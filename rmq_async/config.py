@@ -64,8 +64,14 @@ if hasattr(os, "register_at_fork"):
 class ClientConfig:
     """How one client instance reaches a cluster. Producers, consumers and admins whose whole config is equal share one.
 
-    ``namesrv``: "host:port;host:port" or a sequence of them; default: the environment's NAMESRV_ADDR. Times are seconds,
-    sizes bytes. ``client_ip``: what brokers list this client as; default: the local address used towards the name server.
+    ``namesrv``: "host:port;host:port" or a sequence of them; default: the environment's NAMESRV_ADDR. ``instance_name``: part of
+    the client's id; default: one per process. Clients with different ones share nothing. ``client_ip``: what brokers list this client
+    as; default: the local address used towards the name server.
+
+    Times are seconds, sizes bytes. ``route_poll_interval``: after which routes in use are asked for again.
+    ``heartbeat_interval``: after which brokers in use are told which groups are here. ``connect_timeout``: of one connect with its
+    TLS handshake. ``request_timeout``: of every request that is not a send. ``idle_timeout``: after which unused connections are
+    closed. ``max_frame_size``: larger frames close the connection. ``max_decompressed_size``: of a body that is read.
     ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
 
     ``credentials`` sign every request. ``tls``: True for a context of ours, which verifies the servers' certificates unless

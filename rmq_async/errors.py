@@ -205,14 +205,14 @@ class NoPermissionError(BrokerError):
 
 
 class AuthenticationError(NoPermissionError):
-    """The server does not accept the credentials (16, told by its remark)."""
+    """The server does not accept the credentials (16, from 4.9 also 1; told by the remark)."""
 
     retriable = False
     never_retried = True
 
 
 class PermissionDeniedError(NoPermissionError):
-    """The user is known and may not do this (16, told by its remark)."""
+    """The user is known and may not do this (16, from 4.9 also 1; told by the remark)."""
 
     retriable = False
     never_retried = True
@@ -277,7 +277,7 @@ class NotLeaderForQueueError(BrokerError):
 
 
 class IllegalOperationError(BrokerError):
-    """The broker does not do that with this message, such as recalling one that is due (604)."""
+    """The broker does not do that with this message: a recall or the end of a transaction that comes too late (604)."""
 
     response_code = ResponseCode.ILLEGAL_OPERATION
 

@@ -30,7 +30,9 @@ class SendContext:
     ``message``: what the caller gave, a tuple for a batch. ``attempt``: 1 for the first of a call. ``elapsed``: seconds of this
     attempt, connecting included; 0.0 before it. ``result`` and ``error``: None before; then one of them is set, except for a
     one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_ids``: the unique ids, one per message;
-    ``msg_id``: the first of them. ``namespace``: of the client's settings, "" for none.
+    ``msg_id``: the first of them. ``queue``: where this attempt goes; ``broker`` its broker's name, ``address`` that broker's
+    "host:port". ``group``: the producer group. ``message_type``: a ``rmq_protocol.trace.MessageType``, of a batch that of its first
+    message. ``namespace``: of the client's settings, "" for none.
     ``properties``: what ``before_send`` puts in here travels with this attempt beside the message's own properties. ``state``:
     free for hooks, to carry something from before to after.
     """
@@ -80,14 +82,19 @@ class SendContext:
 
 
 class Hook:
-    """Subclass it and define what is needed; all methods are plain functions called on the loop.
+    """Subclass it and define what is needed; all methods are plain functions called on the loop, which they must not block.
+
+    What they raise goes to the loop's exception handler and changes nothing for the message; only ``check_forbidden`` ends calls.
 
     The two of requests see every request of the client instance that the producer shares with others, heartbeats and route
     look-ups included.
     """
 
     def before_send(self, context: SendContext) -> None:
-        """Called before each attempt (``SendMessageHook.sendMessageBefore``)."""
+        """Called before each attempt (``SendMessageHook.sendMessageBefore``).
+
+        What it puts into ``context.properties`` travels with this attempt, beside the message's own properties.
+        """
 
     def after_send(self, context: SendContext) -> None:
         """Called once after each attempt, whether it was stored, failed or was given up (``sendMessageAfter``)."""

@@ -62,7 +62,8 @@ class Producer(ProducerLife):
         """Sends one message and returns when a broker has stored it; retries on other brokers within ``timeout`` seconds.
 
         ``timeout`` (default: the producer's) is the budget of the whole call. With ``queue``, ``selector`` or ``key`` (or a
-        sharding key in the message) the queue is chosen once, there is one attempt, and frames leave in call order.
+        sharding key in the message) the queue is chosen once, there is one attempt, and frames leave in call order. Where ``queue``
+        is given nothing else is asked, no ``selector`` either.
 
         Raises InvalidMessageError before anything is sent; BackpressureError when no credit becomes free; TopicNotFoundError,
         NameServerError, BrokerNotFoundError when there is nowhere to send to; one attempt's own error (BrokerError,
@@ -282,7 +283,8 @@ class Producer(ProducerLife):
         """Sends several messages of one topic as one request, which a broker stores as a whole or not at all.
 
         The messages must agree on ``wait_store`` and have no delay; together they may take ``max_message_size`` bytes encoded.
-        Bodies are not compressed. Raises as ``send`` does.
+        Bodies are not compressed. Only ``queue`` says where a batch goes: sharding keys of its messages do not. ``timeout``:
+        seconds, as in ``send``. Raises as ``send`` does.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -302,7 +304,10 @@ class Producer(ProducerLife):
         queue: MessageQueue | None = None,
         timeout: float | None = None,
     ) -> asyncio.Future[BatchSendResult]:
-        """Accepts a batch, as ``send_batch`` takes it, and returns a future of its result; callbacks as in ``send_async``."""
+        """Accepts a batch, as ``send_batch`` takes it, and returns a future of its result; callbacks as in ``send_async``.
+
+        Only ``queue`` says where it goes, not sharding keys. ``timeout``: seconds for all of it, by default the producer's.
+        """
         sender = self._usable()
         check_callback("on_success", on_success)
         check_callback("on_error", on_error)
@@ -325,8 +330,10 @@ class Producer(ProducerLife):
     ) -> MessageExt:
         """Sends a message that asks, and returns the reply that whoever consumed it sends (``reply``).
 
-        ``timeout`` covers both ways. The request is sent as by ``send`` and raises what that raises. Raises ReplyTimeoutError when
-        it is stored and no reply came in time, and CorruptMessageError for a reply whose compressed body is damaged or too large.
+        ``timeout``: seconds for both ways, by default the producer's. The request is sent as by ``send``, raises what that raises,
+        and keeps its credit until the reply is there. Raises ReplyTimeoutError when it is stored and no reply came in time,
+        ClientStateError (``maybe_stored``) when the producer stops meanwhile, and CorruptMessageError for a reply whose compressed
+        body is damaged or too large.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else _checked_timeout(timeout)
@@ -337,7 +344,7 @@ class Producer(ProducerLife):
     ) -> SendResult:
         """Replies to a message that another client sent by ``request``; returns when that client has taken the reply.
 
-        Raises LocalProtocolError (10007) for a message that asks for no reply, BrokerError or SendError (code 1) when the
+        ``timeout``: seconds for all attempts, by default the producer's. Raises LocalProtocolError (10007) for a message that asks for no reply, BrokerError or SendError (code 1) when the
         client that asked is not there any more, and as ``send`` does.
         """
         sender = self._usable()
@@ -348,7 +355,7 @@ class Producer(ProducerLife):
         """Takes back a message that was sent with ``delay`` or ``deliver_at`` and is not delivered yet; returns its unique id.
 
         ``recall_handle``: of its SendResult. Brokers from 5.3.2 on with ``recallMessageEnable`` do this. They confirm it also
-        where the message is not there any more. Raises InvalidMessageError for a retry or dead letter topic and for a handle of
+        where the message is not there any more. It takes the producer's ``timeout`` at most. Raises InvalidMessageError for a retry or dead letter topic and for a handle of
         another topic or none at all, BrokerError where the broker refuses (16: not enabled, 3: too old, 604: too late), and
         as ``send`` does.
         """

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
+"""Called as ``selector(queues, message, key)``; returns one of ``queues``, or is a coroutine function. It must not block."""
 
 Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
 

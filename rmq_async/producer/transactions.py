@@ -48,7 +48,8 @@ class TransactionProducer(Producer):
     group, or of one that is no more. Both return a TransactionStatus and may be coroutine functions; what they raise means
     UNKNOWN.
 
-    At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, those beyond are left to be asked again.
+    At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of bodies; those
+    beyond are left to be asked again.
 
     Brokers ask only producers that they know. One that has not sent anything yet must name its ``topics`` to be known.
     """
