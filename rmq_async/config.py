@@ -65,8 +65,8 @@ class ClientConfig:
     """How one client instance reaches a cluster. Producers, consumers and admins whose whole config is equal share one.
 
     ``namesrv``: "host:port;host:port" or a sequence of them; default: the environment's NAMESRV_ADDR. ``instance_name``: part of
-    the client's id; default: one per process. Clients with different ones share nothing. ``client_ip``: what brokers list this client
-    as; default: the local address used towards the name server.
+    the client's id; default: one per process. Clients with different ones share nothing. ``client_ip``: what brokers list this
+    client as; default: the local address used towards the name server.
 
     Times are seconds, sizes bytes. ``route_poll_interval``: after which routes in use are asked for again.
     ``heartbeat_interval``: after which brokers in use are told which groups are here. ``connect_timeout``: of one connect with its

@@ -36,8 +36,8 @@ class ProducerConfig:
     that queue (by default it gets one attempt).
     ``compress_over``: bodies of at least this many bytes are compressed and stay so if the result is smaller. ``compress_type``:
     "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 of zlib, 1 to 22 of zstd, lz4 has none.
-    ``max_message_size``: of a body, or of an encoded batch, before compression. ``create_topic_key``: the topic whose route serves a
-    topic that does not exist yet; ``default_topic_queues``: how many queues that gets on a broker.
+    ``max_message_size``: of a body before it is compressed, or of an encoded batch. ``create_topic_key``: the topic whose route
+    serves a topic that does not exist yet; ``default_topic_queues``: how many queues that gets on a broker.
     ``async_limit``, ``oneway_limit``: messages accepted and not finished; ``pending_bytes_limit``: bytes of their bodies;
     ``broker_window``: requests per broker on the wire. ``oneway_window``: every so many one-way messages one goes as an
     ordinary request, which paces the flow; 0 turns that off and lets a stock broker drop messages without a word.

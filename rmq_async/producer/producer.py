@@ -344,8 +344,8 @@ class Producer(ProducerLife):
     ) -> SendResult:
         """Replies to a message that another client sent by ``request``; returns when that client has taken the reply.
 
-        ``timeout``: seconds for all attempts, by default the producer's. Raises LocalProtocolError (10007) for a message that asks for no reply, BrokerError or SendError (code 1) when the
-        client that asked is not there any more, and as ``send`` does.
+        ``timeout``: seconds for all attempts, by default the producer's. Raises LocalProtocolError (10007) for a message that
+        asks for no reply, BrokerError or SendError (code 1) when the client that asked is not there any more, and as ``send`` does.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else _checked_timeout(timeout)
@@ -355,9 +355,9 @@ class Producer(ProducerLife):
         """Takes back a message that was sent with ``delay`` or ``deliver_at`` and is not delivered yet; returns its unique id.
 
         ``recall_handle``: of its SendResult. Brokers from 5.3.2 on with ``recallMessageEnable`` do this. They confirm it also
-        where the message is not there any more. It takes the producer's ``timeout`` at most. Raises InvalidMessageError for a retry or dead letter topic and for a handle of
-        another topic or none at all, BrokerError where the broker refuses (16: not enabled, 3: too old, 604: too late), and
-        as ``send`` does.
+        where the message is not there any more. The call takes the producer's ``timeout`` at most. Raises InvalidMessageError for
+        a retry or dead letter topic and for a handle of another topic or none at all, BrokerError where the broker refuses (16:
+        not enabled, 3: too old, 604: too late), and as ``send`` does.
         """
         return await recall(self._usable(), topic, recall_handle)
 
