@@ -13,12 +13,12 @@ import logging
 import random
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import Attempt, ClientStateError, ConnectError, RequestTimeoutError, SendError
+from ..errors import Attempt, ClientStateError, ConnectError, GoAwayError, RequestTimeoutError, SelectorError, SendError
 from ..transport import Connection, Pending
 from .faults import GivenUpError
 from .lanes import Lane, Target
@@ -139,7 +139,8 @@ class SendCall(Generic[Result]):
         self._result: Result | None = None
         self._unconfirmed: Result | None = None
         """Stored, but not as it was asked for: the result if no other broker does better."""
-        self._aborted: RocketMQError | None = None
+        self._aborted = False
+        self._stopped: RocketMQError | None = None
         self._no_queue: RocketMQError | None = None
         """Why the producer's selector has no queue for a further attempt."""
 
@@ -193,9 +194,9 @@ class SendCall(Generic[Result]):
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
-    def abort(self, error: RocketMQError) -> None:
-        """Ends the call now, with ``error`` unless it already has a result."""
-        self._aborted = error
+    def abort(self) -> None:
+        """The producer is stopped: ends the call now, unless it already has a result."""
+        self._aborted = True
         self.notify()
 
     # -- the loop
@@ -205,10 +206,11 @@ class SendCall(Generic[Result]):
         self._sender.calls.add(self)
         try:
             while self._result is None:
-                if self._aborted is not None or self._sender.closed:
+                if self._aborted or self._sender.closed:
                     if self._unconfirmed is not None:
                         return self._unconfirmed
-                    raise self._aborted or stopped()
+                    self._stopped = stopped(maybe_stored=any(record.maybe_stored for record in self._attempts))
+                    raise self._stopped
                 self._look_again()
                 step = self._next_step()
                 if self._unconfirmed is not None and not self._elsewhere(step):
@@ -220,7 +222,7 @@ class SendCall(Generic[Result]):
                     continue
                 await self._pause()
                 target = await self._choose(step.brokers)
-                if target is not None and self._result is None and self._aborted is None:
+                if target is not None and self._result is None and not self._aborted:
                     await self._attempt(target, step.cap)
             return self._result
         except asyncio.CancelledError as error:
@@ -230,7 +232,7 @@ class SendCall(Generic[Result]):
         finally:
             self._sender.calls.discard(self)
             if self._outgoing.watch is not None:
-                self._outgoing.watch.give_up(self._aborted or GivenUpError("given up, the call is over", maybe_stored=True))
+                self._outgoing.watch.give_up(self._stopped or GivenUpError("given up, the call is over", maybe_stored=True))
             for record in self._attempts:
                 record.given_up()
 
@@ -243,14 +245,18 @@ class SendCall(Generic[Result]):
         last = self._attempts[-1].error if self._attempts else None
         if last is not None:
             self._sender.doubt_route(self._outgoing.topic, last)
-            self._lane = self._sender.lane_now(self._outgoing.topic) or self._lane
+            lane = self._sender.lane_now(self._outgoing.topic)
+            if lane is not None and lane is not self._lane:
+                self._lane = lane
+                if self._fixed is not None and lane.knows(self._fixed.queue):
+                    self._fixed = lane.target(self._fixed.queue)  # the same queue, at its broker's address by now
 
     def _next_step(self) -> Step:
         selection, brokers = self._sender.selection, self._lane.brokers
         step = next_step(
             self._attempts,
             brokers if self._fixed is None else (self._fixed.broker,),
-            retries=self._retries,
+            retries=self._retries_now(),
             remaining=self._deadline - monotonic(),
             attempt_timeout=self._sender.config.attempt_timeout,
             retry_codes=self._sender.config.retry_codes,
@@ -259,6 +265,11 @@ class SendCall(Generic[Result]):
         if self._no_queue is not None and step.verdict is Verdict.TRY:
             return WAIT if any(record.open for record in self._attempts) else FAIL
         return step
+
+    def _retries_now(self) -> int:
+        """A call that has one attempt only has one more where the server sent us away: it has not looked at the first."""
+        sent_away = self._fixed is not None and any(isinstance(record.error, GoAwayError) for record in self._attempts)
+        return max(self._retries, 1) if sent_away else self._retries
 
     async def _choose(self, brokers: frozenset[str]) -> Target | None:
         """The queue of the next attempt; None where there is none, or none is needed any more."""
@@ -276,7 +287,11 @@ class SendCall(Generic[Result]):
         )
         try:
             return await self._unless_over(task)
-        except RocketMQError as error:
+        except (RocketMQError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                if not task.cancelled() or cast(asyncio.Task[Any], asyncio.current_task()).cancelling():
+                    raise
+                error = SelectorError("the queue selector ended its own task")
             self._no_queue = error
             logger.info("no further attempt of %s: %s", self._outgoing.unique_id, error)
             return None
@@ -286,7 +301,7 @@ class SendCall(Generic[Result]):
         task.add_done_callback(lambda _: self.notify())
         try:
             while not task.done():
-                if self._result is not None or self._aborted is not None:
+                if self._result is not None or self._aborted:
                     return None
                 await self._wait()
             return task.result()
@@ -315,7 +330,7 @@ class SendCall(Generic[Result]):
 
         timer = asyncio.get_running_loop().call_later(pause, go_on)
         try:
-            while not over and self._result is None and self._aborted is None:
+            while not over and self._result is None and not self._aborted:
                 await self._wait()
         finally:
             timer.cancel()
@@ -347,7 +362,7 @@ class SendCall(Generic[Result]):
         except RocketMQError as error:
             record.failed(error)
             return
-        while record.error is None and record.open and self._result is None and self._aborted is None:
+        while record.error is None and record.open and self._result is None and not self._aborted:
             await self._wait()
 
     async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
@@ -410,8 +425,11 @@ class _UnconfirmedError(RocketMQError):
     retriable = True
 
 
-def stopped() -> ClientStateError:
+def stopped(*, maybe_stored: bool) -> ClientStateError:
     """What a call under way is told when its producer stops."""
-    error = ClientStateError("the producer was stopped before the answer came; the message may have been stored")
-    error.maybe_stored = True
+    if maybe_stored:
+        error = ClientStateError("the producer was stopped before the answer came; the message may have been stored")
+    else:
+        error = ClientStateError("the producer was stopped before the message was stored")
+    error.maybe_stored = maybe_stored
     return error

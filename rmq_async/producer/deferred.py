@@ -17,6 +17,7 @@ from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import Message
 from rmq_protocol.send_codec import SendReply
 
+from ..errors import GoAwayError
 from ..transport import Connection, Pending
 from .call import ReadReply, SendCall
 from .credits import Epoch
@@ -245,7 +246,8 @@ class DeferredSend(Generic[Result]):
 
     def _failed(self, error: BaseException, reply: SendReply | None) -> None:
         """The first attempt failed, or was answered with a ``reply`` that is an error."""
-        if not self._retries or not is_retriable(error, self._sender.config.retry_codes):
+        further = self._retries or (self._fixed is not None and isinstance(error, GoAwayError))
+        if not further or not is_retriable(error, self._sender.config.retry_codes):
             self._sender.doubt_route(self._outgoing.topic, error)
             self._tell(error)
             self._fail(error)

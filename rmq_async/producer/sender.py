@@ -534,9 +534,9 @@ class Sender:
         for scope in waits:
             scope.reschedule(asyncio.get_running_loop().time())
         for call in tuple(self.calls):
-            call.abort(stopped())
+            call.abort()
         for connection in self.pool.connections:
-            connection.abandon(self, stopped)
+            connection.abandon(self, lambda written: stopped(maybe_stored=written))
 
     def _route_changed(self, route: TopicRoute) -> None:
         if self.selection is not None:

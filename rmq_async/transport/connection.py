@@ -336,8 +336,8 @@ class Connection(asyncio.Protocol):
     def forget(self, opaque: int) -> None:
         """Takes a request out of the table: nobody waits for its answer any more."""
         pending = self._remove(opaque)
-        if not self._drop_held(opaque):
-            self._release_held()
+        self._drop_held(opaque)
+        self._release_held()
         if pending is not None:
             given_up(pending.receiver)
 
@@ -351,15 +351,16 @@ class Connection(asyncio.Protocol):
         """Whether the request is still in the table, so that its answer would be taken."""
         return opaque in self._table
 
-    def abandon(self, owner: object, error: Callable[[], BaseException]) -> None:
-        """Ends every request of ``owner`` with an error of its own."""
+    def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
+        """Ends every request of ``owner`` with an error of its own, made for whether its frame was written."""
+        self._writer.flush()  # what is gathered leaves in any case
         abandoned = [item for item in self._table.items() if item[1].owner is owner]
         for opaque, _ in abandoned:
             self._remove(opaque)
             self._drop_held(opaque)
         for _, pending in abandoned:
             if not pending.receiver.done():
-                pending.receiver.set_exception(error())
+                pending.receiver.set_exception(error(self.was_written(pending)))
         self._release_held()
 
     def was_written(self, pending: Pending) -> bool:

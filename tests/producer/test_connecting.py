@@ -215,6 +215,22 @@ async def test_after_a_failed_attempt_the_route_is_asked_for_anew_and_used(clust
         await moved.stop()
 
 
+@every_way(1)
+async def test_a_queue_that_is_kept_to_is_found_where_its_broker_moved(cluster: Cluster, send: Send) -> None:
+    moved = Broker("a")
+    await moved.start()
+    try:
+        async with producer(cluster, timeout=3.0, retries=20, async_retries=20, retry_same_queue=True) as sender:
+            await send(sender)
+            await cluster.a.stop()
+            cluster.name_server.routes[TOPIC] = cluster.route(moved)
+            result = await send(sender, queue=cluster.queue())
+            assert result.attempts > 1
+            assert [sent.queue for sent in moved.sends] == [cluster.queue()]
+    finally:
+        await moved.stop()
+
+
 @pytest.mark.parametrize("code", [14, 16, 17, 1500])
 async def test_a_broker_that_sends_clients_away_is_left_when_the_route_says_so(pair: Cluster, code: int) -> None:
     async with producer(pair) as sender:

@@ -72,15 +72,23 @@ async def test_a_broker_that_goes_away_under_load_costs_no_send(pair: Cluster) -
         assert pair.a.accepted <= 2
 
 
-async def test_a_queue_that_was_given_has_one_attempt_and_the_next_call_a_new_connection(pair: Cluster) -> None:
-    async with producer(pair) as sender:
-        pair.a.answer = refuse(1500)
-        with pytest.raises(GoAwayError) as caught:
-            await sender.send(message(), queue=pair.queue())
-        assert (caught.value.maybe_stored, caught.value.broker) == (False, "a")
-        pair.a.answer = stored
-        assert (await sender.send(message(), queue=pair.queue())).attempts == 1
-        assert pair.a.accepted == 2
+@every_way(2)
+async def test_a_queue_that_was_given_is_sent_to_once_more_and_only_then(cluster: Cluster, send: Send) -> None:
+    async with producer(cluster) as sender:
+        queue = cluster.queue()
+        cluster.a.answer = each(refuse(1500), stored)
+        result = await send(sender, queue=queue)
+        assert (result.attempts, result.queue, cluster.a.accepted) == (2, queue, 2)
+        for answers, last in (((1500, 1500), GoAwayError), ((1500, 14), errors.ServiceNotAvailableError)):
+            cluster.a.answer = each(*map(refuse, answers), stored)
+            with pytest.raises(SendError) as caught:
+                await send(sender, queue=queue)
+            told = caught.value.attempts
+            assert ([type(each.error) for each in told], caught.value.maybe_stored) == ([GoAwayError, last], False)
+        cluster.a.answer = refuse(14)
+        with pytest.raises(errors.ServiceNotAvailableError):
+            await send(sender, queue=queue)
+    assert not cluster.b.sends
 
 
 async def test_one_way_sends_go_on_over_a_new_connection(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from rmq_async.client.instance import _instances
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .peers import TOPIC, Cluster, late, silent
-from .support import Calls, message, messages, outcomes, producer, spin, timed, until
+from .support import Calls, Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
 
 async def every_call(sender: Producer) -> list[Any]:
@@ -139,6 +139,36 @@ async def test_after_its_timeout_stop_ends_the_rest(cluster: Cluster) -> None:
     for error in await outcomes(*sends):
         assert isinstance(error, errors.ClientStateError)
         assert error.maybe_stored
+
+
+@every_way(1)
+async def test_stop_says_of_each_call_whether_it_may_be_stored(cluster: Cluster, send: Send) -> None:
+    cluster.a.answer = silent
+    sender = producer(cluster, timeout=30.0, broker_window=1)
+    await sender.start()
+    written = asyncio.ensure_future(send(sender))
+    await until(lambda: len(cluster.sends) == 1)
+    held = [asyncio.ensure_future(send(sender, **options)) for options in ({}, {"queue": cluster.queue()})]
+    await asyncio.sleep(0.02)
+    await sender.stop(0.0)
+    told = await outcomes(written, *held)
+    assert {type(error) for error in told} == {errors.ClientStateError}
+    assert [error.maybe_stored for error in told] == [True, False, False]
+    assert "may have been stored" in str(told[0])
+    assert "before the message was stored" in str(told[1])
+    assert len(cluster.sends) == 1
+
+
+async def test_stop_between_attempts_of_which_none_was_stored_says_so(cluster: Cluster) -> None:
+    sender = producer(cluster, timeout=30.0, retries=9)
+    await sender.start()
+    await sender.fetch_publish_queues(TOPIC)
+    await cluster.a.stop()
+    sending = asyncio.ensure_future(sender.send(message()))
+    await asyncio.sleep(0.1)
+    await sender.stop(0.0)
+    (error,) = await outcomes(sending)
+    assert (type(error), error.maybe_stored) == (errors.ClientStateError, False)
 
 
 async def test_stop_with_ten_thousand_in_flight(cluster: Cluster) -> None:

@@ -156,13 +156,19 @@ async def test_a_receiver_may_use_the_transport_while_it_is_told() -> None:
 
 async def test_requests_of_one_owner_end_together() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
-        mine, others = [Notes() for _ in range(6)], Notes()
+        mine, others, written = [Notes() for _ in range(6)], Notes(), list[bool]()
+
+        def over(was_written: bool) -> RequestTimeoutError:
+            written.append(was_written)
+            return RequestTimeoutError("over")
+
         owner = object()
         for notes in [*mine[:3], others, *mine[3:]]:
             pending = Pending(notes, float("inf"), float("inf"), 310, owner=owner if notes is not others else None)
             opaque = connection.next_opaque()
             connection.submit(opaque, pending, frame(ping(b"%d" % (connection.pending + 1))), 2)
-        connection.abandon(owner, lambda: RequestTimeoutError("over"))
+        connection.abandon(owner, over)
+        assert sorted(written) == [False] * 4 + [True] * 2, "what was gathered has left"
         assert connection.pending == 1
         assert len({id(notes.told[0]) for notes in mine}) == 6
         await until(lambda: peer.received == 3)

@@ -226,6 +226,20 @@ async def test_a_cancelled_held_send_never_leaves() -> None:
         assert [request.body for request in peer.requests] == [b"0", b"3"]
 
 
+async def test_a_cancelled_held_send_lets_the_one_way_frame_behind_it_go() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        sender = Sender(connection, window=1)
+        first = sender.submit(b"0")
+        held = asyncio.ensure_future(sender.send(b"1"))
+        await until(lambda: peer.received == 1 and connection.pending == 2)
+        connection.submit_oneway(FRAME, lambda cost: None, 1)
+        held.cancel()
+        await until(lambda: peer.received == 2, 1.0)
+        assert [request.body for request in peer.requests] == [b"0", b"0123456789"]
+        connection.close(CloseReason.LOCAL)
+        await asyncio.gather(first, return_exceptions=True)
+
+
 FORGED = {"msgId": "forged", "queueId": "1", "queueOffset": "7"}
 
 
