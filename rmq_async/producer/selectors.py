@@ -105,7 +105,9 @@ class picking:  # noqa: N801 - used as a function; contextlib's way takes three 
 
 
 def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
-    """Any queue, evenly (``SelectMessageQueueByRandom``)."""
+    """Any queue, evenly (``SelectMessageQueueByRandom``). Raises SelectorError without queues."""
+    if not queues:
+        raise SelectorError("there are no queues to choose from")
     return queues[random.randrange(len(queues))]
 
 
@@ -148,7 +150,7 @@ def ask(
         return selector(queues, message, key)
     except RocketMQError:
         raise
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:  # nobody can cancel a call that does not wait
         raise _raised(selector, error) from error
 
 
@@ -160,6 +162,11 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
             return await choosing
     except RocketMQError:
         raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise _raised(selector, error) from error  # what it waited for was cancelled, and not the call
     except Exception as error:
         if isinstance(error, TimeoutError) and scope.expired():
             raise RequestTimeoutError(f"selector {_name(selector)} named no queue in time") from None
@@ -173,7 +180,7 @@ def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selec
     return chosen
 
 
-def _raised(selector: Selector, error: Exception) -> SelectorError:
+def _raised(selector: Selector, error: BaseException) -> SelectorError:
     return SelectorError(f"selector {_name(selector)} raised {type(error).__name__}: {error}")
 
 

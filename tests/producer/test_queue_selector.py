@@ -131,6 +131,35 @@ async def test_a_call_for_which_it_has_no_further_queue_fails_as_its_attempts_di
     assert not pair.b.sends
 
 
+async def test_a_selector_that_is_cancelled_for_a_further_attempt_does_not_cancel_the_call(pair: Cluster) -> None:
+    def waits(queues: Sequence[MessageQueue]) -> None:
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        return gone  # type: ignore[return-value]
+
+    def ends_itself(queues: Sequence[MessageQueue]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return asyncio.sleep(1.0)
+
+    pair.answer(refuse(14, "down for a while"))
+    for then in (waits, ends_itself):
+        asked = 0
+
+        async def choose(queues: Sequence[MessageQueue], item: Message, key: Any, then: Any = then) -> MessageQueue:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                await then(queues)
+            return queues[0]
+
+        async with producer(pair, queue_selector=choose) as sender:
+            with pytest.raises(errors.ServiceNotAvailableError) as caught:
+                await sender.send(message())
+            assert "no further attempt: " in str(caught.value.__notes__)
+
+
 async def test_a_late_answer_does_not_wait_for_a_selector_and_neither_does_a_stop(pair: Cluster) -> None:
     first = True
 

@@ -122,6 +122,8 @@ async def test_selectors_get_the_queues_and_the_message(pair: Cluster) -> None:
         (lambda queues, item, key: _raise(TimeoutError("mine")), "raised TimeoutError: mine"),
         (lambda queues, item, key: _raise_later(TimeoutError("mine")), "raised TimeoutError: mine"),
         (lambda queues, item, key: _raise_later(KeyError("k")), "raised KeyError: 'k'"),
+        (lambda queues, item, key: _raise(asyncio.CancelledError()), "raised CancelledError"),
+        (lambda queues, item, key: _raise_later(asyncio.CancelledError()), "raised CancelledError"),
     ],
 )
 async def test_bad_selectors(cluster: Cluster, selector: Any, text: str) -> None:
@@ -132,11 +134,11 @@ async def test_bad_selectors(cluster: Cluster, selector: Any, text: str) -> None
     assert not cluster.sends
 
 
-def _raise(error: Exception) -> Any:
+def _raise(error: BaseException) -> Any:
     raise error
 
 
-async def _raise_later(error: Exception) -> Any:
+async def _raise_later(error: BaseException) -> Any:
     await asyncio.sleep(0)
     raise error
 
@@ -152,6 +154,26 @@ async def test_a_selector_that_never_ends_uses_up_the_call_and_no_more(cluster: 
             with timed(0.1, 0.1), pytest.raises(errors.RequestTimeoutError, match="hang named no queue"):
                 await send(message(), selector=hang, timeout=0.1)
         await sender.send(message(), key=1)
+
+
+async def test_whoever_cancels_a_call_in_its_selector_cancels_it(cluster: Cluster) -> None:
+    async def hang(queues: Sequence[MessageQueue], item: Message, key: Any) -> MessageQueue:
+        await asyncio.Event().wait()
+        return queues[0]
+
+    async with producer(cluster) as sender:
+        await sender.fetch_publish_queues(TOPIC)
+        sending = asyncio.ensure_future(sender.send(message(), selector=hang))
+        await asyncio.sleep(0.01)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+
+@pytest.mark.parametrize("selector", [select_at_random, select_by_hash])
+def test_without_queues_there_is_none_to_choose(selector: Any) -> None:
+    with pytest.raises(errors.SelectorError, match="no queues"):
+        selector([], message(), 1)
 
 
 @pytest.mark.parametrize("key", [None, 1.5, b"bytes", (1,), 2**63, -(2**63) - 1])
