@@ -64,7 +64,7 @@ class Detector:
         deadline, pool = monotonic() + TIMEOUT, self._instance.pool
         try:
             connection = pool.get(address) or await pool.connect(address, TIMEOUT)
-            await connection.request(command, max(deadline - monotonic(), 0.0))
+            response = await connection.request(command, max(deadline - monotonic(), 0.0))
         except RocketMQError as error:
             logger.debug("broker %s does not answer yet: %s", printable(broker), printable(error, 1000))
         except Exception as error:  # noqa: BLE001 - the other brokers are asked all the same
@@ -72,5 +72,8 @@ class Detector:
                 {"message": f"asking broker {printable(broker)} failed", "exception": error}
             )
         else:
+            if response.code:
+                logger.debug("broker %s answers, and does not work yet: code %d", printable(broker), response.code)
+                return
             logger.info("broker %s answers again", printable(broker))
             self._faults.proved(broker)

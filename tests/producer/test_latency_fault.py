@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from rmq_async import FaultTable, MessageQueue, errors, select_best
 from rmq_async.producer import detector
 from rmq_async.producer.faults import Faults
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
-from .peers import TOPIC, Cluster, Link, Sent, late, refuse, silent, stored
+from .peers import TOPIC, Broker, Cluster, Link, Sent, late, refuse, silent, stored
 from .support import Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
 QUICK = FaultTable((0.02, 0.1), (0.0, 0.3), isolation=0.2)
@@ -353,6 +354,33 @@ async def test_the_detector_brings_back_a_broker_that_answers_again(pair: Cluste
         assert {(await sender.send(message())).queue.broker_name for _ in range(4)} == {"a", "b"}
         await asyncio.sleep(0.1)
         assert pair.a.codes[RequestCode.GET_MAX_OFFSET] == asked
+
+
+@pytest.mark.parametrize("code", [14, 1500])
+async def test_an_answer_that_is_an_error_brings_no_broker_back(
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(detector, "INTERVAL", 0.02)
+    pair.a.answer = silent
+    monkeypatch.setattr(pair.a, "serve", _refusing(pair.a, code))
+    async with faulty(pair, detector=True, fault_table=FaultTable((0.02, 0.1), (0.0, 30.0), isolation=0.2)) as sender:
+        while not pair.a.sends:
+            await sender.send(message())
+        await until(lambda: pair.a.codes[RequestCode.GET_MAX_OFFSET] >= 2)
+        await asyncio.sleep(0.03)
+        assert faults_of(sender).silent() == ("a",)
+
+
+def _refusing(broker: Broker, code: int) -> Any:
+    serve = broker.serve
+
+    def answer(link: Link, command: RemotingCommand) -> None:
+        if command.code == RequestCode.GET_MAX_OFFSET:
+            link.reply(command, code, "no")
+        else:
+            serve(link, command)
+
+    return answer
 
 
 async def test_the_detector_connects_to_a_broker_that_was_down(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
