@@ -120,8 +120,10 @@ def test_a_refused_secret_is_no_variable_of_ours() -> None:
 @pytest.mark.parametrize(
     "answer", [refuse(16, "check signature failed."), refuse(13), cut, silent], ids=["16", "13", "cut", "silent"]
 )
-async def test_no_error_of_a_signed_request_shows_a_secret(cluster: Cluster, call: str, answer: Answer) -> None:
-    options: dict[str, Any] = {"timeout": 0.2, "retries": 1, "oneway_window": 1}
+async def test_no_error_of_a_signed_request_shows_a_secret(
+    cluster: Cluster, call: str, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"timeout": 0.2, "request_timeout": 0.2, "retries": 1, "oneway_window": 1}
     async with Producer("group", namesrv=cluster.namesrv, credentials=KEYS, **options) as producer:
         await producer.send(Message("T", b"signed"))
         assert cluster.a.sends[0].fields["AccessKey"] == "alice"
@@ -131,6 +133,9 @@ async def test_no_error_of_a_signed_request_shows_a_secret(cluster: Cluster, cal
         if caught is not None:
             assert is_clean(forms(caught.value))
             assert is_clean(traceback_of(caught.value))
+    if call == "send_oneway":
+        (told,) = [text for text in caplog.messages if "windows of one-way messages ended with an error" in text]
+        assert is_clean(told)
 
 
 async def test_no_error_of_another_signed_request_shows_a_secret(cluster: Cluster) -> None:
