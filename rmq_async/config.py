@@ -220,9 +220,13 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
 def host_and_port(address: str) -> tuple[str, int] | None:
     """Of "host:port" or "[v6]:port"; None for anything else."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
+    if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         return None
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or not host.isprintable() or any(character in "[]/ " for character in host):
+        return None
+    return host, int(port)
 
 
 def canonical_host(host: str) -> str:

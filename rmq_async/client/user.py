@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from enum import Enum
 from time import monotonic
@@ -48,6 +48,7 @@ class ClientUser:
         self._state = _State.NEW
         self._instance: ClientInstance | None = None
         self._done: asyncio.Future[None] | None = None
+        self._starting: asyncio.Timeout | None = None
         self._calls: set[asyncio.Future[RemotingCommand]] = set()
         self._scopes: set[asyncio.Timeout] = set()
         self._generation = generation()
@@ -87,10 +88,10 @@ class ClientUser:
         self._generation = generation()
         self._done = done = asyncio.get_running_loop().create_future()
         try:
-            instance = await ClientInstance.acquire(self._config)
+            instance = await self._unless_stopped(ClientInstance.acquire(self._config))
             try:
                 if self._state is not _State.STARTING:
-                    raise ClientStateError(f"this {type(self).__name__} was stopped while it started")
+                    raise self._stopped_early()
                 self._join(instance)
             except BaseException:
                 await instance.release()
@@ -113,6 +114,9 @@ class ClientUser:
             if self._done.get_loop() is not asyncio.get_running_loop():
                 raise WrongLoopError(f"this {type(self).__name__} was started on another event loop")
             self._state = _State.STOPPING
+            if self._starting is not None:  # there is nothing yet that a stop would have to wait for
+                self._starting.reschedule(self._done.get_loop().time())
+                self._starting = None
             await asyncio.wait([self._done])
             return
         instance = self._instance
@@ -166,6 +170,23 @@ class ClientUser:
             raise
         finally:
             self._scopes.discard(scope)
+
+    async def _unless_stopped(self, acquiring: Awaitable[ClientInstance]) -> ClientInstance:
+        """The instance; ClientStateError when this is stopped meanwhile."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._starting = scope
+                try:
+                    return await acquiring
+                finally:
+                    self._starting = None
+        except TimeoutError:
+            if scope.expired():
+                raise self._stopped_early() from None
+            raise
+
+    def _stopped_early(self) -> ClientStateError:
+        return ClientStateError(f"this {type(self).__name__} was stopped while it started")
 
     def _join(self, instance: ClientInstance) -> None:
         """Called once, when the instance runs."""

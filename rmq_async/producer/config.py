@@ -109,7 +109,9 @@ class ProducerConfig:
             raise ConfigError("compress_level 0 is below zstd's lowest, 1")
         if not isinstance(self.create_topic_key, str) or not self.create_topic_key:
             raise ConfigError(f"create_topic_key must be the name of a topic, not {shown(self.create_topic_key)}")
-        if not isinstance(self.retry_codes, Collection) or not all(isinstance(code, int) for code in self.retry_codes):
+        if not isinstance(self.retry_codes, Collection) or not all(
+            isinstance(code, int) and not isinstance(code, bool) for code in self.retry_codes
+        ):
             raise ConfigError(f"retry_codes must be whole numbers, not {shown(self.retry_codes)}")
         object.__setattr__(self, "retry_codes", frozenset(self.retry_codes))
         self._check_choosing()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from rmq_async.consumer import PullConsumer
 from rmq_async.errors import ClientStateError, ForkedError, WrongLoopError
 from rmq_async.producer import Producer
 
-from ..transport.peer import silence
+from ..transport.peer import Peer, silence
 from .support import FakeNameServer, fork
 
 MAKERS: dict[str, Any] = {
@@ -57,6 +58,19 @@ async def test_start_stop_and_start_a_step_apart(name: str) -> None:
         async with user:
             assert "started" in repr(user)
         assert "stopped" in repr(user)
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_stop_does_not_wait_for_a_silent_name_server(name: str) -> None:
+    async with Peer(silence) as server:
+        user: ClientUser = USERS[name](server.address)
+        starting = asyncio.ensure_future(user.start())
+        await asyncio.sleep(0.05)
+        began = monotonic()
+        await user.stop()
+        assert monotonic() - began < 1.0
+        with pytest.raises(ClientStateError, match="stopped while it started"):
+            await starting
 
 
 @pytest.mark.parametrize("name", USERS)
