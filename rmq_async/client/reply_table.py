@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import time
-from typing import NamedTuple
+from time import monotonic, time
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import PropertyName, ResponseCode
@@ -23,6 +23,10 @@ from .text import printable
 __all__ = ["PushedReply", "ReplyTable"]
 
 logger = logging.getLogger(__name__)
+
+MISSED_FOR: Final = 5.0
+"""Seconds for which a reply topic whose route could not be had is not asked for again."""
+MOST_MISSED: Final = 1000
 
 
 class PushedReply(NamedTuple):
@@ -40,6 +44,7 @@ class ReplyTable:
         self._waiting: dict[str, asyncio.Future[PushedReply]] = {}
         self.strays = 0
         """Replies that nobody waited for: they came too late, or twice."""
+        self._missed: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,6 +57,15 @@ class ReplyTable:
 
     def forget(self, correlation_id: str) -> None:
         self._waiting.pop(correlation_id, None)
+
+    def miss(self, topic: str) -> None:
+        """The route of this reply topic could not be had; for a moment nobody needs to wait for it."""
+        if len(self._missed) >= MOST_MISSED:
+            self._missed.clear()
+        self._missed[topic] = monotonic() + MISSED_FOR
+
+    def is_missed(self, topic: str) -> bool:
+        return self._missed.get(topic, 0.0) > monotonic()
 
     def serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Answers PUSH_REPLY_MESSAGE_TO_CLIENT."""

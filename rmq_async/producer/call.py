@@ -280,7 +280,7 @@ class SendCall(Generic[Result]):
         selection = self._sender.selection
         if selection is None:
             return self._lane.next_of(brokers)
-        if not self._sender.asks:
+        if not self._sender.asks or self._outgoing.message is None:  # a reply's: its queue is nobody's choice
             return selection.next(self._lane, brokers)
         task = asyncio.get_running_loop().create_task(
             self._sender.choose(self._outgoing, None, self._lane, brokers, self._deadline), name="rmq_async selector"

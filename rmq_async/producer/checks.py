@@ -38,6 +38,7 @@ from ..errors import ConfigError, RemoteProtocolError
 from ..results import TransactionStatus
 from ..transport import Connection, tell
 from .ending import End, end_command, trace_end
+from .sender import LAST_STEPS
 from .trace import Tracer
 
 __all__ = ["Check", "Checks", "decided", "report"]
@@ -104,6 +105,19 @@ class _Which(NamedTuple):
     body_crc: int
 
 
+class _Running(NamedTuple):
+    """A transaction of this process. ``chosen``: where its caller chose the id, the body and when it was born at the earliest."""
+
+    end: End
+    chosen: tuple[bytes, int] | None
+
+    def has(self, message: MessageExt) -> bool:
+        if self.chosen is None:
+            return True
+        body, born_from = self.chosen
+        return message.born_time_ms >= born_from and message.body == body
+
+
 class _Question:
     """One message that the broker asks about, by its newest question."""
 
@@ -126,7 +140,7 @@ class Checks:
         self._group = group
         self._check = check
         self._limit = limit
-        self._under_way: dict[tuple[str, str], End] = {}
+        self._under_way: dict[tuple[str, str], list[_Running]] = {}
         """By broker address and unique id: transactions of this process."""
         self._ended: WeakKeyDictionary[Connection, dict[str | _Which, None]] = WeakKeyDictionary()
         self._asked: dict[tuple[str, _Which], _Question] = {}
@@ -165,26 +179,48 @@ class Checks:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            _, left = await asyncio.wait(tasks, timeout=LAST_STEPS)
+            if left:
+                logger.warning(
+                    "producer %s: %d of its checks (%s) have not ended %s s after they were cancelled",
+                    self._group, len(left), shown(self._check), LAST_STEPS,
+                )  # fmt: skip
 
     # -- transactions of this process
 
     @contextmanager
-    def ending(self, address: str, end: End) -> Iterator[None]:
-        """Until this process has ended the transaction ``check`` is not asked about it, and ``end`` follows it when it moves."""
-        key = (address, end.msg_id)
-        self._under_way[key] = end
+    def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
+        """Until this process has ended the transaction ``check`` is not asked about it, and ``end`` follows it when it moves.
+
+        ``address``: which the broker's questions come from. ``chosen``: see ``_Running``.
+        """
+        key, running = (address, end.msg_id), _Running(end, chosen)
+        self._under_way.setdefault(key, []).append(running)
         try:
             yield
         finally:
-            if self._under_way.get(key) is end:
+            others = [each for each in self._under_way[key] if each is not running]
+            if others:
+                self._under_way[key] = others
+            else:
                 del self._under_way[key]
 
-    def ended(self, connection: Connection, end: End, log_offset: int) -> None:
-        """The broker has confirmed the end of the copy at ``log_offset``, of a message whose id was made here."""
-        self._remember(connection, end.msg_id)
+    def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
+        """The broker has confirmed the end of the copy at ``log_offset``.
+
+        ``connection``: on which it asks, from before it confirmed this. ``known``: the message's id was made here.
+        """
+        if connection is None:
+            return
+        if known:
+            self._remember(connection, end.msg_id)
         if end.log_offset != log_offset:
             self._take_back(connection, end)
+
+    def _running(self, address: str, message: MessageExt) -> End | None:
+        """The end of the one transaction of this process that the question can be about."""
+        found = [each.end for each in self._under_way.get((address, message.msg_id), ()) if each.has(message)]
+        return found[0] if len(found) == 1 else None
 
     def _remember(self, connection: Connection, which: str | _Which) -> None:
         """Further copies that the broker asks about on this connection are too many.
@@ -203,7 +239,7 @@ class Checks:
 
     def take(self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
         """Called where the question was read; ``message`` as it was decoded."""
-        running = self._under_way.get((connection.address, message.msg_id))
+        running = self._running(connection.address, message)
         if running is not None:
             running.queue_offset, running.log_offset = header.tranStateTableOffset, header.commitLogOffset
             running.from_check = True
@@ -273,7 +309,7 @@ class Checks:
                 report(self._check, error)
             connection, end = question.connection, question.end
             trace_end(self.tracer, question.message, end, status, connection.address)
-            command = end_command(end, status, f"check: {type(error).__name__}: {error}" if error is not None else None)
+            command = end_command(end, status, f"check: {type(error).__name__}" if error is not None else None)
             if status is TransactionStatus.UNKNOWN:
                 tell(connection, command)
             elif await self._confirmed(connection, command, end, status):
@@ -311,13 +347,21 @@ async def decided(
 
     ``waiting``: waits for what the function returned if that is awaitable.
     """
+    task = asyncio.current_task()
+    cancelled = 0 if task is None else task.cancelling()
     try:
         status = function(*arguments)
         if isawaitable(status):
             status = await (status if waiting is None else waiting(status))
         if isinstance(status, TransactionStatus):
             return status, None
-        raise TypeError(f"{function!r} returned {shown(status)}, which is no TransactionStatus")
+        raise TypeError(f"{shown(function)} returned {shown(status)}, which is no TransactionStatus")
+    except asyncio.CancelledError as own:
+        if task is None or task.cancelling() > cancelled:
+            raise
+        error = RuntimeError(f"{shown(function)} ended with a CancelledError, and nobody had cancelled it")
+        error.__cause__ = own
+        return TransactionStatus.UNKNOWN, error
     except Exception as error:  # noqa: BLE001 - a user's bug or a failed transaction: the caller reports it, the broker asks
         return TransactionStatus.UNKNOWN, error
 
@@ -325,5 +369,5 @@ async def decided(
 def report(function: Callable[..., Any], error: Exception) -> None:
     """Where everything goes that users' functions raise at the library."""
     asyncio.get_running_loop().call_exception_handler(
-        {"message": f"{function!r} of a transaction failed; its status is UNKNOWN", "exception": error}
+        {"message": f"{shown(function)} of a transaction failed; its status is UNKNOWN", "exception": error}
     )

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
-from rmq_protocol.errors import RocketMQError, shown
+from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import NO_KEYS, Message, MessageExt, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.send_codec import SendReply
@@ -27,6 +27,7 @@ from .deferred import check_callback, deferred
 from .life import ProducerLife
 from .oneway import send_oneway
 from .outgoing import Outgoing
+from .policy import FOR_EVER, checked_timeout
 from .recalls import recall
 from .replies import SEND_OK, stored, stored_batch, stored_message
 from .requests import reply, request
@@ -34,8 +35,6 @@ from .selectors import Selector, checked_wish, wish_of
 from .sender import Sender
 
 __all__ = ["Producer"]
-
-_FOR_EVER: Final = 10 * 365 * 86400.0
 
 
 class Producer(ProducerLife):
@@ -188,7 +187,7 @@ class Producer(ProducerLife):
         timeout: float | None,
     ) -> SendResult:
         started = monotonic()
-        deadline = started + (sender.timeout if timeout is None else _checked_timeout(timeout))
+        deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
         encoder = sender.encoder
         encoder.check(message)
         outgoing = encoder.encode(message)
@@ -224,7 +223,7 @@ class Producer(ProducerLife):
         check_callback("on_success", on_success)
         check_callback("on_error", on_error)
         started = monotonic()
-        deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
         outgoing = sender.encoder.encode(message)
         if sender.watched:
@@ -251,7 +250,7 @@ class Producer(ProducerLife):
         that would be the third waits within ``timeout`` seconds, then raises BackpressureError.
         """
         sender = self._usable()
-        deadline = monotonic() + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        deadline = monotonic() + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
         outgoing = sender.encoder.encode(message)
         if sender.watched:
@@ -290,7 +289,7 @@ class Producer(ProducerLife):
             self._refuse()
         sender = self._sender
         started = monotonic()
-        deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         outgoing, size, wish = sender.batch(messages, queue, "sync")
         number = len(outgoing.batch_ids or ())
         return await sender.deliver(outgoing, None, wish, number, size, stored_batch, started, deadline)
@@ -312,7 +311,7 @@ class Producer(ProducerLife):
         check_callback("on_success", on_success)
         check_callback("on_error", on_error)
         started = monotonic()
-        deadline = started + (self.config.timeout if timeout is None else _checked_timeout(timeout))
+        deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         outgoing, size, wish = sender.batch(messages, queue, "async")
         return await deferred(
             sender, outgoing, None, wish, stored_batch, started=started, deadline=deadline,
@@ -336,7 +335,7 @@ class Producer(ProducerLife):
         body is damaged or too large.
         """
         sender = self._usable()
-        budget = self.config.timeout if timeout is None else _checked_timeout(timeout)
+        budget = self.config.timeout if timeout is None else checked_timeout(timeout)
         return await request(sender, message, queue, selector, key, budget)
 
     async def reply(
@@ -348,7 +347,7 @@ class Producer(ProducerLife):
         asks for no reply, BrokerError or SendError (code 1) when the client that asked is not there any more, and as ``send`` does.
         """
         sender = self._usable()
-        budget = self.config.timeout if timeout is None else _checked_timeout(timeout)
+        budget = self.config.timeout if timeout is None else checked_timeout(timeout)
         return await reply(sender, request, body, properties, budget)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
@@ -374,14 +373,8 @@ class Producer(ProducerLife):
         Raises TimeoutError (RequestTimeoutError) after ``timeout`` seconds; None waits as long as the sends' own deadlines allow.
         """
         sender = self._usable()
-        deadline = monotonic() + (_checked_timeout(timeout) if timeout is not None else _FOR_EVER)
+        deadline = monotonic() + (checked_timeout(timeout) if timeout is not None else FOR_EVER)
         accepted = [*sender.credits.so_far(), *sender.oneway_credits.so_far()]
         if not await finished(accepted, deadline):
             unfinished = sender.credits.taken + sender.oneway_credits.taken
             raise RequestTimeoutError(f"flush: {unfinished} messages are unfinished after {timeout} s")
-
-
-def _checked_timeout(timeout: float) -> float:
-    if not timeout > 0:
-        raise ValueError(f"timeout must be above 0 seconds, not {shown(timeout)}")
-    return min(timeout, _FOR_EVER)

@@ -25,6 +25,7 @@ from ..client.reply_table import PushedReply
 from ..errors import ClientStateError, NameServerError, ReplyTimeoutError, TopicNotFoundError
 from ..results import SendResult
 from ..transport import wait_until
+from .credits import Epoch
 from .lanes import Lane
 from .replies import stored_message
 from .selectors import Selector, wish_of
@@ -34,6 +35,9 @@ __all__ = ["reply", "request"]
 
 INTRODUCTION: Final = 1.0
 """Seconds that a request waits for brokers to answer a heartbeat, at most; and at most a third of its budget."""
+
+MOST_CLUSTERS: Final = 16
+"""Clusters of one topic whose reply topics are looked up."""
 
 ANSWER_AFTER_REPLY: Final = 0.1
 """Seconds that a request which has its reply still waits for the broker to say that it is stored."""
@@ -61,20 +65,28 @@ async def request(
         sender.watch(outgoing, message, "sync", stored_message)
     wish = wish_of(message, queue, selector, key, sender.prefix)
     credit, size = sender.credits, len(message.body)
-    epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
+    place = None if wish is None else sender.line(message.topic).join()  # those that come after wait for its introduction, too
+    epoch: Epoch | None = None
     replied = instance.replies.expect(correlation_id)
     try:
+        if place is not None:
+            await place.turn(deadline)
+        epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
         lane = sender.lanes.get(message.topic) or await sender.lane(message.topic, deadline)
         await _introduce(sender, lane, deadline)
         sent = await _sent(
-            replied, sender.deliver(outgoing, message, wish, 1, size, stored_message, started, deadline, held=True)
+            replied,
+            sender.deliver(outgoing, message, wish, 1, size, stored_message, started, deadline, held=True, place=place),
         )
         if sent is not None:
             await _until_replied(sender, replied, sent, deadline, timeout)
         return await _message(replied.result(), instance)
     finally:
+        if place is not None:
+            place.leave()
         instance.replies.forget(correlation_id)
-        credit.give_back(epoch, 1, size)
+        if epoch is not None:
+            credit.give_back(epoch, 1, size)
 
 
 async def reply(
@@ -119,13 +131,18 @@ async def _introduce(sender: Sender, lane: Lane, deadline: float) -> None:
     until = now + min(INTRODUCTION, (deadline - now) / 3)
     routes = sender.instance.routes
     met = {address for broker in lane.brokers if (address := lane.route.master_address(broker)) is not None}
-    for cluster in {data.cluster for data in lane.route.data.broker_datas if data.broker_name in lane.brokers and data.cluster}:
+    names = {data.cluster for data in lane.route.data.broker_datas if data.broker_name in lane.brokers and data.cluster}
+    replies = sender.instance.replies
+    for cluster in sorted(names)[:MOST_CLUSTERS]:
         topic = f"{cluster}_{REPLY_TOPIC_SUFFIX}"
         route = routes.cached(topic)
         if route is None:
+            if replies.is_missed(topic):
+                continue
             try:
                 route = await sender.unless_stopped(routes.get(topic, max(until - monotonic(), 0.0)))
             except (TopicNotFoundError, NameServerError):
+                replies.miss(topic)
                 continue
         met |= {address for broker in route.addresses if (address := route.master_address(broker)) is not None}
     await sender.unless_stopped(sender.instance.heartbeats.meet(met, max(until - monotonic(), 0.0)))

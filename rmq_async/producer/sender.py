@@ -242,13 +242,14 @@ class Sender:
         deadline: float,
         *,
         held: bool = False,
+        place: Place | None = None,
     ) -> Result:
         """A whole awaited call. ``message``: None for a batch, which stays as it is; ``number`` and ``size``: of credits.
 
-        ``held``: the caller has taken the credits and gives them back.
+        ``held``: the caller has taken the credits and gives them back. ``place``: the caller's in the topic's line.
         """
         if wish is not None:
-            return await self.in_order(outgoing, message, wish, number, size, read, started, deadline, held=held)
+            return await self.in_order(outgoing, message, wish, number, size, read, started, deadline, held=held, place=place)
         credit, retries = self.credits, self.retries
         epoch: Epoch | None = None
         if not held:
@@ -397,14 +398,15 @@ class Sender:
         deadline: float,
         *,
         held: bool = False,
+        place: Place | None = None,
     ) -> Result:
         """A whole call with one queue, chosen once. Whatever has to be waited for is waited for in call order.
 
-        ``message``: None for a batch. ``number``, ``size`` and ``held``: of credits, as in ``deliver``.
+        ``message``: None for a batch. ``number``, ``size``, ``held`` and ``place``: as in ``deliver``.
         """
         credit = self.credits
         epoch: Epoch | None = None
-        place = self.line(outgoing.topic).join()
+        place = place or self.line(outgoing.topic).join()
         try:
             try:
                 await place.turn(deadline)

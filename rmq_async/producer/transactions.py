@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from rmq_protocol.message import Message
 
 from ..client.instance import ClientInstance
 from ..client.text import printable
+from ..client.vip import first_port
 from ..config import ClientConfig
 from ..errors import ClientStateError, ConfigError, TransactionError, broker_error
 from ..results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
@@ -28,7 +29,8 @@ from ..transport import Connection, tell, wait_until
 from .checks import Check, Checks, decided, report
 from .config import ProducerConfig
 from .ending import End, Half, end_command, stored_half, trace_end
-from .producer import Producer, _checked_timeout
+from .policy import checked_timeout
+from .producer import Producer
 from .selectors import wish_of
 from .sender import LAST_STEPS, Sender
 
@@ -46,7 +48,7 @@ class TransactionProducer(Producer):
     message is stored. It gets a copy of the message that has its ``unique_id``, to be kept with what the transaction writes.
     ``check(message)`` tells a broker, which heard of no end, how a transaction ended; it may be one of another process of the
     group, or of one that is no more. Both return a TransactionStatus and may be coroutine functions; what they raise means
-    UNKNOWN.
+    UNKNOWN; brokers are told, for their logs, the type of that and nothing more.
 
     At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of bodies; those
     beyond are left to be asked again.
@@ -95,12 +97,13 @@ class TransactionProducer(Producer):
         Raises InvalidMessageError for a message with a delay, and as ``send`` does while nothing has been executed. Raises
         TransactionError when COMMIT or ROLLBACK was refused or not confirmed; nothing is tried again, the broker asks. Raises
         ClientStateError when the producer stops before ``execute`` has ended, which is cancelled then. A call that is
-        cancelled leaves its transaction UNKNOWN.
+        cancelled while ``execute`` runs leaves its transaction UNKNOWN; one that is cancelled later may have had its COMMIT or
+        ROLLBACK carried out.
         """
         sender, checks = self._usable(), self._checks
         assert checks is not None
         started = monotonic()
-        deadline = started + (sender.timeout if timeout is None else _checked_timeout(timeout))
+        deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise InvalidMessageError(
@@ -111,7 +114,7 @@ class TransactionProducer(Producer):
         outgoing = sender.encoder.encode(message, {"TRAN_MSG": "true", "PGROUP": group}, _HALF)
         if sender.watched:
             sender.watch(outgoing, message, "sync", stored_half)
-        wish = wish_of(message, None, None, None)
+        wish, born_from = wish_of(message, None, None, None), int(sender.encoder.born_ms())
         with self._counted():
             half = await sender.deliver(outgoing, message, wish, 1, len(message.body), stored_half, started, deadline)
             end = End(
@@ -123,8 +126,10 @@ class TransactionProducer(Producer):
                 queue_offset=half.queue_offset,
                 log_offset=half.log_offset,
             )
-            own_id = message.unique_id is None  # an id that the caller chose may be that of several messages
-            with checks.ending(half.address, end) if own_id else nullcontext():
+            # An id that the caller chose may be that of several messages: this one is known by its body, and its time.
+            chosen = None if message.unique_id is None else (bytes(message.body), born_from)
+            asks = self._first_port(sender, half.address)
+            with checks.ending(asks, end, chosen):
                 status, error = TransactionStatus.ROLLBACK, None
                 if half.status is SendStatus.SEND_OK:
                     status, error = await self._local(sender, half, end, message, arg)
@@ -133,10 +138,9 @@ class TransactionProducer(Producer):
                 if status is TransactionStatus.UNKNOWN:
                     self._tell_unknown(sender, half, end, _why(error))
                     return result
-                log_offset = end.log_offset
-                connection = await self._end(sender, half, end, result)
-                if own_id:
-                    checks.ended(connection, end, log_offset)
+                log_offset, asking = end.log_offset, sender.connections.get(asks)
+                confirmed = await self._end(sender, half, end, result)
+                checks.ended(confirmed if asks == half.address else asking, end, log_offset, known=chosen is None)
             return result
 
     # -- inside
@@ -157,6 +161,10 @@ class TransactionProducer(Producer):
         if error is not None:
             report(self._execute, error)
         return status, error
+
+    def _first_port(self, sender: Sender, address: str) -> str:
+        """Where a broker is that has stored a message at ``address``: it asks on the connections that have heartbeats."""
+        return first_port(address) if sender.instance.config.vip_channel else address
 
     def _tell_unknown(self, sender: Sender, half: Half, end: End, why: str | None) -> None:
         """At once or not at all: it only spares whoever reads the broker's log a riddle."""
@@ -226,6 +234,8 @@ class TransactionProducer(Producer):
 
     async def _drain(self, budget: float) -> None:
         deadline = monotonic() + budget
+        if self._sender.tracer is not None:
+            self._sender.tracer.hurry()
         try:
             try:
                 await self._all_over(deadline)
@@ -238,8 +248,13 @@ class TransactionProducer(Producer):
 
 
 async def _ask(sender: Sender, address: str, command: RemotingCommand, deadline: float) -> tuple[Connection, RemotingCommand]:
-    connection = sender.connections.get(address) or await sender.pool.connect(address, max(deadline - monotonic(), 0.0))
-    return connection, await connection.request(command, max(deadline - monotonic(), 0.0))
+    """Once more, over a new connection, where the broker sends us away: so it has not looked at the request."""
+    for again in (True, False):
+        connection = sender.connections.get(address) or await sender.pool.connect(address, max(deadline - monotonic(), 0.0))
+        response = await connection.request(command, max(deadline - monotonic(), 0.0))
+        if not again or response.code != ResponseCode.GO_AWAY:
+            break
+    return connection, response
 
 
 def _common(half: Half) -> dict[str, Any]:
@@ -248,5 +263,5 @@ def _common(half: Half) -> dict[str, Any]:
 
 
 def _why(error: BaseException | None) -> str | None:
-    """The remark for a broker's log."""
-    return f"execute: {type(error).__name__}: {error}" if error is not None else None
+    """The remark for a broker's log, where an error's own words, which may hold data, do not belong."""
+    return f"execute: {type(error).__name__}" if error is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -20,21 +21,24 @@ MOST_UNREAD: Final = 1024 * 1024
 def tell(connection: Connection, command: RemotingCommand) -> bool:
     """Sends ``command`` one-way, by all hooks and signed as any request.
 
-    False, with nothing sent, where the connection is closed or its peer does not read.
+    False, with nothing sent, where the connection is closed, its peer does not read, or the command cannot be written; what is
+    wrong with it goes to the loop's exception handler.
     """
     if not connection.is_open or connection.buffered_bytes > MOST_UNREAD:
         return False
     command, passed = msgspec.structs.replace(command, flag=command.flag | ONEWAY_FLAG), None
-    if connection.hooks.active:
-        passed = connection.hooks.passed(connection.address, command)
-        command = passed.command
-    command = msgspec.structs.replace(command, opaque=connection.next_opaque())
     try:
+        if connection.hooks.active:
+            passed = connection.hooks.passed(connection.address, command)
+            command = passed.command
+        command = msgspec.structs.replace(command, opaque=connection.next_opaque())
         connection.submit_oneway(encode_command(command, connection.serialize_type), _written, 0)
-    except BaseException as error:
+    except Exception as error:  # noqa: BLE001 - reported; who tells something waits for nothing and has more to do
         if passed is not None:
             passed.tell(None, error)
-        raise
+        text = f"{connection.address} could not be told request {command.code}"
+        asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
+        return False
     if passed is not None:
         passed.tell(None, None)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ import pytest
 from rmq_async import Message, MessageExt, MessageQueue, Producer, errors
 from rmq_async.client.reply_table import ReplyTable
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.producer.requests import MOST_CLUSTERS
 from rmq_async.transport import CloseReason, Connection
 from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import PropertyName, RequestCode, SysFlag
 from rmq_protocol.headers import ReplyMessageRequestHeader, to_ext
 from rmq_protocol.properties import properties_text
+from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
 from .peers import TOPIC, Broker, Cluster, Link, Sent, refuse, silent, stored
 from .support import message, outcomes, producer, timed, until
@@ -317,6 +320,63 @@ async def test_a_broker_that_answers_no_heartbeat_holds_up_the_first_request_onl
         await asyncio.sleep(0.3)
         with timed(most=0.2):
             await sender.request(message(), timeout=1.0, queue=pair.queue())
+
+
+async def test_reply_topics_that_cannot_be_looked_up_hold_up_the_first_request_only(cluster: Cluster) -> None:
+    """And of a route with any number of clusters only some are asked for."""
+    cluster.answer(lambda link, sent: (push(link, sent), stored(link, sent))[1])
+    route = cluster.route()
+    (a,) = route.broker_datas
+    many = [QueueData(f"b{number}", 1, 1, 6) for number in range(40)]
+    cluster.name_server.routes["many"] = TopicRouteData(
+        tuple(many), tuple(BrokerData(each.broker_name, a.broker_addrs, f"c-{each.broker_name}") for each in many)
+    )
+    async with producer(cluster) as sender:
+        for _ in range(2):
+            await sender.request(message(topic="many"))
+            assert sum(topic.startswith("c-") for topic in cluster.name_server.asked) == MOST_CLUSTERS
+        await sender.fetch_publish_queues(TOPIC)
+        cluster.name_server.answer = lambda link, command: None
+        with timed(0.2, 0.7):
+            await sender.request(message(), timeout=0.9)
+        with timed(most=0.2):
+            await sender.request(message(), timeout=0.9)
+
+
+async def test_a_request_with_a_key_keeps_its_place_before_sends_that_follow(cluster: Cluster) -> None:
+    def answer(link: Link, sent: Sent) -> None:
+        if sent.body == b"request":
+            push(link, sent)
+        stored(link, sent)
+
+    cluster.answer(answer)
+    async with producer(cluster) as sender:
+        for _ in range(2):
+            calls: list[asyncio.Task[Any]] = [asyncio.create_task(sender.request(message(b"request"), key="k"))]
+            calls += [asyncio.create_task(sender.send(message(b"send"), key="k")) for _ in range(3)]
+            await asyncio.gather(*calls)
+            assert cluster.a.bodies[-4:] == [b"request", b"send", b"send", b"send"]
+        cluster.answer(refuse(13))
+        assert isinstance((await outcomes(asyncio.create_task(sender.request(message(), key="k"))))[0], errors.RocketMQError)
+        assert sender._sender.line(TOPIC).waiting == 0
+
+
+async def test_a_reply_that_is_tried_again_asks_no_selector_of_users(pair: Cluster) -> None:
+    pair.name_server.routes["c_REPLY_TOPIC"] = pair.route()
+
+    def serve(link: Link, command: RemotingCommand, served: Any) -> None:
+        if command.code == RequestCode.SEND_REPLY_MESSAGE_V2:
+            link.reply(command, 1, "no channel")
+        else:
+            served(link, command)
+
+    for broker in pair.brokers:
+        broker.serve = partial(serve, served=broker.serve)  # type: ignore[method-assign]
+    async with producer(pair, queue_selector=lambda *_: pytest.fail("asked")) as sender:
+        properties = {"CLUSTER": "c", "CORRELATION_ID": "i", "REPLY_TO_CLIENT": "x", "TTL": "1"}
+        with pytest.raises(errors.SendError) as failed:
+            await sender.reply(MessageExt(TOPIC, b"x", properties=properties), b"reply")
+    assert len(failed.value.attempts) == 3
 
 
 async def test_what_a_server_pushes_may_be_anything() -> None:
