@@ -13,12 +13,12 @@ import logging
 import random
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import Attempt, ClientStateError, ConnectError, GoAwayError, RequestTimeoutError, SelectorError, SendError
+from ..errors import Attempt, ClientStateError, GoAwayError, RequestTimeoutError, SelectorError, SendError
 from ..transport import Connection, Pending
 from .faults import GivenUpError
 from .lanes import Lane, Target
@@ -29,11 +29,9 @@ from .replies import reply_error
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["BACKING_OFF", "AttemptRecord", "ReadReply", "SendCall", "stopped"]
+__all__ = ["AttemptRecord", "ReadReply", "SendCall", "stopped"]
 
 logger = logging.getLogger("rmq_async.producer")
-
-BACKING_OFF: Final = "{} refused a connection a moment ago and is left alone"
 
 Result = TypeVar("Result")
 T = TypeVar("T")
@@ -370,8 +368,9 @@ class SendCall(Generic[Result]):
         connection = pool.get(address)
         if connection is not None:
             return connection
-        if not alone and pool.backing_off(address):
-            record.failed(ConnectError(BACKING_OFF.format(address), address=address))
+        refusal = None if alone else pool.refusal(address)
+        if refusal is not None:
+            record.failed(refusal)
             return None
         connecting = pool.connect(address, max(deadline - monotonic(), 0.0))
         try:

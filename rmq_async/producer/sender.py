@@ -33,7 +33,7 @@ from ..errors import (
     own_copy,
 )
 from ..transport import Connection, Pending
-from .call import BACKING_OFF, ReadReply, Result, SendCall, stopped
+from .call import ReadReply, Result, SendCall, stopped
 from .config import ProducerConfig
 from .credits import Credits, Epoch
 from .hooks import request_hooks
@@ -361,8 +361,9 @@ class Sender:
         if target.address in self.connections:
             return None
         if lane.several and retries:
-            if self.pool.backing_off(target.address):
-                return ConnectError(BACKING_OFF.format(target.address), address=target.address)
+            refusal = self.pool.refusal(target.address)
+            if refusal is not None:
+                return refusal
             deadline = self.first_deadline(deadline, retries)
         return await self.connect(target, deadline)
 

@@ -26,13 +26,14 @@ from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
 
-from ..errors import ConnectionLostError, RequestTimeoutError
+from ..errors import ConnectionLostError
 from .coalescer import GATHER_FROM, WriteCoalescer
-from .pending import Pending, Receiver, overdue, request_name
+from .pending import Pending, Receiver, overdue
+from .reasons import ending, late, lost
 from .request_hooks import RequestHooks, given_up
 from .serving import RequestHandler, answer_to
 from .states import CloseReason, ConnectionState, next_state
-from .tls import silent_end, tls_reason
+from .tls import silent_end
 
 __all__ = ["Connection"]
 
@@ -517,12 +518,12 @@ class Connection(asyncio.Protocol):
             self.close(CloseReason.DEAD)
             return
         self._writer.flush()  # a frame that is gathered will leave: its request must not be called unwritten
-        late, earliest = overdue(self._table, now)
-        for opaque, pending in late:
+        past, earliest = overdue(self._table, now)
+        for opaque, pending in past:
             earliest = min(earliest, self._expire(opaque, pending, now))
         if self._state is ConnectionState.CLOSED:
             return
-        if late and self._held:
+        if past and self._held:
             self._release_held()
         earliest = min(earliest, self._silent_since + self._dead_after)
         if earliest < self._scan_at:
@@ -553,9 +554,7 @@ class Connection(asyncio.Protocol):
         else:
             pending.deadline = pending.call_deadline
         if not pending.receiver.done():
-            state = "no answer" if written else "not even written"
-            text = f"{request_name(pending.code)} to {self.address}: {state} by its deadline"
-            pending.receiver.set_exception(RequestTimeoutError(text, maybe_stored=written, address=self.address))
+            pending.receiver.set_exception(late(self.address, pending.code, written=written))
         return inf if call_over else pending.call_deadline
 
     # -- life
@@ -632,12 +631,12 @@ class Connection(asyncio.Protocol):
             raise self._lost(written, None)
 
     def _lost(self, written: bool, code: int | None) -> ConnectionLostError:
-        what = f"{request_name(code)} to {self.address}" if code is not None else self.address
-        why = self.close_reason or (CloseReason.AWAY if self.retired else None)
-        told = why.value if why is not None else "it is closing"
-        cause = f" ({tls_reason(self.close_cause)})" if self.close_cause is not None and str(self.close_cause) else ""
-        if not self._reads and why in (CloseReason.PEER, CloseReason.RESET):
-            cause += silent_end(self._transport)
-        error = ConnectionLostError(f"{what}: connection lost, {told}{cause}", maybe_stored=written, address=self.address)
+        error = lost(self.address, code, self.ending(), written=written)
         error.__cause__ = self.close_cause
         return error
+
+    def ending(self) -> str:
+        """Why it takes no more requests, as users are told."""
+        why = self.close_reason or (CloseReason.AWAY if self.retired else None)
+        silent = not self._reads and why in (CloseReason.PEER, CloseReason.RESET)
+        return ending(why, self.close_cause) + (silent_end(self._transport) if silent else "")

@@ -48,15 +48,17 @@ SENT_AWAY_FOR: Final = 10.0
 
 
 class Backoff:
-    """When an address may be tried again: 50 ms after the first failure, doubling up to one second."""
+    """When an address may be tried again: 50 ms after the first failure, doubling up to one second. ``reason``: the last one."""
 
-    __slots__ = ("_delay", "_until")
+    __slots__ = ("_delay", "_until", "reason")
 
     def __init__(self) -> None:
         self._delay = 0.0
         self._until = 0.0
+        self.reason = ""
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, reason: str = "") -> None:
+        self.reason = reason
         self._delay = min(LAST_BACKOFF, self._delay * 2 or FIRST_BACKOFF)
         self._until = now + self._delay
 
@@ -136,6 +138,12 @@ class ConnectionPool:
         backoff = self._backoffs.get(address)
         return backoff is not None and backoff.remaining(monotonic()) > 0
 
+    def refusal(self, address: str) -> ConnectError | None:
+        """What to tell whoever does not wait until an address that is backing off is tried again; None where none is."""
+        if not self.backing_off(address):
+            return None
+        return ConnectError(f"{address} is left alone for a moment: {self._backoffs[address].reason}", address=address)
+
     async def connect(self, address: str, timeout: float) -> Connection:
         """The connection to ``address``, made if need be; several callers share one connect.
 
@@ -153,7 +161,9 @@ class ConnectionPool:
                 raise ClientStateError("the client is stopping", address=address)
             task = self._connecting.get(address)
             if task is None:
-                task = self._start_connecting(address)
+                host, port = split_address(address)
+                self._check_allowed(address, host)
+                task = self._start_connecting(address, host, port)
             if not await wait_until(task, deadline):
                 text = f"no connection to {address} within {timeout:.3g} s"
                 raise RequestTimeoutError(text, maybe_stored=False, address=address)
@@ -221,9 +231,11 @@ class ConnectionPool:
 
     # -- inside
 
-    def _start_connecting(self, address: str) -> asyncio.Task[Connection]:
+    def _start_connecting(self, address: str, host: str, port: int) -> asyncio.Task[Connection]:
         # In no caller's context: what the connection is told later is everybody's.
-        task = self._loop.create_task(self._connect(address), name=f"rmq_async connect {address}", context=Context())
+        task = self._loop.create_task(
+            self._connect(address, host, port), name=f"rmq_async connect {address}", context=Context()
+        )
         self._connecting[address] = task
         task.add_done_callback(lambda done: self._connected(address, done))
         return task
@@ -235,12 +247,10 @@ class ConnectionPool:
             return
         error = task.exception()  # taken here, so that a connect nobody waits for any more is not reported as lost
         if error is not None:
-            self._back_off(address)
+            self._back_off(address, str(error))
             logger.debug("connect to %s failed: %s", address, error)
 
-    async def _connect(self, address: str) -> Connection:
-        host, port = split_address(address)
-        self._check_allowed(address, host)
+    async def _connect(self, address: str, host: str, port: int) -> Connection:
         backoff = self._backoffs.get(address)
         if backoff is not None:
             await asyncio.sleep(backoff.remaining(monotonic()))
@@ -313,7 +323,7 @@ class ConnectionPool:
         self._sent_away = {each: at for each, at in self._sent_away.items() if now - at < SENT_AWAY_FOR}
         self._sent_away[address] = now
         if again:
-            self._back_off(address)
+            self._back_off(address, "it sends its clients away")
         else:
             self._backoffs.pop(address, None)
         logger.info("%s sends its clients away, %d requests still wait for their answers", address, connection.pending)
@@ -337,18 +347,18 @@ class ConnectionPool:
             if connection.heard:
                 self._backoffs.pop(connection.address, None)
             elif connection.close_reason not in (CloseReason.LOCAL, CloseReason.IDLE):  # accepted, and that was all
-                self._back_off(connection.address)
+                self._back_off(connection.address, f"it accepted a connection and said nothing: {connection.ending()}")
             if self._on_closed is not None:
                 self._on_closed(connection)
 
-    def _back_off(self, address: str) -> None:
+    def _back_off(self, address: str, reason: str) -> None:
         now = monotonic()
         if len(self._backoffs) >= self._most_backoffs:  # routes name addresses, and may name others every time
             self._backoffs = {
                 each: backoff for each, backoff in self._backoffs.items() if backoff.remaining(now - LAST_BACKOFF)
             }
             self._most_backoffs = max(BACKOFFS_KEPT, 2 * len(self._backoffs))
-        self._backoffs.setdefault(address, Backoff()).failed(now)
+        self._backoffs.setdefault(address, Backoff()).failed(now, reason)
 
     def _close_idle(self) -> None:
         self._idle_timer = None

@@ -50,3 +50,12 @@ async def test_sends_go_to_the_broker_that_is_allowed(pair: Cluster) -> None:
             await producer.send(Message("T", b"x"), queue=pair.queue(pair.a))
     assert not pair.a.links
     assert len(pair.b.sends) == 4
+
+
+async def test_every_attempt_says_that_the_host_is_not_allowed(pair: Cluster) -> None:
+    async with Producer("G", namesrv=pair.namesrv, allowed_broker_hosts=["10.0.0.0/8"], retries=1) as producer:
+        for _ in range(3):
+            with pytest.raises(SendError) as caught:
+                await producer.send(Message("T", b"x"))
+            assert all("allowed_broker_hosts does not allow" in str(attempt.error) for attempt in caught.value.attempts)
+            assert len(caught.value.attempts) == 2

@@ -95,6 +95,7 @@ async def test_a_refused_connect_is_told_to_each_caller() -> None:
             assert error.retriable
             assert not error.maybe_stored
         assert pool.backing_off(address)
+        assert str(pool.refusal(address)).startswith(f"{address} is left alone for a moment: cannot connect to {address}: ")
         assert pool.get(address) is None
 
 
@@ -176,7 +177,7 @@ async def test_addresses_that_failed_are_forgotten_when_there_are_many_and_they_
         async with pool_of() as pool:
             for number in range(count):
                 with pytest.raises(ConnectError):
-                    await pool.connect(f"nowhere-{number}", 5)
+                    await pool.connect(f"..{number}:1", 5)
             return len(pool._backoffs)
 
     assert await fail(30) == 30
