@@ -44,10 +44,6 @@ def authority_of(directory: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=directory / "ca.pem")
 
 
-def otel() -> dict[str, Any]:
-    return {"hooks": [OpenTelemetryHook(TracerProvider(), MeterProvider())]}
-
-
 FEATURES: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "plain": dict,
     "latency_fault": lambda: {"latency_fault": True},
@@ -56,7 +52,7 @@ FEATURES: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "hook": lambda: {"hooks": [Watching()]},
     "queue_selector": lambda: {"queue_selector": lambda queues, message, key: select_best(queues, message)},
     "trace": lambda: {"trace": TRACES},
-    "otel": otel,
+    "otel": lambda: {"hooks": [OpenTelemetryHook(TracerProvider(), MeterProvider())]},
 }
 
 
@@ -83,8 +79,8 @@ async def serve(directory: Path) -> None:
             await asyncio.to_thread(sys.stdin.read)
 
 
-def compare(features: list[str], options: argparse.Namespace) -> int:
-    runs: dict[str, list[RunResult]] = {feature: [] for feature in ["plain", *features]}
+def compare(options: argparse.Namespace) -> int:
+    runs: dict[str, list[RunResult]] = {feature: [] for feature in ["plain", *options.features]}
     with tempfile.TemporaryDirectory(prefix="rmq") as directory:
         command, pipe = [sys.executable, __file__], subprocess.PIPE
         with subprocess.Popen([*command, "serve", directory], stdin=pipe, stdout=pipe, text=True) as server:
@@ -92,9 +88,9 @@ def compare(features: list[str], options: argparse.Namespace) -> int:
             plain, secured = server.stdout.readline().split()
             for number in range(options.rounds):
                 for feature in list(runs)[:: -1 if number % 2 else 1]:
-                    spec = {"side": "ours", "mode": "depth-64", "topic": TOPIC, "body": 128, "seconds": options.seconds}
-                    spec |= {"namesrv": secured if feature == "tls" else plain}
-                    spec |= {"warm_up": options.seconds / 4, "max_messages": 10**9}
+                    spec = {"side": "ours", "mode": "depth-64", "topic": TOPIC, "body": 128, "max_messages": 10**9}
+                    spec |= {"seconds": options.seconds, "warm_up": options.seconds / 4}
+                    spec["namesrv"] = secured if feature == "tls" else plain
                     done = subprocess.check_output([*command, "run", json.dumps(spec), feature, directory])
                     runs[feature].append(msgspec.json.decode(done, type=RunResult))
     print(f"{'':16}client us   x plain (lowest - highest round)")
@@ -113,8 +109,7 @@ def main() -> int:
     parser.add_argument("--with", dest="features", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {names}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="window of one run; a quarter more before it (default: 2)")
-    options = parser.parse_args()
-    return compare(options.features, options)
+    return compare(parser.parse_args())
 
 
 if __name__ == "__main__":

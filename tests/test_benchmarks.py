@@ -123,6 +123,12 @@ async def test_the_embedded_brokers_rates_are_measured_in_every_mode() -> None:
     assert result["settings"]["max_memory"] == 16
 
 
+async def test_what_is_switched_on_is_measured_beside_a_plain_producer() -> None:
+    code, out, error = await run("features.py", "--rounds", "1", "--seconds", "0.1", "--with", "tls", "hook")
+    assert (code, error) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["plain", "tls", "hook"]
+
+
 async def test_failed_sends_are_named_and_end_with_code_1() -> None:
     async with EmbeddedRocketMQ() as server:
         server.fail_next(13, 1_000_000, request=310)  # MESSAGE_ILLEGAL: not retried
