@@ -101,6 +101,7 @@ class Wire:
             passed = connection.hooks.passed(connection.address, command)
             command = passed.command
         try:
+            connection.require_open()  # hooks may have closed it
             whole = encode_command(msgspec.structs.replace(command, opaque=opaque), connection.serialize_type)
         except Exception as error:
             if passed is not None:

@@ -194,6 +194,7 @@ class Connection(asyncio.Protocol):
         deadline = monotonic() + timeout
         pending = Pending(future, deadline, deadline, command.code, typed=False, long_poll=long_poll)
         try:
+            self.require_open()
             # The frame is no variable: tracebacks that show those would show its signature and token.
             self.submit(opaque, pending, encode_command(msgspec.structs.replace(command, opaque=opaque), self.serialize_type))
             if calls is not None:
@@ -224,7 +225,7 @@ class Connection(asyncio.Protocol):
         """
         table = self._table
         if not self.is_open:
-            self._require_open(False)
+            self.require_open()
         if pending.deadline < self._scan_at:
             self._arm(pending.deadline)
         table[opaque] = pending
@@ -262,7 +263,7 @@ class Connection(asyncio.Protocol):
         ``unique_id`` has the length that ``template`` was made for.
         """
         if not self.is_open:
-            self._require_open(False)
+            self.require_open()
         self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
         parts: bytes | list[bytes]
         if (size := len(body)) < JOIN_BELOW and (frame := template.plain_frame):  # what ``plain`` does, nearly always
@@ -298,7 +299,7 @@ class Connection(asyncio.Protocol):
         window: int,
     ) -> Pending:
         """Any other send: ``parts`` is its frame, under an opaque of this connection."""
-        self._require_open(False)
+        self.require_open()
         if deadline < self._scan_at:
             self._arm(deadline)
         pending = Pending(receiver, deadline, call_deadline, code, owner, self._sequence + 1, opaque)
@@ -325,7 +326,7 @@ class Connection(asyncio.Protocol):
 
         It keeps its place among the sends, so it is held where they are.
         """
-        self._require_open(False)
+        self.require_open()
         if self._writer.paused or self._held:
             opaque = self.next_opaque()
             self._held[opaque] = parts
@@ -626,9 +627,10 @@ class Connection(asyncio.Protocol):
             for written, cost in oneways.values():
                 written(cost)
 
-    def _require_open(self, written: bool) -> None:
+    def require_open(self) -> None:
+        """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks would show that."""
         if not self.is_open:
-            raise self._lost(written, None)
+            raise self._lost(False, None)
 
     def _lost(self, written: bool, code: int | None) -> ConnectionLostError:
         error = lost(self.address, code, self.ending(), written=written)

@@ -31,6 +31,7 @@ def tell(connection: Connection, command: RemotingCommand) -> bool:
         if connection.hooks.active:
             passed = connection.hooks.passed(connection.address, command)
             command = passed.command
+            connection.require_open()  # hooks may have closed it
         command = msgspec.structs.replace(command, opaque=connection.next_opaque())
         connection.submit_oneway(encode_command(command, connection.serialize_type), _written, 0)
     except Exception as error:  # noqa: BLE001 - reported; who tells something waits for nothing and has more to do

@@ -15,14 +15,26 @@ from rich.console import Console
 from rich.pretty import pretty_repr
 from rich.traceback import Traceback
 
-from rmq_async import ClientConfig, ConfigError, Credentials, Message, Producer, PullConsumer, RocketMQError
+from rmq_async import (
+    ClientConfig,
+    ConfigError,
+    ConnectionLostError,
+    Credentials,
+    Hook,
+    Message,
+    Producer,
+    PullConsumer,
+    RocketMQError,
+)
+from rmq_async.transport import CloseReason
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
 from rmq_protocol.errors import LocalProtocolError
 from rmq_protocol.signing import SIGNATURE, sign
 
 from .. import canaries
 from ..canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
-from .peers import Answer, Cluster, cut, refuse, silent
+from .peers import SENDS, Answer, Cluster, cut, refuse, silent
 
 KEYS = Credentials("alice", SECRET_KEY, SECURITY_TOKEN)
 
@@ -147,6 +159,43 @@ async def test_no_error_of_another_signed_request_shows_a_secret(cluster: Cluste
         shown = traceback_of(caught.value)
         assert "timeout = 0." in shown  # variables are shown
         assert is_clean(shown)
+
+
+class _Closing(Hook):
+    """Closes the connection that a request is about to take."""
+
+    def __init__(self) -> None:
+        self.producer: Any = None
+        self.codes: set[int] = set()
+
+    def before_request(self, address: str, command: RemotingCommand) -> None:
+        if command.code in self.codes:
+            self.producer._sender.pool.get(address).close(CloseReason.LOCAL)
+
+
+async def test_a_connection_that_closes_under_a_signed_request_shows_no_secret(cluster: Cluster) -> None:
+    hook = _Closing()
+    async with Producer(
+        "group", namesrv=cluster.namesrv, credentials=KEYS, retries=0, oneway_window=0, hooks=[hook]
+    ) as producer:
+        hook.producer = producer
+        pool = producer._sender.pool
+        hook.codes = {int(code) for code in SENDS} | {int(RequestCode.GET_MAX_OFFSET)}
+        ask = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={})
+        item = Message("T", b"x")
+        for call in (
+            lambda: producer.send(item),
+            lambda: producer.send(item, key="k"),
+            lambda: producer.send_batch([item]),
+            lambda: producer.send_oneway(item),
+            lambda: pool.request(cluster.a.address, ask, 1.0),
+        ):
+            await producer.fetch_publish_queues("T")
+            await pool.connect(cluster.a.address, 1.0)
+            with pytest.raises(ConnectionLostError) as caught:
+                await call()
+            assert is_clean(traceback_of(caught.value))
+            assert not caught.value.maybe_stored
 
 
 def test_every_logger_of_the_client_is_looked_at() -> None:
