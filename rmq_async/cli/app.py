@@ -23,6 +23,7 @@ from .message import message
 from .options import FAILED, WRONG_USE, json_option, namesrv_option, needs_command, run, timeout_option
 from .output import Output
 from .pull import pull
+from .security import security_given, security_options, security_settings
 from .send import send
 from .server import MAX_BROKERS, MAX_MEGABYTES, run_server
 from .topic import topic
@@ -105,6 +106,7 @@ def rmq(context: click.Context) -> int:
 @namesrv_option("Name servers of a cluster to use instead of the broker in this process.")
 @timeout_option
 @json_option
+@security_options
 @click.option(
     "--messages",
     type=click.IntRange(1, MAX_MESSAGES),
@@ -130,7 +132,12 @@ def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size
 
     Ends within ten seconds. Exit code 1 if an acknowledged message is missing or damaged, or anything else failed.
     """
-    settings = DemoSettings(namesrv=namesrv, timeout=timeout, messages=messages, size=size, keep_topic=keep_topic)
+    if namesrv is None and security_given():
+        raise click.UsageError("the broker in this process knows neither users nor TLS: give --namesrv too")
+    security = {} if namesrv is None else security_settings()
+    settings = DemoSettings(
+        namesrv=namesrv, security=security, timeout=timeout, messages=messages, size=size, keep_topic=keep_topic
+    )
     too_much = settings.too_much()
     if too_much:
         raise click.UsageError(too_much)

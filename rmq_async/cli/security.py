@@ -14,7 +14,7 @@ import click
 
 from rmq_async import Credentials
 
-__all__ = ["SECRET_KEY", "security_options", "security_settings"]
+__all__ = ["SECRET_KEY", "security_given", "security_options", "security_settings"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,6 +39,11 @@ def security_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def security_given() -> bool:
+    """Whether the running command was given any of the options."""
+    return any(click.get_current_context().meta.get(_KEPT, {}).values())
 
 
 def security_settings() -> dict[str, Any]:
@@ -79,15 +84,26 @@ def _credentials(access_key: str) -> Credentials:
 
 
 def _context(authorities: str | None, certificate: str | None, key: str | None, *, verify: bool) -> ssl.SSLContext:
-    file = authorities
+    files = authorities
     try:
         context = ssl.create_default_context(cafile=authorities)
         if certificate:
-            file = certificate
-            context.load_cert_chain(certificate, key)
+            files = f"{certificate} with the key {key}" if key else certificate
+            context.load_cert_chain(certificate, key, _encrypted)
+    except _EncryptedKeyError:
+        raise click.UsageError(f"{files} cannot be used: the key is encrypted; give one that is not") from None
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"{file} cannot be used: {getattr(error, 'reason', None) or error}") from None
+        raise click.UsageError(f"{files} cannot be used: {getattr(error, 'reason', None) or error}") from None
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+class _EncryptedKeyError(Exception):
+    pass
+
+
+def _encrypted() -> str:
+    """Instead of the question for a password that OpenSSL would put on the terminal."""
+    raise _EncryptedKeyError

@@ -628,7 +628,7 @@ class Connection(asyncio.Protocol):
                 written(cost)
 
     def require_open(self) -> None:
-        """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks would show that."""
+        """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks show that."""
         if not self.is_open:
             raise self._lost(False, None)
 

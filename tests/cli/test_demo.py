@@ -82,6 +82,15 @@ async def test_a_kept_topic_holds_every_message() -> None:
         assert len(server.messages(ended.summary["topic"])) == 400
 
 
+async def test_users_and_tls_are_those_of_a_cluster() -> None:
+    alone = await rmq("demo", "--tls")
+    assert (alone.code, alone.out) == (2, "")
+    assert "give --namesrv too" in alone.err
+    async with EmbeddedRocketMQ() as server:
+        ended = await rmq("demo", "--tls", "--timeout", "1", "--namesrv", server.namesrv)
+        assert (ended.code, server.requests.total()) == (1, 0)
+
+
 async def test_the_environments_cluster_is_left_alone() -> None:
     async with EmbeddedRocketMQ() as server:
         environment = {**os.environ, "NAMESRV_ADDR": server.namesrv}

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
 
 from rmq_async import ClientConfig, Credentials
 from rmq_async.cli.options import client_config, client_options
@@ -35,7 +36,14 @@ def config_of(*arguments: str, **environment: str) -> ClientConfig:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Certificates.make(tmp_path_factory.mktemp("certificates")).directory
+    directory = Certificates.make(tmp_path_factory.mktemp("certificates")).directory
+    key = serialization.load_pem_private_key((directory / "client.key").read_bytes(), password=None)
+    (directory / "locked.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"open")
+        )
+    )
+    return directory
 
 
 def test_without_any_of_them_there_is_neither_user_nor_tls() -> None:
@@ -77,6 +85,9 @@ def test_files_imply_tls_and_are_used(files: Path) -> None:
         (["--ca", "{}/client.key"], "client.key cannot be used"),
         (["--cert", "{}/client.pem"], "client.pem cannot be used"),
         (["--ca", "{}/missing.pem"], "does not exist"),
+        (["--cert", "{0}/client.pem", "--cert-key", "{0}/server.key"], "client.pem with the key "),
+        (["--cert", "{0}/client.pem", "--cert-key", "{0}/server.key"], "server.key cannot be used: KEY_VALUES_MISMATCH"),
+        (["--cert", "{0}/client.pem", "--cert-key", "{0}/locked.key"], "locked.key cannot be used: the key is encrypted"),
     ],
 )
 def test_wrong_use_is_told(files: Path, arguments: list[str], said: str) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from rich.progress import Progress, TaskID
 
-from rmq_async import Admin, Producer, PullConsumer, RocketMQError
+from rmq_async import Admin, ClientConfig, Producer, PullConsumer, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from ..output import Output
@@ -82,12 +82,10 @@ class _Demo:
             if self._embedded:
                 self._namesrv = (await stack.enter_async_context(EmbeddedRocketMQ())).namesrv
             group = self._topic
-            request_timeout = settings.timeout
-            admin = Admin(namesrv=self._namesrv, request_timeout=request_timeout)
-            producer = Producer(
-                group, namesrv=self._namesrv, request_timeout=request_timeout, timeout=settings.timeout, async_limit=IN_FLIGHT
-            )
-            consumer = PullConsumer(group, namesrv=self._namesrv, request_timeout=request_timeout)
+            client = ClientConfig(namesrv=self._namesrv, request_timeout=settings.timeout, **settings.security)
+            admin = Admin(client=client)
+            producer = Producer(group, client=client, timeout=settings.timeout, async_limit=IN_FLIGHT)
+            consumer = PullConsumer(group, client=client)
             for user in (admin, producer, consumer):
                 await user.start()
                 stack.push_async_callback(user.stop, STOP)

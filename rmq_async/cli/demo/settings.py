@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 __all__ = ["MAX_MESSAGES", "MAX_SIZE", "MIN_SIZE", "DemoSettings"]
 
@@ -19,12 +20,15 @@ MODES: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """``namesrv``: None starts the embedded broker. ``timeout``: seconds of each call. ``messages``: in each mode.
+    """``namesrv``: None starts the embedded broker; ``security``: further fields of ClientConfig for a cluster.
+
+    ``timeout``: seconds of each call. ``messages``: in each mode.
 
     ``time_limit``: seconds for everything but the interpreter's own start and an orderly end.
     """
 
     namesrv: str | None = None
+    security: Mapping[str, Any] = field(default_factory=dict)
     timeout: float = 3.0
     messages: int = 5_000
     size: int = 128
