@@ -117,8 +117,8 @@ def test_a_real_broker_that_refuses_an_end_is_heard(feature_cluster: RealCluster
     def execute(message: Message, change: Callable[[End], None]) -> TransactionStatus:
         checks = producer._checks
         assert checks is not None
-        (end,) = checks._under_way.values()
-        change(end)
+        ((running,),) = checks._under_way.values()
+        change(running.end)
         return COMMIT
 
     def other_group(end: End) -> None:
