@@ -230,6 +230,28 @@ async def test_a_peer_that_accepts_and_drops_is_not_stormed() -> None:
         assert 2 <= len(peer.links) <= 6, "50, 100, 200, 400 ms between them"
 
 
+def away(link: Link, request: RemotingCommand) -> None:
+    link.reply(request, code=1500, body=b"")
+
+
+async def test_a_server_that_sends_its_clients_away_is_left_alone_from_the_second_time_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Peer(away) as peer, Peer(away) as other, pool_of() as pool:
+
+        async def sent_away(by: Peer) -> bool:
+            await (await pool.connect(by.address, 5)).request(ping(), 5)
+            assert pool.get(by.address) is None
+            return pool.backing_off(by.address)
+
+        assert [await sent_away(peer), await sent_away(other)] == [False, False]
+        assert await sent_away(peer)
+        assert str(pool.refusal(peer.address)) == f"{peer.address} is left alone for a moment: it sends its clients away"
+        monkeypatch.setattr(pool_module, "SENT_AWAY_FOR", 0.0)
+        assert not await sent_away(peer), "it has been a while, and the next connect may find another server"
+        assert set(pool._sent_away) == {peer.address}, "only what is recent is remembered"
+
+
 async def test_a_black_hole_ends_in_time() -> None:
     with black_hole() as address:
         async with pool_of() as pool:
