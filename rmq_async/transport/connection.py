@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from contextvars import Context
 from math import inf
 from time import monotonic
 from typing import Final, cast
@@ -28,6 +27,7 @@ from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendT
 
 from ..errors import ConnectionLostError
 from .coalescer import GATHER_FROM, WriteCoalescer
+from .deadlines import Deadlines
 from .pending import Pending, Receiver, overdue
 from .reasons import ending, late, lost
 from .request_hooks import RequestHooks, given_up
@@ -42,12 +42,6 @@ logger = logging.getLogger("rmq_async.transport")
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
-SCAN_GRAIN: Final = 0.02
-"""Seconds by which near deadlines are judged together."""
-BLOCKED_AFTER: Final = 0.1
-GRACE_STEP: Final = 0.01
-GRACE_STEPS: Final = 20
-GRACE_AFTER_WRITE: Final = 0.1
 
 
 class Connection(asyncio.Protocol):
@@ -61,11 +55,10 @@ class Connection(asyncio.Protocol):
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
-        "__weakref__", "_dead_after", "_decoder", "_expects_answer", "_flushed", "_grace", "_held", "_held_control",
-        "_held_oneways", "_loop", "_on_closed", "_on_request", "_on_retired", "_opaque", "_others", "_reads", "_scan_at",
-        "_sequence", "_silent_since", "_state", "_table", "_timer", "_transport", "_unread_answers", "_window", "_writer",
-        "_wrote_at", "address", "close_cause", "close_reason", "closed", "hooks", "is_open", "last_used", "local_ip",
-        "pacing", "retired", "serialize_type", "strays",
+        "__weakref__", "_deadlines", "_decoder", "_expects_answer", "_flushed", "_held", "_held_control", "_held_oneways",
+        "_loop", "_on_closed", "_on_request", "_on_retired", "_opaque", "_others", "_sequence", "_state", "_table",
+        "_transport", "_unread_answers", "_window", "_writer", "address", "close_cause", "close_reason", "closed", "hooks",
+        "is_open", "last_used", "local_ip", "pacing", "retired", "serialize_type", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +93,6 @@ class Connection(asyncio.Protocol):
         self._state = ConnectionState.CONNECTING
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._decoder = FrameDecoder(max_frame_size)
-        self._dead_after = dead_after
         self._on_request = on_request
         self._on_closed = on_closed
         self._on_retired = on_retired
@@ -117,12 +109,7 @@ class Connection(asyncio.Protocol):
         """Those of ``_held`` that nobody answers, and whom to tell of them."""
         self._held_control: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
         self._window = 1 << 30
-        self._silent_since = inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._scan_at = inf
-        self._reads = 0
-        self._grace = (0, 0, -inf)
-        self._wrote_at = -inf
+        self._deadlines = Deadlines(dead_after, self._writer.flush, self._end_late, self._die)
 
     # -- what callers see
 
@@ -158,7 +145,7 @@ class Connection(asyncio.Protocol):
     @property
     def heard(self) -> bool:
         """Whether the peer ever sent a byte."""
-        return self._reads > 0
+        return self._deadlines.reads > 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -226,8 +213,8 @@ class Connection(asyncio.Protocol):
         table = self._table
         if not self.is_open:
             self.require_open()
-        if pending.deadline < self._scan_at:
-            self._arm(pending.deadline)
+        if pending.deadline < self._deadlines.at:
+            self._deadlines.arm(pending.deadline)
         table[opaque] = pending
         if not pending.typed:
             self._others += 1
@@ -270,8 +257,8 @@ class Connection(asyncio.Protocol):
             parts = frame % ((template.plain_base + size).to_bytes(4, "big"), born_ms, unique_id.encode(), opaque, body)
         else:
             parts = template.plain(opaque, born_ms, unique_id, body)
-        if deadline < self._scan_at:
-            self._arm(deadline)
+        if deadline < self._deadlines.at:
+            self._deadlines.arm(deadline)
         table, writer, sequence = self._table, self._writer, self._sequence + 1
         table[opaque] = pending = Pending(receiver, deadline, call_deadline, _SEND, owner, sequence, opaque)
         if writer.paused or self._held or (len(table) > window and self._beyond(window)):
@@ -300,8 +287,8 @@ class Connection(asyncio.Protocol):
     ) -> Pending:
         """Any other send: ``parts`` is its frame, under an opaque of this connection."""
         self.require_open()
-        if deadline < self._scan_at:
-            self._arm(deadline)
+        if deadline < self._deadlines.at:
+            self._deadlines.arm(deadline)
         pending = Pending(receiver, deadline, call_deadline, code, owner, self._sequence + 1, opaque)
         self._table[opaque] = pending
         if self._writer.paused or self._held or self._beyond(window):
@@ -373,13 +360,14 @@ class Connection(asyncio.Protocol):
 
     def _before_write(self) -> None:
         self._flushed = self._sequence
-        now = self.last_used = self._wrote_at = monotonic()
+        deadlines = self._deadlines
+        now = self.last_used = deadlines.wrote_at = monotonic()
         if self._expects_answer:
             self._expects_answer = False
-            if self._silent_since == inf:
-                self._silent_since = now
-                if now + self._dead_after < self._scan_at:
-                    self._arm(now + self._dead_after)
+            if deadlines.silent_since == inf:
+                deadlines.silent_since = now
+                if now + deadlines.dead_after < deadlines.at:
+                    deadlines.arm(now + deadlines.dead_after)
 
     def _sends_under_way(self) -> int:
         return len(self._table) - (len(self._held) - len(self._held_oneways)) - self._others
@@ -424,9 +412,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.close_reason is not None:
             return
-        self._reads += 1
+        deadlines = self._deadlines
+        deadlines.reads += 1
+        deadlines.silent_since = inf
         self.last_used = monotonic()
-        self._silent_since = inf
         table = self._table
         try:
             for frame in self._decoder.cut(data):
@@ -498,52 +487,17 @@ class Connection(asyncio.Protocol):
 
     # -- deadlines
 
-    def _arm(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        now = monotonic()
-        self._scan_at = max(at, now)
-        # In nobody's context, since each scan sets the timer of the next.
-        self._timer = self._loop.call_later(self._scan_at - now, self._scan, context=Context())
-
-    def _scan(self) -> None:
-        now = monotonic()
-        dead = now - self._silent_since >= self._dead_after
-        if (dead or now - self._scan_at > BLOCKED_AFTER) and self._more_to_read():
-            self._timer = self._loop.call_later(GRACE_STEP, self._scan)
-            return
-        self._timer = None
-        self._scan_at = inf
-        self._grace = (0, 0, -inf)
-        if dead:
-            self.close(CloseReason.DEAD)
-            return
-        self._writer.flush()  # a frame that is gathered will leave: its request must not be called unwritten
+    def _end_late(self, now: float) -> float:
+        """Tells those whose deadline has come; returns the earliest of the others."""
         past, earliest = overdue(self._table, now)
         for opaque, pending in past:
             earliest = min(earliest, self._expire(opaque, pending, now))
-        if self._state is ConnectionState.CLOSED:
-            return
         if past and self._held:
             self._release_held()
-        earliest = min(earliest, self._silent_since + self._dead_after)
-        if earliest < self._scan_at:
-            self._arm(max(earliest, now + SCAN_GRAIN))
+        return earliest
 
-    def _more_to_read(self) -> bool:
-        """After a blocked loop: whether to let another round of reads pass, since answers may wait in the socket.
-
-        Frames that were gathered when the loop blocked leave first, and get the time of an answer.
-        """
-        steps, reads, wrote = self._grace
-        if not steps:
-            self._writer.flush()
-            wrote = self._wrote_at if self._wrote_at > self._scan_at else -inf  # what is written later is no reason to wait
-        fresh = monotonic() - wrote < GRACE_AFTER_WRITE
-        if steps >= GRACE_STEPS or (steps and reads == self._reads and not fresh):
-            return False
-        self._grace = (steps + 1, self._reads, wrote)
-        return True
+    def _die(self) -> None:
+        self.close(CloseReason.DEAD)
 
     def _expire(self, opaque: int, pending: Pending, now: float) -> float:
         """Tells the receiver that it is too late; returns the entry's next deadline, infinity when it is gone."""
@@ -604,9 +558,7 @@ class Connection(asyncio.Protocol):
         self._state = next_state(self._state, ConnectionState.CLOSED)
         self.is_open = False
         self.close_reason, self.close_cause = reason, cause
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadlines.stop()
         if self._transport is not None:
             if orderly and not self._writer.paused:
                 self._transport.close()
@@ -640,5 +592,5 @@ class Connection(asyncio.Protocol):
     def ending(self) -> str:
         """Why it takes no more requests, as users are told."""
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
-        silent = not self._reads and why in (CloseReason.PEER, CloseReason.RESET)
+        silent = not self.heard and why in (CloseReason.PEER, CloseReason.RESET)
         return ending(why, self.close_cause) + (silent_end(self._transport) if silent else "")

@@ -22,6 +22,7 @@ from rmq_async.producer.oneway import OnewayPacing
 from rmq_async.producer.order import Line
 from rmq_async.producer.sender import Sender
 from rmq_async.transport import Connection, ConnectionPool
+from rmq_async.transport.deadlines import Deadlines
 
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .peers import Cluster
@@ -62,7 +63,7 @@ def _is_tcp(path: Path) -> bool:
         return False
 
 
-TRACKED = (Connection, ConnectionPool, Credits, Sender, Line, OnewayPacing, SingleFlight)
+TRACKED = (Connection, Deadlines, ConnectionPool, Credits, Sender, Line, OnewayPacing, SingleFlight)
 
 
 @pytest.fixture
@@ -110,7 +111,9 @@ def leftovers(thing: Any) -> list[str]:
     """What should be empty or zero at the end, and is not."""
     match thing:
         case Connection():
-            names = ["pending", "is_open", "_held", "_held_control", "_written", "_timer"]
+            names = ["pending", "is_open", "_held", "_held_control", "_held_oneways"]
+        case Deadlines():
+            names = ["_timer"]
         case ConnectionPool():
             names = ["open", "_all", "_connecting", "_idle_timer"]
         case Credits():

@@ -55,7 +55,9 @@ async def loop_errors(made: list[Any]) -> AsyncIterator[list[dict[str, Any]]]:
 def leftovers(thing: Connection | ConnectionPool) -> list[str]:
     """Names of the tables and timers that should be empty and are not."""
     if isinstance(thing, Connection):
-        names = ["_table", "_held", "_held_control", "_timer"]
+        names = ["_table", "_held", "_held_control"]
+        if thing._deadlines._timer is not None:
+            return ["_deadlines"]
         if not thing._writer.idle():
             return ["_writer"]
         if thing.state not in (ConnectionState.CLOSED, ConnectionState.CONNECTING):

@@ -14,7 +14,7 @@ import pytest
 
 from rmq_async.errors import ConnectionLostError, RequestTimeoutError
 from rmq_async.transport import CloseReason, Connection, Pending
-from rmq_async.transport.connection import GRACE_AFTER_WRITE
+from rmq_async.transport.deadlines import GRACE_AFTER_WRITE
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 

@@ -494,12 +494,12 @@ def test_settings_that_cannot_work_are_refused() -> None:
 async def test_what_the_connections_are_given() -> None:
     async with Peer() as peer, pool_of(request_timeout=30, serialize_type="rocketmq", max_frame_size=2048) as pool:
         connection = await pool.connect(peer.address, 5)
-        assert connection._dead_after == 60
+        assert connection._deadlines.dead_after == 60
         assert connection.serialize_type == SerializeType.ROCKETMQ
         with pytest.raises(ConnectionLostError, match="2044"):
             await connection.request(ping(bytes(2048)), 1)
     async with Peer() as peer, pool_of(request_timeout=0.1) as pool:
-        assert (await pool.connect(peer.address, 5))._dead_after == 10
+        assert (await pool.connect(peer.address, 5))._deadlines.dead_after == 10
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
