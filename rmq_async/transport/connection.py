@@ -372,8 +372,9 @@ class Connection(asyncio.Protocol):
     def _sends_under_way(self) -> int:
         return len(self._table) - (len(self._held) - len(self._held_oneways)) - self._others
 
-    def _drop_held(self, opaque: int) -> bool:
-        return self._held.pop(opaque, None) is not None or self._held_control.pop(opaque, None) is not None
+    def _drop_held(self, opaque: int) -> None:
+        self._held.pop(opaque, None)
+        self._held_control.pop(opaque, None)
 
     def _release_held(self) -> None:
         held, oneways = self._held, self._held_oneways
