@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections import Counter
 from time import monotonic
+from typing import Any
 
 import psutil
 import pytest
@@ -29,11 +30,9 @@ class Requests:
         self.counts: Counter[tuple[str, int]] = Counter()
         request = Connection.request
 
-        async def counted(
-            connection: Connection, command: RemotingCommand, timeout: float, *, long_poll: bool = False
-        ) -> RemotingCommand:
+        async def counted(connection: Connection, command: RemotingCommand, timeout: float, **options: Any) -> RemotingCommand:
             self.counts[connection.address, command.code] += 1
-            return await request(connection, command, timeout, long_poll=long_poll)
+            return await request(connection, command, timeout, **options)
 
         monkeypatch.setattr(Connection, "request", counted)
 
