@@ -242,8 +242,8 @@ class SendCall(Generic[Result]):
         """After a failure the route may be out of date: it is asked for anew, and one that is newer is used from here on."""
         last = self._attempts[-1].error if self._attempts else None
         if last is not None:
-            self._sender.doubt_route(self._outgoing.topic, last)
-            lane = self._sender.lane_now(self._outgoing.topic)
+            self._sender.topics.doubt(self._outgoing.topic, last)
+            lane = self._sender.topics.now(self._outgoing.topic)
             if lane is not None and lane is not self._lane:
                 self._lane = lane
                 if self._fixed is not None and lane.knows(self._fixed.queue):

@@ -248,7 +248,7 @@ class DeferredSend(Generic[Result]):
         """The first attempt failed, or was answered with a ``reply`` that is an error."""
         further = self._retries or (self._fixed is not None and isinstance(error, GoAwayError))
         if not further or not is_retriable(error, self._sender.config.retry_codes):
-            self._sender.doubt_route(self._outgoing.topic, error)
+            self._sender.topics.doubt(self._outgoing.topic, error)
             self._tell(error)
             self._fail(error)
             return

@@ -172,7 +172,7 @@ class ProducerLife:
             check_group(sender.producer_group)
             instance.register_producer(sender.producer_group)
             try:
-                await self._unless_stopped(sender.warm_up())
+                await self._unless_stopped(sender.topics.warm_up())
                 if self._state is not ProducerState.STARTING:
                     raise self._stopped_early()
             except BaseException:

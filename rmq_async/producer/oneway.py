@@ -169,7 +169,7 @@ async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: f
             if failed is not None:
                 if sender.faults is not None:
                     sender.faults.failed(target.broker, failed, monotonic() - began, monotonic())
-                sender.doubt_route(outgoing.topic, failed)
+                sender.topics.doubt(outgoing.topic, failed)
                 raise failed
             continue
         pacing = pacing_of(connection, window) if window else None

@@ -104,7 +104,7 @@ class Producer(ProducerLife):
             started = monotonic()
         try:
             if lane is None:
-                lane = await sender.lane(message.topic, deadline)
+                lane = await sender.topics.lane(message.topic, deadline)
                 started = monotonic()
             target = lane.next()
             try:
@@ -364,7 +364,7 @@ class Producer(ProducerLife):
         """The queues of ``topic`` that can be written to, in the order they are used in. Raises as ``send`` does."""
         sender = self._usable()
         check_topic(topic)
-        lane = await sender.lane(topic, monotonic() + self.config.timeout)
+        lane = await sender.topics.lane(topic, monotonic() + self.config.timeout)
         return lane.queues
 
     async def flush(self, timeout: float | None = None) -> None:

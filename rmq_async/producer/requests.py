@@ -72,7 +72,7 @@ async def request(
         if place is not None:
             await place.turn(deadline)
         epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
-        lane = sender.lanes.get(message.topic) or await sender.lane(message.topic, deadline)
+        lane = sender.lanes.get(message.topic) or await sender.topics.lane(message.topic, deadline)
         await _introduce(sender, lane, deadline)
         sent = await _sent(
             replied,
@@ -116,7 +116,7 @@ async def reply(
         # Every broker has the topic, which is of no namespace: to create it by sending would be a mistake.
         await sender.unless_stopped(sender.instance.routes.get(topic, max(deadline - monotonic(), 0.0)))
         sender.outside_namespaces(topic)
-        lane = sender.lanes.get(topic) or await sender.lane(topic, deadline)
+        lane = sender.lanes.get(topic) or await sender.topics.lane(topic, deadline)
         asked_by = asked.queue.broker_name
         target = lane.next_of((asked_by,)) if asked_by in lane.brokers else lane.next()
         begun = sender.begin(outgoing, lane, target, started, deadline, retries)

@@ -12,22 +12,15 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from rmq_protocol.message import Message, MessageQueue
-from rmq_protocol.namespace import without_namespace
 from rmq_protocol.send_codec import SendReply
 from rmq_protocol.trace import MessageType
-from rmq_protocol.validation import check_topic, is_not_allowed_send_topic
 
 from ..client.instance import ClientInstance
-from ..client.route_table import TopicRoute
-from ..client.text import printable
 from ..errors import (
     BackpressureError,
-    BrokerError,
-    BrokerNotFoundError,
     ClientStateError,
     ConnectError,
     ConnectionLostError,
-    NotLeaderForQueueError,
     RequestTimeoutError,
     RocketMQError,
     own_copy,
@@ -37,6 +30,7 @@ from .call import ReadReply, Result, SendCall, stopped
 from .config import ProducerConfig
 from .credits import Credits, Epoch
 from .hooks import request_hooks
+from .lane_table import LaneTable
 from .lanes import Lane, LaneSettings, Target
 from .order import Line, Place
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing, Watched
@@ -85,7 +79,8 @@ class Sender:
         self.encoder = Encoder(config, instance.unique_ids, self.prefix)
         self.credits = Credits("sends", config.async_limit, config.pending_bytes_limit)
         self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
-        self.lanes: dict[str, Lane] = {}
+        self.topics = LaneTable(self, self._settings)
+        self.lanes = self.topics.lanes
         self.calls: set[SendCall[Any]] = set()
         self.window = config.broker_window
         self.timeout, self.retries = config.timeout, config.retries
@@ -113,7 +108,6 @@ class Sender:
         if self.tracer is not None:
             self.watchers.add(self.tracer)
         self._request_hooks = request_hooks(config.hooks)
-        instance.routes.on_change.append(self._route_changed)
         instance.pool.hooks.on_change.append(self._look_again)
         for hook in self._request_hooks:
             instance.pool.hooks.add(hook)
@@ -149,64 +143,6 @@ class Sender:
             self.watchers, message, kind, self.group, mode, read, namespace, self.config.max_message_size
         )  # fmt: skip
 
-    async def lane(self, topic: str, deadline: float) -> Lane:
-        """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
-        lane = self.lanes.get(topic)
-        if lane is None:
-            remaining = deadline - monotonic()
-            if remaining <= 0:
-                raise RequestTimeoutError(f"send to topic {topic}: the budget was used up before the route was asked for")
-            routes, config = self.instance.routes, self.config
-            wire_topic = self._settings.wire_topic(topic)
-            if wire_topic is not topic:
-                check_topic(wire_topic)
-            known = routes.cached(wire_topic)
-            route = await self.unless_stopped(
-                routes.get(
-                    wire_topic, remaining, create_key=config.create_topic_key, default_queues=config.default_topic_queues
-                )
-            )
-            route = routes.cached(wire_topic) or route  # it may have changed since
-            lane = self.lanes.get(topic)
-            if lane is None or lane.route is not route:
-                try:
-                    lane = self._new_lane(route, topic)
-                except BrokerNotFoundError:
-                    if known is None:  # the name servers have just said so
-                        raise
-                    lane = self._new_lane(await self._newer_route(wire_topic, deadline), topic)
-                if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
-                    self.lanes[topic] = lane
-        return lane
-
-    def _new_lane(self, route: TopicRoute, topic: str) -> Lane:
-        lane = Lane(route, self._settings, topic)
-        if self.selection is not None:
-            self.selection.adopt(lane)
-        return lane
-
-    async def _newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
-        """The route as name servers know it now, for a call that finds no address in the one in use."""
-        return await self.unless_stopped(self.instance.routes.refresh(wire_topic, max(deadline - monotonic(), 0.0)))
-
-    def lane_now(self, topic: str) -> Lane | None:
-        """The lane of the route that is known at this moment, if it is one that can be sent to."""
-        route = self.instance.routes.cached(self._settings.wire_topic(topic))
-        lane = self.lanes.get(topic)
-        if route is None or (lane is not None and lane.route is route):
-            return lane
-        try:
-            lane = self.lanes[topic] = self._new_lane(route, topic)
-        except BrokerNotFoundError:
-            return None
-        return lane
-
-    def doubt_route(self, topic: str, error: BaseException) -> None:
-        """After an attempt failed: unless the broker merely was too busy, the queues may be elsewhere by now."""
-        elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
-        if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
-            self.instance.routes.refresh_soon(self._settings.wire_topic(topic))
-
     def batch(self, messages: Iterable[Message], queue: MessageQueue | None, mode: str) -> tuple[Outgoing, int, Wish | None]:
         """A batch as its attempts send it, the bytes of its bodies, and the queue that the caller wants."""
         batch = messages if isinstance(messages, tuple) else tuple(messages)
@@ -215,20 +151,6 @@ class Sender:
             self.watch(outgoing, batch, mode, stored_batch)
         outgoing.message = batch[0]
         return outgoing, size, checked_wish(outgoing.topic, queue, None, None, self.prefix) if queue is not None else None
-
-    async def warm_up(self) -> None:
-        """Fetches the routes of ``topics`` and greets their brokers, so that the first send finds both; what fails is a warning."""
-        topics, timeout = self.config.topics, self.instance.config.request_timeout
-        if not topics:
-            return
-        deadline = monotonic() + timeout
-        found = await asyncio.gather(*[self.lane(topic, deadline) for topic in topics], return_exceptions=True)
-        for topic, lane in zip(topics, found, strict=True):
-            if isinstance(lane, RocketMQError):
-                logger.warning("topic %s, which was to be ready at the start: %s", topic, printable(lane, 1000))
-            elif isinstance(lane, BaseException):
-                raise lane
-        await self.instance.heartbeats.greet(max(deadline - monotonic(), 0.0))
 
     async def deliver(
         self,
@@ -257,7 +179,7 @@ class Sender:
         try:
             if message is not None and size >= self.encoder.compress_over:
                 outgoing = await self.compressed(outgoing)
-            lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
+            lane = self.lanes.get(outgoing.topic) or await self.topics.lane(outgoing.topic, deadline)
             target = await self.choose(outgoing, message, lane, lane.brokers, deadline) if self.asks else lane.next()
             begun = self.begin(outgoing, lane, target, started, deadline, retries)
             return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries)
@@ -431,7 +353,7 @@ class Sender:
         """Compresses if need be, and finds the queue: the one wished for or the next. ``message``: None for a batch."""
         if message is not None and len(outgoing.body) >= self.encoder.compress_over:
             outgoing = await self.compressed(outgoing)
-        lane = self.lanes.get(outgoing.topic) or await self.lane(outgoing.topic, deadline)
+        lane = self.lanes.get(outgoing.topic) or await self.topics.lane(outgoing.topic, deadline)
         if wish is None:
             if self.asks:
                 return outgoing, lane, await self.choose(outgoing, message, lane, lane.brokers, deadline)
@@ -442,8 +364,8 @@ class Sender:
             if target is not None:
                 return outgoing, lane, target
             if not lane.knows(queue):
-                await self._newer_route(self._settings.wire_topic(outgoing.topic), deadline)
-                lane = self.lane_now(outgoing.topic) or lane
+                await self.topics.newer_route(self._settings.wire_topic(outgoing.topic), deadline)
+                lane = self.topics.now(outgoing.topic) or lane
             return outgoing, lane, lane.target(queue)
         return outgoing, lane, await self.selected(lane, message, wish.selector, wish.key, deadline)
 
@@ -511,8 +433,7 @@ class Sender:
             if self.tracer is not None:
                 await self.tracer.flush(deadline)
         finally:
-            if self._route_changed in self.instance.routes.on_change:
-                self.instance.routes.on_change.remove(self._route_changed)
+            self.topics.close()
             if self.selection is not None:
                 self.selection.close()
             if self.tracer is not None:
@@ -540,13 +461,6 @@ class Sender:
             call.abort()
         for connection in self.pool.connections:
             connection.abandon(self, lambda written: stopped(maybe_stored=written))
-
-    def _route_changed(self, route: TopicRoute) -> None:
-        if self.selection is not None:
-            self.selection.route_changed()
-        self.lanes.pop(route.topic, None)
-        if self._settings.namespace:
-            self.lanes.pop(without_namespace(route.topic, self._settings.namespace), None)
 
     async def unless_stopped(self, waiting: Awaitable[T]) -> T:
         """What a call waits for before it has sent anything; ClientStateError when the producer stops meanwhile."""

@@ -247,7 +247,7 @@ class Tracer:
         """Two attempts at most, on two brokers where there are."""
         sender = self._sender
         outgoing = sender.encoder.encode(message)
-        lane = await sender.lane(self.topic, deadline)
+        lane = await sender.topics.lane(self.topic, deadline)
         first = lane.next()
         try:
             await self._attempt(first, outgoing, lane, min(deadline, monotonic() + TIMEOUT / 2))

@@ -1,0 +1,118 @@
+"""The lanes of one producer: made of routes when a topic is first sent to, and anew whenever its route changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from rmq_protocol.namespace import without_namespace
+from rmq_protocol.validation import check_topic, is_not_allowed_send_topic
+
+from ..client.route_table import TopicRoute
+from ..client.text import printable
+from ..errors import BrokerError, BrokerNotFoundError, NotLeaderForQueueError, RequestTimeoutError, RocketMQError
+from .lanes import Lane, LaneSettings
+
+if TYPE_CHECKING:
+    from .sender import Sender
+
+__all__ = ["LaneTable"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+
+class LaneTable:
+    """``lanes``: topic, as its user writes it, -> lane; a plain dict, because it is asked for every message."""
+
+    def __init__(self, sender: Sender, settings: LaneSettings) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self._sender = sender
+        self._settings = settings
+        self._config = sender.config
+        self._instance = sender.instance
+        self._instance.routes.on_change.append(self._changed)
+
+    def close(self) -> None:
+        if self._changed in self._instance.routes.on_change:
+            self._instance.routes.on_change.remove(self._changed)
+
+    async def lane(self, topic: str, deadline: float) -> Lane:
+        """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
+        lane = self.lanes.get(topic)
+        if lane is None:
+            remaining = deadline - monotonic()
+            if remaining <= 0:
+                raise RequestTimeoutError(f"send to topic {topic}: the budget was used up before the route was asked for")
+            routes, config = self._instance.routes, self._config
+            wire_topic = self._settings.wire_topic(topic)
+            if wire_topic is not topic:
+                check_topic(wire_topic)
+            known = routes.cached(wire_topic)
+            route = await self._sender.unless_stopped(
+                routes.get(
+                    wire_topic, remaining, create_key=config.create_topic_key, default_queues=config.default_topic_queues
+                )
+            )
+            route = routes.cached(wire_topic) or route  # it may have changed since
+            lane = self.lanes.get(topic)
+            if lane is None or lane.route is not route:
+                try:
+                    lane = self._new_lane(route, topic)
+                except BrokerNotFoundError:
+                    if known is None:  # the name servers have just said so
+                        raise
+                    lane = self._new_lane(await self.newer_route(wire_topic, deadline), topic)
+                if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
+                    self.lanes[topic] = lane
+        return lane
+
+    def _new_lane(self, route: TopicRoute, topic: str) -> Lane:
+        lane = Lane(route, self._settings, topic)
+        if self._sender.selection is not None:
+            self._sender.selection.adopt(lane)
+        return lane
+
+    async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
+        """The route as name servers know it now, for a call that finds no address in the one in use."""
+        return await self._sender.unless_stopped(self._instance.routes.refresh(wire_topic, max(deadline - monotonic(), 0.0)))
+
+    def now(self, topic: str) -> Lane | None:
+        """The lane of the route that is known at this moment, if it is one that can be sent to."""
+        route = self._instance.routes.cached(self._settings.wire_topic(topic))
+        lane = self.lanes.get(topic)
+        if route is None or (lane is not None and lane.route is route):
+            return lane
+        try:
+            lane = self.lanes[topic] = self._new_lane(route, topic)
+        except BrokerNotFoundError:
+            return None
+        return lane
+
+    def doubt(self, topic: str, error: BaseException) -> None:
+        """After an attempt failed: unless the broker merely was too busy, the queues may be elsewhere by now."""
+        elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
+        if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
+            self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
+
+    async def warm_up(self) -> None:
+        """Fetches the routes of ``topics`` and greets their brokers, so that the first send finds both; what fails is a warning."""
+        topics, timeout = self._config.topics, self._instance.config.request_timeout
+        if not topics:
+            return
+        deadline = monotonic() + timeout
+        found = await asyncio.gather(*[self.lane(topic, deadline) for topic in topics], return_exceptions=True)
+        for topic, lane in zip(topics, found, strict=True):
+            if isinstance(lane, RocketMQError):
+                logger.warning("topic %s, which was to be ready at the start: %s", topic, printable(lane, 1000))
+            elif isinstance(lane, BaseException):
+                raise lane
+        await self._instance.heartbeats.greet(max(deadline - monotonic(), 0.0))
+
+    def _changed(self, route: TopicRoute) -> None:
+        if self._sender.selection is not None:
+            self._sender.selection.route_changed()
+        self.lanes.pop(route.topic, None)
+        if self._settings.namespace:
+            self.lanes.pop(without_namespace(route.topic, self._settings.namespace), None)
