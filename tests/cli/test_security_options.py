@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,15 @@ from rmq_async.cli.options import client_config, client_options
 from rmq_async.testing._certificates import Certificates
 
 from ..canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """A command quietens the client; the entry point that undoes it is not part of these tests."""
+    logger = logging.getLogger("rmq_async")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 def config_of(*arguments: str, **environment: str) -> ClientConfig:
