@@ -40,7 +40,7 @@ class Overdue:
     ``owner`` marks the producer's entries in the connections' tables.
     """
 
-    __slots__ = ("_owner", "_patience", "_pool", "_samples", "interval")
+    __slots__ = ("_known", "_owner", "_patience", "_pool", "interval")
 
     def __init__(self, pool: ConnectionPool, owner: object, patience: float) -> None:
         self._pool = pool
@@ -48,32 +48,49 @@ class Overdue:
         self._patience = patience
         self.interval = min(patience / LOOKS, 1.0)
         """Seconds between two samples, and between two looks while all is well."""
-        self._samples: dict[str, tuple[Connection, deque[tuple[float, int]]]] = {}
-        """Address -> its connection, and when which opaque was the newest; of those older than the patience the youngest."""
+        self._known: dict[str, _Known] = {}
+        """By address."""
 
     def waits(self, address: str) -> bool:
         """Whether an attempt there is under way, or would have to wait for a connect that is."""
         connection = self._pool.get(address)
-        return self._pool.connecting(address) if connection is None else connection.unanswered(self._owner)[0] != 0
+        return self._pool.connecting(address) if connection is None else self._look(address, connection)[0] != 0
 
     def late(self, address: str, now: float) -> bool:
         """Whether an attempt there has waited for longer than the patience, as far as the samples of earlier calls tell."""
         connection = self._pool.get(address)
         if connection is None:
-            self._samples.pop(address, None)
+            self._known.pop(address, None)
             return False
-        oldest, newest = connection.unanswered(self._owner)
-        known = self._samples.get(address)
-        if known is None or known[0] is not connection:
-            if len(self._samples) >= ADDRESSES_KEPT:
-                self._samples.clear()
-            known = self._samples[address] = connection, deque()
-        samples, before = known[1], now - self._patience
+        oldest, newest = self._look(address, connection)
+        samples, before = self._known[address].samples, now - self._patience
         if not samples or now - samples[-1][0] >= self.interval:
             samples.append((now, newest))
         while len(samples) > 1 and samples[1][0] <= before:
             samples.popleft()
         return oldest != 0 and samples[0][0] <= before and oldest <= samples[0][1]
+
+    def _look(self, address: str, connection: Connection) -> tuple[int, int]:
+        known = self._known.get(address)
+        if known is None or known.connection is not connection:
+            if len(self._known) >= ADDRESSES_KEPT:
+                self._known.clear()
+            known = self._known[address] = _Known(connection)
+        oldest, newest = connection.unanswered(self._owner, known.since)
+        known.since = oldest or newest
+        return oldest, newest
+
+
+class _Known:
+    """Of one connection. ``since``: an opaque before which nothing of the producer is under way."""
+
+    __slots__ = ("connection", "samples", "since")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.samples: deque[tuple[float, int]] = deque()
+        """When which opaque was the newest; of those older than the patience the youngest."""
+        self.since = 0
 
 
 class Selection:

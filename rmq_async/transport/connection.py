@@ -132,15 +132,22 @@ class Connection(asyncio.Protocol):
         """Requests of any kind that have not been answered, those held back included."""
         return len(self._table)
 
-    def unanswered(self, owner: object) -> tuple[int, int]:
+    def unanswered(self, owner: object, since: int = 0) -> tuple[int, int]:
         """Opaques: of the owner's oldest request that has no answer yet (0: none), and the newest that was given out.
 
-        Opaques rise, so whoever noted the newest one a while ago can tell how old the oldest is.
+        Opaques rise, so whoever noted the newest one a while ago can tell how old the oldest is. ``since``: an opaque before which
+        the owner has nothing under way, as it knows from asking before; with it the cost is that of what is newer.
         """
-        for opaque, entry in self._table.items():
+        table, newest = self._table, self._opaque
+        if 0 <= newest - since < len(table):
+            for opaque in range(since, newest + 1):
+                if (pending := table.get(opaque)) is not None and pending.owner is owner:
+                    return opaque, newest
+            return 0, newest
+        for opaque, entry in table.items():
             if entry.owner is owner:
-                return opaque, self._opaque
-        return 0, self._opaque
+                return opaque, newest
+        return 0, newest
 
     @property
     def heard(self) -> bool:

@@ -154,7 +154,7 @@ class Table:
     def __init__(self) -> None:
         self.oldest = self.newest = 0
 
-    def unanswered(self, owner: object) -> tuple[int, int]:
+    def unanswered(self, owner: object, since: int = 0) -> tuple[int, int]:
         return self.oldest, self.newest
 
 
@@ -195,13 +195,13 @@ def test_samples_are_bounded_and_belong_to_one_connection() -> None:
     for step in range(10_000):
         pool.open["a:1"].newest = step
         overdue.late("a:1", step / 10_000)
-    assert len(overdue._samples["a:1"][1]) < 24
+    assert len(overdue._known["a:1"].samples) < 24
     pool.open["a:1"] = Table()
     pool.open["a:1"].oldest = 5
     assert not overdue.late("a:1", 1.0)  # low opaques, but of a new connection
     pool.open.clear()
     assert not overdue.late("a:1", 1.1)
-    assert not overdue._samples
+    assert not overdue._known
 
 
 def test_a_connect_under_way_counts_as_an_attempt() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from rmq_async.errors import RemoteProtocolError
+from rmq_async.transport import CloseReason
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE
 
-from .peer import Link, Peer, frame, response, stored
+from .peer import Link, Peer, frame, response, silence, stored
 from .support import Sender, connect, ping, rss
 
 
@@ -148,6 +150,35 @@ async def test_opaques_wrap_to_the_first_of_their_width() -> None:
         assert [answer.opaque for answer in answers] == [
             LAST_OPAQUE - 1, LAST_OPAQUE, FIRST_OPAQUE, FIRST_OPAQUE + 1, FIRST_OPAQUE + 2,
         ]  # fmt: skip
+
+
+class NotScanned(dict[int, Any]):
+    def items(self) -> Any:
+        raise AssertionError("the whole table was looked at")
+
+
+async def test_the_oldest_request_of_an_owner_is_found_among_those_of_others_without_a_scan() -> None:
+    async with Peer(silence) as peer, connect(peer) as connection:
+        others, mine = Sender(connection), Sender(connection)
+        sent = [others.submit(b"") for _ in range(50)]
+        assert connection.unanswered(mine) == (0, others.opaques[-1])
+        since = others.opaques[-1]
+        connection._table = NotScanned(connection._table)
+        assert connection.unanswered(mine, since) == (0, since)
+        sent += [mine.submit(b""), others.submit(b""), mine.submit(b"")]
+        first, second = mine.opaques
+        assert connection.unanswered(mine, since) == (first, second)
+        assert connection.unanswered(mine, first) == (first, second)
+        connection.forget(first)
+        assert connection.unanswered(mine, first) == (second, second)
+        connection.forget(second)
+        assert connection.unanswered(mine, second) == (0, second)
+        connection._table = dict(connection._table)
+        connection._opaque = LAST_OPAQUE  # they begin anew
+        sent.append(mine.submit(b""))
+        assert connection.unanswered(mine, second) == (mine.opaques[-1],) * 2
+        connection.close(CloseReason.LOCAL)
+        await asyncio.gather(*sent[:50], sent[51], sent[53], return_exceptions=True)
 
 
 async def test_the_callers_command_is_not_touched() -> None:
