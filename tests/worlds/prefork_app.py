@@ -14,9 +14,9 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 
-from rmq_async import Message, Producer
+from rmq_async import Message, Producer, RocketMQError
 
 NAMESRV = os.environ["PREFORK_NAMESRV"]
 made = Producer("made", namesrv=NAMESRV)
@@ -68,6 +68,9 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/orders/{number}")
 async def announce(number: int) -> dict[str, int | str]:
     producer: Producer = app.state.producer
-    result = await producer.send(Message("Orders", b"%d" % number))
-    reply = await made.request(Message("Questions", b"%d" % number))
+    try:
+        result = await producer.send(Message("Orders", b"%d" % number), timeout=10)
+        reply = await made.request(Message("Questions", b"%d" % number), timeout=10)
+    except RocketMQError as error:
+        raise HTTPException(503, repr(error)) from error
     return {"pid": os.getpid(), "msg_id": result.msg_id, "attempts": result.attempts, "answer": reply.body.decode()}

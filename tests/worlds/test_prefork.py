@@ -55,7 +55,9 @@ class Service:
 
     async def order(self, number: int) -> int:
         """The process id of the worker that announced it, and asked a question and got its answer."""
-        answer = (await self._client.post(f"/orders/{number}")).raise_for_status().json()
+        response = await self._client.post(f"/orders/{number}")
+        assert response.is_success, response.text
+        answer = response.json()
         assert (answer["attempts"], answer["answer"]) == (1, f"answer {number}")
         return int(answer["pid"])
 
