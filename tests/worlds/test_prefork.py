@@ -83,6 +83,7 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
                 [sys.executable, *command, *address(path), "prefork_app:app"],
                 env={**os.environ, "PREFORK_NAMESRV": server.namesrv, **environment},
                 stderr=subprocess.PIPE,
+                start_new_session=True,
             )
             try:
                 transport = httpx.AsyncHTTPTransport(uds=str(path))
@@ -97,7 +98,8 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
                 for group in ("own", "made"):
                     assert not server._brokers[0].state.clients.producers.get(group)
             finally:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):  # workers would outlive their parent
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 assert process.stderr is not None
                 process.stderr.close()
