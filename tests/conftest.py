@@ -3,8 +3,8 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 2 --dist loadgroup``) there are two groups, so two processes: tests that start servers of Java
-or measure, most of whose time is waiting, and all others.
+With pytest-xdist (``tox`` runs ``-n 2``) there are two groups, so two processes: tests that start servers of Java or measure, most
+of whose time is waiting, and all others.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ pytest_plugins = ["pytester"]
 
 logging.setLoggerClass(canaries.CanaryLogger)
 
+REAL_SERVERS = ("tests/cluster/", "tests/test_benchmarks.py")
+
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        real = "cluster" in item.path.parts or item.path.name == "test_benchmarks.py"
-        item.add_marker(pytest.mark.xdist_group("real servers" if real else "others"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Sends each group to a process of its own."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "real servers" if nodeid.startswith(REAL_SERVERS) else "others"
+
+    return ByGroup(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
