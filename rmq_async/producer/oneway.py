@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -25,11 +25,12 @@ from ..transport import Connection, wait_until
 from .credits import Epoch
 from .lanes import Target
 from .outgoing import Outgoing
+from .watching import Watch
 
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["OnewayPacing", "WindowReceiver", "pacing_of", "send_oneway"]
+__all__ = ["OnewayPacing", "WindowReceiver", "pacing_of", "send_oneway", "watched_oneway"]
 
 logger = logging.getLogger("rmq_async.producer")
 
@@ -143,23 +144,20 @@ def pacing_of(connection: Connection, window: int) -> OnewayPacing:
     return pacing
 
 
-async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
-    """Queues one frame that is not answered, or the ordinary request that ends a window of them."""
-    watch = outgoing.watch
-    if watch is None:
-        await _queue(sender, outgoing, target, deadline, epoch, size)
-        return
-    attempt = watch.begin(outgoing, target)
+async def watched_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
+    """``send_oneway`` for a call whose attempt hooks are told of."""
+    attempt = cast(Watch, outgoing.watch).begin(outgoing, target)
     try:
         outgoing = msgspec.structs.replace(attempt.added(outgoing), watch=None)
-        await _queue(sender, outgoing, target, deadline, epoch, size)
+        await send_oneway(sender, outgoing, target, deadline, epoch, size)
     except BaseException as error:
         attempt.failed(error)
         raise
     attempt.queued()
 
 
-async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
+async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
+    """Queues one frame that is not answered, or the ordinary request that ends a window of them."""
     credits, window = sender.oneway_credits, sender.config.oneway_window
     while True:
         connection = sender.connections.get(target.address)
@@ -182,8 +180,14 @@ async def _queue(sender: Sender, outgoing: Outgoing, target: Target, deadline: f
             pacing.opened(window)  # not before: what could not be sent has no answer to close it
             return
         await sender.unless_stopped(pacing.wait(deadline, target.address))
-    opaque = connection.next_opaque()
-    _, parts, passed = sender.wire.frame(connection, target, outgoing, opaque, oneway=True)
+    opaque, passed = connection.next_opaque(), None
+    if target.general or outgoing.code:
+        _, parts, passed = sender.wire.frame(connection, target, outgoing, opaque, oneway=True)
+    else:  # what ``frame`` does, nearly always
+        born_ms = sender.encoder.born_ms()
+        parts = target.oneway.parts(
+            opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag
+        )  # fmt: skip
     try:
         connection.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), size)
     except RocketMQError as error:

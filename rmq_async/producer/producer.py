@@ -25,7 +25,7 @@ from .call import SendCall
 from .credits import finished
 from .deferred import check_callback, deferred
 from .life import ProducerLife
-from .oneway import send_oneway
+from .oneway import send_oneway, watched_oneway
 from .outgoing import Outgoing
 from .policy import FOR_EVER, checked_timeout
 from .recalls import recall
@@ -268,7 +268,8 @@ class Producer(ProducerLife):
                 if place is not None:
                     place = sender.onward(place, target)
                     await place.turn(deadline)
-                await send_oneway(sender, outgoing, target, deadline, epoch, size)
+                send = send_oneway if outgoing.watch is None else watched_oneway
+                await send(sender, outgoing, target, deadline, epoch, size)
             except BaseException:
                 credit.give_back(epoch, 1, size)
                 raise
