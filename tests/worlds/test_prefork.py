@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rmq_async import Admin, BrokerError, Producer, PullConsumer, SendError
+from rmq_async import Admin, Producer, PullConsumer, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.message import MessageExt
 
@@ -61,9 +61,13 @@ class Service:
         assert (answer["attempts"], answer["answer"]) == (1, f"answer {number}")
         return int(answer["pid"])
 
-    async def order_from_each(self) -> set[int]:
-        """One order announced by either of two workers: while the first one to answer is stopped, the other one must."""
+    async def order_from_each(self, answered: list[bytes]) -> set[int]:
+        """One order announced by either of two workers: while the first one to answer is stopped, the other one must.
+
+        ``answered``: questions whose reply is confirmed; before that a worker that is stopped would hold the broker up.
+        """
         first = await self.order(1)
+        await until(lambda: answered == [b"1"], self.process)
         os.kill(first, signal.SIGSTOP)
         try:
             return {first, await self.order(2)}
@@ -88,7 +92,7 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
             try:
                 transport = httpx.AsyncHTTPTransport(uds=str(path))
                 async with httpx.AsyncClient(
-                    transport=transport, base_url="http://service", headers={"connection": "close"}
+                    transport=transport, base_url="http://service", headers={"connection": "close"}, timeout=15
                 ) as client:
                     yield Service(server, process, client)
                 process.terminate()
@@ -105,11 +109,14 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
                 process.stderr.close()
 
 
-async def answer_questions(namesrv: str) -> None:
+async def answer_questions(namesrv: str, answered: list[bytes]) -> None:
     async with PullConsumer("answers", namesrv=namesrv) as consumer, Producer("answers", namesrv=namesrv) as producer:
         async for question in consumer.read("Questions", end=None):
-            with contextlib.suppress(SendError, BrokerError):  # whoever asked is gone; others wait
+            try:
                 await producer.reply(question, b"answer " + question.body)
+                answered.append(question.body)
+            except RocketMQError as error:  # whoever asked is gone; others wait
+                print(f"no reply to question {question.body!r}: {error}")
 
 
 async def check_that_each_worker_is_a_client_of_its_own(service: Service) -> None:
@@ -117,9 +124,10 @@ async def check_that_each_worker_is_a_client_of_its_own(service: Service) -> Non
     workers = await service.started(2)
     async with Admin(namesrv=service.server.namesrv) as admin:
         await admin.create_topic("Questions", queues=1)
-        answering = asyncio.ensure_future(answer_questions(service.server.namesrv))
+        answered: list[bytes] = []
+        answering = asyncio.ensure_future(answer_questions(service.server.namesrv, answered))
         try:
-            assert await service.order_from_each() == set(workers)
+            assert await service.order_from_each(answered) == set(workers)
         finally:
             answering.cancel()
             await asyncio.wait([answering])
