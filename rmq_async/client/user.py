@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self
@@ -18,6 +19,7 @@ from ..config import LONGEST, ClientConfig
 from ..errors import ClientStateError, WrongLoopError
 from ..transport import check_not_forked, generation
 from .instance import ClientInstance
+from .waits import Waits
 
 __all__ = ["ClientUser", "stop_budget"]
 
@@ -48,7 +50,7 @@ class ClientUser:
         self._state = _State.NEW
         self._instance: ClientInstance | None = None
         self._done: asyncio.Future[None] | None = None
-        self._starting: asyncio.Timeout | None = None
+        self._starting = Waits(partial(_stopped_early, type(self).__name__))
         self._calls: set[asyncio.Future[RemotingCommand]] = set()
         self._scopes: set[asyncio.Timeout] = set()
         self._generation = generation()
@@ -87,11 +89,12 @@ class ClientUser:
         self._state = _State.STARTING
         self._generation = generation()
         self._done = done = asyncio.get_running_loop().create_future()
+        self._starting = starting = Waits(partial(_stopped_early, type(self).__name__))
         try:
-            instance = await self._unless_stopped(ClientInstance.acquire(self._config))
+            instance = await starting.unless_stopped(ClientInstance.acquire(self._config))
             try:
                 if self._state is not _State.STARTING:
-                    raise self._stopped_early()
+                    raise _stopped_early(type(self).__name__)
                 self._join(instance)
             except BaseException:
                 await instance.release()
@@ -114,9 +117,7 @@ class ClientUser:
             if self._done.get_loop() is not asyncio.get_running_loop():
                 raise WrongLoopError(f"this {type(self).__name__} was started on another event loop")
             self._state = _State.STOPPING
-            if self._starting is not None:  # there is nothing yet that a stop would have to wait for
-                self._starting.reschedule(self._done.get_loop().time())
-                self._starting = None
+            self._starting.stop()  # there is nothing yet that a stop would have to wait for
             await asyncio.wait([self._done])
             return
         instance = self._instance
@@ -171,23 +172,6 @@ class ClientUser:
         finally:
             self._scopes.discard(scope)
 
-    async def _unless_stopped(self, acquiring: Awaitable[ClientInstance]) -> ClientInstance:
-        """The instance; ClientStateError when this is stopped meanwhile."""
-        try:
-            async with asyncio.timeout(None) as scope:
-                self._starting = scope
-                try:
-                    return await acquiring
-                finally:
-                    self._starting = None
-        except TimeoutError:
-            if scope.expired():
-                raise self._stopped_early() from None
-            raise
-
-    def _stopped_early(self) -> ClientStateError:
-        return ClientStateError(f"this {type(self).__name__} was stopped while it started")
-
     def _join(self, instance: ClientInstance) -> None:
         """Called once, when the instance runs."""
 
@@ -205,3 +189,7 @@ class ClientUser:
 
     def _stopped(self) -> ClientStateError:
         return ClientStateError(f"this {type(self).__name__} was stopped")
+
+
+def _stopped_early(kind: str) -> ClientStateError:
+    return ClientStateError(f"this {kind} was stopped while it started")

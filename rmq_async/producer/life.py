@@ -7,8 +7,9 @@ import os
 import warnings
 import weakref
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
@@ -19,6 +20,7 @@ from rmq_protocol.validation import check_group
 
 from ..client.instance import ClientInstance
 from ..client.user import stop_budget
+from ..client.waits import Waits
 from ..config import ClientConfig
 from ..errors import ClientStateError, ConfigError, WrongLoopError
 from ..transport import check_not_forked, generation
@@ -63,7 +65,7 @@ class ProducerLife:
         """Together they tell, at half the price of asking for the running loop, that it is the one this was started on."""
         self._changing: asyncio.Future[None] | None = None
         """Resolved when a start or a stop that is under way is over."""
-        self._starting: asyncio.Timeout | None = None
+        self._starting = Waits(partial(_stopped_early, self.group))
         """What a start waits for, so that ``stop`` can end it."""
         self._generation = generation()
 
@@ -97,11 +99,12 @@ class ProducerLife:
         self._state = ProducerState.STARTING
         self._generation = generation()
         self._changing = changing = get_running_loop().create_future()
+        self._starting = Waits(partial(_stopped_early, self.group))
         try:
-            instance = await self._unless_stopped(ClientInstance.acquire(self.client_config))
+            instance = await self._starting.unless_stopped(ClientInstance.acquire(self.client_config))
             try:
                 if self._state is not ProducerState.STARTING:
-                    raise self._stopped_early()
+                    raise _stopped_early(self.group)
                 self._sender = await self._join(instance)
             except BaseException:
                 await instance.release(0)
@@ -128,9 +131,7 @@ class ProducerLife:
             if changing.get_loop() is not get_running_loop():
                 self._wrong_loop()
             self._state = ProducerState.STOPPING
-            if self._starting is not None:  # there is nothing yet that a stop would have to wait for
-                self._starting.reschedule(changing.get_loop().time())
-                self._starting = None
+            self._starting.stop()  # there is nothing yet that a stop would have to wait for
             await asyncio.wait([changing])
             return
         if self._state is not ProducerState.RUNNING:
@@ -172,9 +173,9 @@ class ProducerLife:
             check_group(sender.producer_group)
             instance.register_producer(sender.producer_group)
             try:
-                await self._unless_stopped(sender.topics.warm_up())
+                await self._starting.unless_stopped(sender.topics.warm_up())
                 if self._state is not ProducerState.STARTING:
-                    raise self._stopped_early()
+                    raise _stopped_early(self.group)
             except BaseException:
                 await instance.unregister_producer(sender.producer_group, 0.0)
                 raise
@@ -182,23 +183,6 @@ class ProducerLife:
             await sender.close(0.0)
             raise
         return sender
-
-    async def _unless_stopped(self, waiting: Awaitable[T]) -> T:
-        """A step of the start; ClientStateError when the producer is stopped meanwhile."""
-        try:
-            async with asyncio.timeout(None) as scope:
-                self._starting = scope
-                try:
-                    return await waiting
-                finally:
-                    self._starting = None
-        except TimeoutError:
-            if scope.expired():
-                raise self._stopped_early() from None
-            raise
-
-    def _stopped_early(self) -> ClientStateError:
-        return ClientStateError(f"producer {self.group} was stopped while it started")
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -242,3 +226,7 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _stopped_early(group: str) -> ClientStateError:
+    return ClientStateError(f"producer {group} was stopped while it started")

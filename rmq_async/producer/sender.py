@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
@@ -16,6 +16,7 @@ from rmq_protocol.send_codec import SendReply
 from rmq_protocol.trace import MessageType
 
 from ..client.instance import ClientInstance
+from ..client.waits import Waits
 from ..errors import (
     BackpressureError,
     ClientStateError,
@@ -93,7 +94,9 @@ class Sender:
         """Whether calls carry a Watch."""
         self._lines: dict[str, Line] = {}
         self._most_lines = LINES_KEPT
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits = Waits(_stopping)
+        self.unless_stopped = self._waits.unless_stopped
+        """What a call waits for before it has sent anything; ClientStateError when the producer stops meanwhile."""
         self.closed = False
         self.wire = Wire(self._settings, self.encoder.born_ms, self, self.window)
         self.submit = self.wire.submit
@@ -454,30 +457,11 @@ class Sender:
         self.closed = True
         for line in self._lines.values():
             line.fail(_stopping)
-        waits, self._waits = self._waits, set()
-        for scope in waits:
-            scope.reschedule(asyncio.get_running_loop().time())
+        self._waits.stop()
         for call in tuple(self.calls):
             call.abort()
         for connection in self.pool.connections:
             connection.abandon(self, lambda written: stopped(maybe_stored=written))
-
-    async def unless_stopped(self, waiting: Awaitable[T]) -> T:
-        """What a call waits for before it has sent anything; ClientStateError when the producer stops meanwhile."""
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                if self.closed:
-                    scope.reschedule(0.0)
-                else:
-                    self._waits.add(scope)
-                return await waiting
-        except TimeoutError:
-            if scope.expired():
-                raise _stopping() from None
-            raise
-        finally:
-            self._waits.discard(scope)
 
 
 def _stopping() -> ClientStateError:
