@@ -355,6 +355,8 @@ class SendCall(Generic[Result]):
                     watched.failed(record.error)
                 return
             record.connection = connection
+            if cap is not None:  # connecting may have taken it all, and what nobody can answer in time is only sent twice
+                deadline = min(self._deadline, max(deadline, monotonic() + cap / 2))
             pending = self._sender.submit(connection, target, self._outgoing, record, deadline, self._deadline, watched)
             record.opaque = pending.opaque
         except RocketMQError as error:

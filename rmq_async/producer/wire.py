@@ -88,11 +88,14 @@ class Wire:
     def frame(
         self, connection: Connection, target: Target, outgoing: Outgoing, opaque: int, *, oneway: bool = False
     ) -> tuple[int, bytes | list[bytes], PassedRequest | None]:
-        """Code and frame of a send, by the template where that will do; else also the request that passed the hooks, if any."""
+        """Code and frame of a send, by the template where that will do; else also the request that passed the hooks, if any.
+
+        ``oneway``: for what no template will do; others are filled in where they are queued.
+        """
         born_ms = self._born_ms()
         if not target.general and not outgoing.code:
             batch = outgoing.batch_ids is not None
-            template = target.oneway if oneway else target.batch if batch else target.single
+            template = target.batch if batch else target.single
             parts = template.parts(opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag)
             return (SEND_BATCH if batch else SEND), parts, None
         command = send_command(self._settings, target, outgoing, outgoing.properties, int(born_ms), oneway=oneway)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -155,13 +156,32 @@ async def test_under_random_faults_nothing_acknowledged_is_lost(servers: Embedde
 
 async def test_many_producers_and_topics_at_once(servers: EmbeddedRocketMQ) -> None:
     topics = [f"topic-{number}" for number in range(20)]
-    senders = [Producer(f"group-{number}", namesrv=servers.namesrv) for number in range(5)]
+    senders = [Producer(f"group-{number}", namesrv=servers.namesrv, timeout=10.0) for number in range(5)]
     await asyncio.gather(*[sender.start() for sender in senders])
     await asyncio.gather(*[sender.send(message(topic=topic)) for sender in senders for topic in topics for _ in range(5)])
     assert servers.statistics("namesrv").connections == 1
     assert all(servers.statistics(name).connections == 1 for name in servers.brokers)
     await asyncio.gather(*[sender.stop() for sender in senders])
     assert sum(len(servers.messages(topic)) for topic in topics) == 500
+
+
+async def test_a_loop_blocked_while_connecting_sends_nothing_twice(servers: EmbeddedRocketMQ) -> None:
+    blocked = 0
+
+    async def block() -> None:
+        nonlocal blocked
+        while not any(servers.statistics(name).connections for name in servers.brokers):
+            await asyncio.sleep(0)
+        time.sleep(1.2)  # longer than an attempt of 3 s shared by three
+        blocked += 1
+
+    async with Producer("group", namesrv=servers.namesrv) as sender:
+        blocking = asyncio.ensure_future(block())
+        results = await asyncio.gather(*[sender.send(item) for item in messages(100)])
+        await blocking
+    assert blocked == 1
+    assert [result.attempts for result in results] == [1] * 100
+    assert len(servers.messages(TOPIC)) == 100
 
 
 async def test_stop_in_the_middle_of_everything(servers: EmbeddedRocketMQ) -> None:
