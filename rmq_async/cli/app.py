@@ -26,6 +26,7 @@ from .pull import pull
 from .security import security_given, security_options, security_settings
 from .send import send
 from .server import MAX_BROKERS, MAX_MEGABYTES, run_server
+from .spark import spark
 from .topic import topic
 
 __all__ = ["rmq", "run_command"]
@@ -168,5 +169,5 @@ def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -
     return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
 
 
-for command in (send, pull, topic, message):
+for command in (send, pull, topic, message, spark):
     rmq.add_command(command)

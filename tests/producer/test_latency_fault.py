@@ -201,7 +201,7 @@ async def test_every_way_tells_what_became_of_its_further_attempts(cluster: Clus
         assert (await send(sender)).queue.broker_name == sends[0]  # 0.2 s later than it should, while the other was waited for
         one, other = [faults.items[broker] for broker in sends]
         assert one.reachable_from > 0 == other.reachable_from
-        assert 0.1 < other.latency < 0.2 <= one.latency
+        assert 0.1 < other.latency < 0.19 < one.latency
 
 
 async def test_a_further_attempt_gets_the_whole_rest_where_only_isolated_brokers_are_left(trio: Cluster) -> None:

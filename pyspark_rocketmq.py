@@ -1,0 +1,5 @@
+"""Lets Spark find ``format("rocketmq")`` by itself: it looks for ``DefaultSource`` in modules named ``pyspark_*``."""
+
+from rmq_async.spark.source import RocketMQDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,175 @@
+"""What to read next, decided: ends of micro-batches, ranges of offsets, their cut into partitions, and what of them is lost.
+
+Pure. ``Offsets`` are resolved: whole numbers by queue, the end of a range exclusive.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from rmq_protocol.errors import shown
+from rmq_protocol.message import MessageQueue
+
+from ..errors import ConfigError, OffsetRangeError
+from .positions import key_of, queue_of
+
+__all__ = ["EndOffset", "Loss", "Range", "cut", "find_losses", "limited", "raise_losses"]
+
+Offsets = Mapping[MessageQueue, int]
+VERSION = 1
+
+
+class Range(NamedTuple):
+    """Offsets [start, end) of one queue."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker, self.queue_id)
+
+    @property
+    def size(self) -> int:
+        return max(self.end - self.start, 0)
+
+
+@dataclass(frozen=True)
+class EndOffset:
+    """What a checkpoint holds: the offsets, and those the stream began with. ``init`` is None for an offset that Spark has not
+    written: the answer of ``initialOffset``."""
+
+    queues: Offsets
+    init: Offsets | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As Spark keeps it: a dict that ``json.dumps`` takes."""
+        data: dict[str, Any] = {"v": VERSION, "q": _written(self.queues)}
+        if self.init is not None:
+            data["init"] = _written(self.init)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Any) -> EndOffset:
+        """Raises ConfigError for a checkpoint of something else, or of a later version."""
+        if not isinstance(data, dict) or not isinstance(data.get("q"), dict):
+            raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}")
+        if data.get("v") != VERSION:
+            raise ConfigError(f"the checkpoint is of version {data.get('v')}, this is version {VERSION}")
+        init = data.get("init")
+        return cls(_read(data["q"]), None if init is None else _read(init))
+
+
+def _written(offsets: Offsets) -> dict[str, int]:
+    return {key_of(queue): offset for queue, offset in sorted(offsets.items())}
+
+
+def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    try:
+        return {queue_of(key): int(offset) for key, offset in data.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the checkpoint's offsets cannot be read: {error}") from None
+
+
+def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
+    """The end of a micro-batch of at most ``limit`` offsets, shared out by backlog; every queue with a backlog gets on in the end.
+
+    ``start`` names every queue of ``latest``. An end is never below its start.
+    """
+    backlog = {queue: latest[queue] - start[queue] for queue in latest if latest[queue] > start[queue]}
+    total = sum(backlog.values())
+    ends = {queue: max(offset, start[queue]) for queue, offset in latest.items()}
+    if limit is None or total <= limit:
+        return ends
+    shares = {queue: size * limit // total for queue, size in backlog.items()}
+    left = limit - sum(shares.values())
+    by_remainder = sorted(backlog, key=lambda queue: (-(backlog[queue] * limit % total), queue))
+    for queue in by_remainder[:left]:
+        shares[queue] += 1
+    return ends | {queue: start[queue] + shares[queue] for queue in backlog}
+
+
+def cut(
+    ranges: Iterable[Range], *, at_least: int | None = None, at_most: int | None = None, max_records: int | None = None
+) -> list[tuple[Range, ...]]:
+    """Partitions: a range each; cut further until there are ``at_least`` and none is above ``max_records``, or several together so
+    that there are not more than ``at_most``. Empty ranges are left out."""
+    pieces = [piece for whole in ranges if whole.size for piece in _pieces(whole, max_records)]
+    if at_least is not None and len(pieces) < at_least:
+        total = sum(piece.size for piece in pieces)
+        pieces = [
+            part for piece in pieces for part in _parts(piece, max(1, -(-piece.size * at_least // total) if total else 1))
+        ]
+    if at_most is None or len(pieces) <= at_most:
+        return [(piece,) for piece in pieces]
+    bins: list[tuple[int, int, list[Range]]] = [(0, number, []) for number in range(at_most)]
+    for piece in sorted(pieces, key=lambda piece: (-piece.size, piece)):
+        size, number, content = heapq.heappop(bins)
+        content.append(piece)
+        heapq.heappush(bins, (size + piece.size, number, content))
+    return [tuple(sorted(content)) for _, _, content in sorted(bins, key=lambda item: item[1])]
+
+
+def _pieces(whole: Range, max_records: int | None) -> list[Range]:
+    return [whole] if max_records is None else _parts(whole, -(-whole.size // max_records))
+
+
+def _parts(whole: Range, count: int) -> list[Range]:
+    size = whole.size
+    count = min(count, size)
+    edges = [whole.start + size * number // count for number in range(count + 1)]
+    return [whole._replace(start=first, end=last) for first, last in pairwise(edges)]
+
+
+class Loss(NamedTuple):
+    """Offsets that were to be read and are not there. ``why``: a part of a sentence."""
+
+    queue: MessageQueue
+    why: str
+    wanted: tuple[int, int]
+    available: tuple[int, int] | None
+
+    def __str__(self) -> str:
+        there = (
+            "nothing is available" if self.available is None else f"available are {self.available[0]} to {self.available[1]}"
+        )
+        return f"{key_of(self.queue)}: {self.why}; offsets {self.wanted[0]} to {self.wanted[1]} were to be read, {there}"
+
+
+def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
+    """The four cases of Spark's Kafka source. ``earliest``, ``latest``: of the queues that are there now."""
+    losses = []
+    for queue in sorted(end):
+        first, last = start.get(queue, end[queue]), end[queue]
+        if queue not in latest:
+            if last > first:
+                losses.append(Loss(queue, "the queue is gone", (first, last), None))
+            continue
+        there = (earliest[queue], latest[queue])
+        if latest[queue] < first:
+            losses.append(Loss(queue, "the queue was made anew", (first, last), there))
+        elif first < earliest[queue] and last > first:
+            losses.append(Loss(queue, "messages were deleted before they were read", (first, last), there))
+        elif last > latest[queue]:
+            losses.append(Loss(queue, "the end is beyond the last message", (first, last), there))
+    return losses
+
+
+def raise_losses(losses: Sequence[Loss]) -> None:
+    """Raises OffsetRangeError for the first one, that counts the others."""
+    if losses:
+        more = f" (and {len(losses) - 1} more queues)" if len(losses) > 1 else ""
+        raise OffsetRangeError(
+            f"data is lost: {losses[0]}{more}; with failOnDataLoss=false the query goes on with what there is",
+            min_offset=losses[0].available[0] if losses[0].available else 0,
+            max_offset=losses[0].available[1] if losses[0].available else 0,
+            broker=losses[0].queue.broker_name,
+        )

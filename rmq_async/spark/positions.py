@@ -1,0 +1,143 @@
+"""Offsets by queue, as options and checkpoints write them.
+
+One form is written: ``{"topic/broker/3": 17}``, flat, sorted. Two are read: that one, and the nested one of the connector that
+RocketMQ once had, ``{"topic": {"broker": {"3": 17}}}``. -2 stands for the earliest offset, -1 for the latest.
+
+A checkpoint holds more (``EndOffset``): what a stream's very first offsets were. Spark asks for these again after a restart
+before the first commit, and "latest" would by then be another place: the messages between would be lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from rmq_protocol.errors import InvalidMessageError, shown
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.validation import check_topic
+
+from ..errors import ConfigError
+
+__all__ = [
+    "EARLIEST", "LATEST", "Positions", "Start", "Times", "key_of", "parse_positions", "parse_queues", "parse_times", "queue_of",
+]  # fmt: skip
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+_HIGHEST: Final = 1 << 62
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Offsets by queue, EARLIEST and LATEST among them."""
+
+    queues: Mapping[MessageQueue, int]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds since 1970 by queue, and by topic for the queues that are not named."""
+
+    queues: Mapping[MessageQueue, int]
+    topics: Mapping[str, int]
+
+    def of(self, queue: MessageQueue) -> int | None:
+        """None where nothing is said of the queue."""
+        return self.queues.get(queue, self.topics.get(queue.topic))
+
+
+Start = Literal["earliest", "latest"] | int | Times | Positions
+"""Where to begin or to end; a number is a moment in milliseconds, for every queue."""
+
+
+def key_of(queue: MessageQueue) -> str:
+    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+def queue_of(key: str) -> MessageQueue:
+    """The inverse of ``key_of``. Topic names have no "/", broker names may. Raises ValueError."""
+    topic, _, rest = key.partition("/")
+    broker, _, number = rest.rpartition("/")
+    if not topic or not broker or not number.isascii() or not number.isdigit() or len(number) > 10:
+        raise ValueError(f"{shown(key)} is not topic/broker/queue")
+    return MessageQueue(topic, broker, int(number))
+
+
+def parse_positions(option: str, data: Any) -> Positions:
+    """Raises ConfigError that names the option and what in it is wrong."""
+    return Positions({queue: _number(option, queue, value, EARLIEST) for queue, value in _flat(option, data).items()})
+
+
+def parse_times(option: str, data: Any) -> Times:
+    """``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form."""
+    whole = {key: value for key, value in _object(option, data).items() if isinstance(value, int) and "/" not in key}
+    for topic, value in whole.items():
+        _check_topic(option, topic)
+        _number(option, topic, value, 0)
+    rest = {key: value for key, value in data.items() if key not in whole}
+    return Times({queue: _number(option, queue, value, 0) for queue, value in _flat(option, rest).items()}, whole)
+
+
+def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]]:
+    """``{"topic": {"broker": [0, 1]}}``."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for topic, brokers in _object(option, data).items():
+        _check_topic(option, topic)
+        if not isinstance(brokers, dict) or not brokers:
+            raise ConfigError(f'option {option}: {topic} must be {{"broker": [0, 1]}}, not {shown(brokers)}')
+        for broker, numbers in brokers.items():
+            if not isinstance(numbers, list) or not numbers or not all(_is_queue_id(number) for number in numbers):
+                raise ConfigError(f"option {option}: {topic}, {broker} must be a list of queue numbers, not {shown(numbers)}")
+            found.setdefault(topic, {})[broker] = tuple(dict.fromkeys(numbers))
+    if not found:
+        raise ConfigError(f"option {option} names no queue")
+    return found
+
+
+def _flat(option: str, data: Any) -> dict[MessageQueue, Any]:
+    found: dict[MessageQueue, Any] = {}
+    for key, value in _object(option, data).items():
+        if isinstance(value, dict):
+            _check_topic(option, key)
+            for broker, numbers in value.items():
+                if not isinstance(numbers, dict):
+                    raise ConfigError(f'option {option}: {key}, {broker} must be {{"queue": offset}}, not {shown(numbers)}')
+                found.update({_queue(option, f"{key}/{broker}/{number}"): offset for number, offset in numbers.items()})
+        else:
+            found[_queue(option, key)] = value
+    return found
+
+
+def _object(option: str, data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConfigError(f"option {option} must be a JSON object by queue, not {shown(json.dumps(data))}")
+    return data
+
+
+def _queue(option: str, key: str) -> MessageQueue:
+    try:
+        queue = queue_of(key)
+    except ValueError as error:
+        raise ConfigError(f"option {option}: {error}") from None
+    _check_topic(option, queue.topic)
+    return queue
+
+
+def _check_topic(option: str, topic: str) -> None:
+    try:
+        check_topic(topic)
+    except InvalidMessageError as error:
+        raise ConfigError(f"option {option}: {error}") from None
+
+
+def _number(option: str, what: object, value: Any, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _HIGHEST:
+        name = key_of(what) if isinstance(what, MessageQueue) else what
+        raise ConfigError(f"option {option}: {name} must be a whole number of {low} or more, not {shown(value)}")
+    return value
+
+
+def _is_queue_id(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 31

@@ -1,0 +1,176 @@
+"""One Spark session and one real cluster for all tests below here, which are marked ``spark``.
+
+The session is local[2] with two tries of a task. Where pyspark or Java is missing the tests are skipped, with the reason; they fail
+instead where RMQ_REQUIRE_SPARK=1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from rmq_async import Admin, MessageExt, PullConsumer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.spark)
+            if "cluster" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.cluster)
+
+
+class Loop:
+    """An event loop in a thread, for tests that are no coroutines: Spark's calls wait."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tests")
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
+        return self.start(work).result(timeout)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Topics:
+    """Topics of one cluster: made, and read without Spark."""
+
+    def __init__(self, loop: Loop, namesrv: str) -> None:
+        self.namesrv = namesrv
+        self.loop = loop
+        self._numbers = count()
+
+    def make(self, queues: int = 4, name: str | None = None) -> str:
+        topic = name or f"spark-{os.getpid()}-{next(self._numbers)}"
+
+        async def make() -> None:
+            async with Admin(namesrv=self.namesrv) as admin:
+                await admin.create_topic(topic, queues=queues)
+
+        self.loop.run(make())
+        return topic
+
+    def read(self, topic: str) -> list[MessageExt]:
+        """Everything in the topic, by queue and offset."""
+
+        async def read() -> list[MessageExt]:
+            async with PullConsumer("reads", namesrv=self.namesrv) as consumer:
+                return [message async for message in consumer.read(topic)]
+
+        return sorted(self.loop.run(read()), key=lambda message: (message.queue, message.queue_offset))
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[Loop]:
+    running = Loop()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
+    if not shutil.which("java") and not os.environ.get("JAVA_HOME"):
+        missing.append("Java")
+    if missing:
+        reason = f"for Spark is missing: {', '.join(missing)}"
+        if os.environ.get("RMQ_REQUIRE_SPARK") == "1":
+            pytest.fail(f"RMQ_REQUIRE_SPARK=1, but {reason}", pytrace=False)
+        pytest.skip(reason)
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    place = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master("local[2,2]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .config("spark.local.dir", str(place / "local"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def embedded(loop: Loop) -> Iterator[EmbeddedRocketMQ]:
+    """Two brokers in memory, shared."""
+    servers = EmbeddedRocketMQ(brokers=2)
+    loop.run(servers.start())
+    yield servers
+    loop.run(servers.stop())
+
+
+@pytest.fixture(scope="session")
+def embedded_topics(loop: Loop, embedded: EmbeddedRocketMQ) -> Topics:
+    return Topics(loop, embedded.namesrv)
+
+
+@pytest.fixture(scope="session")
+def cluster(loop: Loop) -> Iterator[RealCluster | ExternalCluster]:
+    """One name server, one broker; or the cluster that NAMESRV_ADDR names. No test stops it."""
+    if address := os.environ.get("NAMESRV_ADDR"):
+        external = ExternalCluster(address)
+        loop.run(external.start())
+        yield external
+        return
+    real = RealCluster()
+    require(real.version)
+    loop.run(real.start(), 180)
+    yield real
+    loop.run(real.stop(), 60)
+
+
+@pytest.fixture(scope="session")
+def topics(loop: Loop, cluster: RealCluster | ExternalCluster) -> Topics:
+    """Of the real cluster."""
+    return Topics(loop, cluster.namesrv)
+
+
+@pytest.fixture
+def reading(spark: SparkSession, topics: Topics) -> Callable[..., Any]:
+    """``reading(topic, option=value)``: a batch DataFrame of a topic of the real cluster."""
+
+    def read(topic: str | None = None, **options: object) -> Any:
+        reader = spark.read.format("rocketmq").option("nameserver", topics.namesrv)
+        given = {"topic": topic, **options} if topic is not None else options
+        for name, value in given.items():
+            reader = reader.option(name, str(value))
+        return reader.load()
+
+    return read
