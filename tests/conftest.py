@@ -3,8 +3,8 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 2``) there are two groups, so two processes: tests that start servers of Java or measure, most
-of whose time is waiting, and all others.
+With pytest-xdist (``tox`` runs ``-n 2``) two processes take three groups: tests that start servers of Java or measure, most of whose
+time is waiting; all others; and those that share a Spark session, for the process that is done first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ pytest_plugins = ["pytester"]
 logging.setLoggerClass(canaries.CanaryLogger)
 
 REAL_SERVERS = ("tests/cluster/", "tests/test_benchmarks.py")
+SPARK = "tests/spark/"
 
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""
@@ -34,6 +35,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(SPARK):
+                return "spark"
             return "real servers" if nodeid.startswith(REAL_SERVERS) else "others"
 
     return ByGroup(config, log)
