@@ -3,8 +3,8 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 2``) two processes take three groups: tests that start servers of Java or measure, most of whose
-time is waiting; all others; and those that share a Spark session, for the process that is done first.
+With pytest-xdist (``tox`` runs ``-n 2``) two processes take three groups: tests that start servers of Java or measure, most of
+whose time is waiting; all others; and those that share a Spark session, for the process that is done first.
 """
 
 from __future__ import annotations
