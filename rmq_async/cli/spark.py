@@ -1,4 +1,4 @@
-"""``rmq spark ...``: the pipelines of the extra ``spark``. They read their arguments themselves, since they also run without this program."""
+"""``rmq spark ...``: the pipelines of the extra ``spark``. They read their arguments themselves, as they also run without ``rmq``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from .options import needs_command
+from .options import WRONG_USE, needs_command
 
 __all__ = ["spark"]
 
@@ -19,12 +19,21 @@ PIPELINES: Final = {
     "reconcile": "What was sent against what the topic holds.",
     "load": "Load from the executors, and its report.",
 }
+_NEEDED: Final = ("pyspark", "pyarrow")
 
 
-@click.group(invoke_without_command=True, short_help="Pipelines between topics and tables, on Spark.")
+@click.group(
+    invoke_without_command=True,
+    short_help="Pipelines between topics and tables, on Spark.",
+    epilog="What each does and promises, and how to give it to spark-submit: docs/spark.md.",
+)
 @click.pass_context
 def spark(context: click.Context) -> int:
-    """Pipelines between topics and tables, on Spark (extra ``spark``). Each has a --help of its own."""
+    """Pipelines between topics and tables, on Spark.
+
+    They need the extra `spark` and Java 17 or later. Each has a --help of its own. They run in this process (local[*]) unless
+    --master or spark-submit says otherwise.
+    """
     return needs_command(context)
 
 
@@ -32,19 +41,33 @@ def _pipeline(name: str, summary: str) -> click.Command:
     @click.command(
         name,
         short_help=summary,
-        help=summary,
+        help=f"{summary} `rmq spark {name} --help` tells its options.",
         add_help_option=False,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        context_settings={"ignore_unknown_options": True},
     )
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
     def command(arguments: tuple[str, ...]) -> int:
-        if util.find_spec("pyspark") is None:
-            raise click.ClickException("Spark is not installed: pip install 'rmq-async[spark]'")
+        missing = [package for package in _NEEDED if not _is_installed(package)]
+        if missing:
+            raise _NotInstalled(
+                f"{missing[0]} is not installed; pip install 'rmq-async[spark]' brings all that this command needs"
+            )
         module = import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}")
         code: int = module.main(arguments)
         return code
 
     return command
+
+
+class _NotInstalled(click.ClickException):
+    exit_code = WRONG_USE
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return util.find_spec(package) is not None
+    except ValueError:  # it is being kept out, as None among the modules
+        return False
 
 
 for _name, _summary in PIPELINES.items():
