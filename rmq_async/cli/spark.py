@@ -1,4 +1,4 @@
-"""``rmq spark ...``: the pipelines of the extra ``spark``. They read their arguments themselves, as they also run without ``rmq``."""
+"""``rmq spark ...``: the pipelines of the extra ``spark``. They read their arguments themselves: they also run without ``rmq``."""
 
 from __future__ import annotations
 

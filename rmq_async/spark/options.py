@@ -23,7 +23,15 @@ from .connection import Access, access_of
 from .positions import Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
 
-__all__ = ["OPTIONS", "ReadOptions", "WriteOptions", "chosen_columns", "read_options", "write_options"]
+__all__ = [
+    "OPTIONS",
+    "ReadOptions",
+    "WriteOptions",
+    "chosen_columns",
+    "read_options",
+    "read_options_of_either",
+    "write_options",
+]
 
 Use = Literal["batch read", "streaming read", "batch write", "streaming write"]
 
@@ -274,6 +282,13 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         commit=given.flag("commitOffsets", False),
         pushdown=False if streaming else given.flag("filterPushdown", False),
     )
+
+
+def read_options_of_either(options: Mapping[str, str]) -> ReadOptions:
+    """Where nobody knows yet whether it is a batch or a stream: as a batch, unless something says stream."""
+    given = {name.lower() for name in options}
+    only_streams = {option.name.lower() for option in OPTIONS if option.uses == _STREAM} | _SPARKS_OWN
+    return read_options(options, streaming=not given.isdisjoint(only_streams))
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:

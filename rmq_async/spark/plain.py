@@ -1,18 +1,28 @@
-"""Errors as a data engineer wants to read them. Spark shows the whole Python traceback of an error inside its own message; what
-our clients raise is said by its text, so it leaves with the one frame that Spark needs, and without what it was caused by."""
+"""Errors as a data engineer wants to read them: one sentence, at the end of Spark's own.
+
+Spark shows the whole Python traceback of an error inside its own message. What our clients raise is said by its text, so it leaves
+without one, by the switch that Spark has for that. Spark's workers look at it when they report an error, and end then.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
+import re
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Final, NoReturn, ParamSpec, TypeVar
 
 from ..errors import RocketMQError
 
-__all__ = ["plainly", "plainly_iterated"]
+__all__ = ["plainly", "plainly_iterated", "sentence"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+HIDING: Final = "SPARK_HIDE_TRACEBACK"
+WORKERS: Final = "PYTHON_WORKER_FACTORY_"
+"""What Spark sets in the environment of its Python workers and nowhere else begins so."""
+_ours = re.compile(r"\brmq_(?:async|protocol)\.errors\.\w+: ([^\n]*)")
 
 
 def plainly(function: Callable[P, T]) -> Callable[P, T]:
@@ -23,8 +33,8 @@ def plainly(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except RocketMQError as error:
-            plain = error.with_traceback(None)
-        raise plain from None
+            plain = error
+        _leave(plain)
 
     return calling
 
@@ -38,7 +48,19 @@ def plainly_iterated(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator
             yield from function(*args, **kwargs)
             return
         except RocketMQError as error:
-            plain = error.with_traceback(None)
-        raise plain from None
+            plain = error
+        _leave(plain)
 
     return iterating
+
+
+def sentence(error: BaseException) -> str | None:
+    """What one of our errors said inside an exception of Spark; None where it holds none."""
+    found = _ours.findall(str(error))
+    return found[-1].strip() if found else None
+
+
+def _leave(error: RocketMQError) -> NoReturn:
+    if any(name.startswith(WORKERS) for name in os.environ):
+        os.environ[HIDING] = "1"
+    raise error.with_traceback(None) from None

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from rmq_protocol.message import MessageQueue
 
+from ..errors import RocketMQError
 from .arrow import record_batches
 from .cluster import Cluster
 from .options import ReadOptions
@@ -32,7 +33,7 @@ from .positions import Times
 from .pulling import Puller
 from .worker import worker
 
-__all__ = ["BatchReader", "Slice", "StreamReader"]
+__all__ = ["BatchReader", "RefusedStream", "Slice", "StreamReader"]
 
 logger = logging.getLogger(__name__)
 
@@ -184,3 +185,31 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return False
         self._waiting_since = now
         return True
+
+
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In place of a reader that cannot be made: says why at the first question. Were the making to fail, Spark would run into an
+    error of its own and show that one."""
+
+    def __init__(self, error: RocketMQError) -> None:
+        self._error = error
+
+    @plainly
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    @plainly
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    @plainly
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        raise self._error
+
+    @plainly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    @plainly
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error

@@ -13,10 +13,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..errors import ConfigError
-from .options import ReadOptions, chosen_columns, read_options, write_options
+from ..errors import ConfigError, RocketMQError
+from .options import ReadOptions, read_options, read_options_of_either, write_options
 from .plain import plainly
-from .reading import BatchReader, StreamReader
+from .reading import BatchReader, RefusedStream, StreamReader
 from .schema import SOURCE_COLUMNS, source_ddl
 from .writing import BatchWriter, StreamWriter, sink_columns
 
@@ -35,15 +35,17 @@ class RocketMQDataSource(DataSource):
 
     @plainly
     def schema(self) -> str:
-        return source_ddl(chosen_columns(self.options.get("columns")))
+        return source_ddl(read_options_of_either(self.options).columns)
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(_narrowed(read_options(self.options, streaming=False), schema))
 
-    @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return StreamReader(_narrowed(read_options(self.options, streaming=True), schema))
+        try:
+            return StreamReader(_narrowed(read_options(self.options, streaming=True), schema))
+        except RocketMQError as error:
+            return RefusedStream(error)
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError, RocketMQError
+from rmq_async.spark.plain import sentence
 
 __all__ = ["Job", "Progress", "connection_options", "parser", "run_job", "whole_number"]
 
@@ -136,12 +137,8 @@ def _session(name: str, master: str | None) -> SparkSession:
 
 
 def _sentence(error: BaseException) -> str:
-    """The line of an error that says what is wrong: Spark puts that of a data source at the end of a traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith("SQLSTATE")]
-    ours = [line for line in lines if line.startswith(("rmq_async.errors.", "rmq_protocol.errors."))]
-    if ours:
-        return ours[-1].partition(": ")[2]
-    return lines[0] if lines else type(error).__name__
+    """What is wrong, in a line: what the data source said, else the first line."""
+    return sentence(error) or next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class _Told:
