@@ -1,8 +1,9 @@
 """What every pipeline's command shares: its arguments, its Spark session, how it tells progress and what came of it.
 
 Arguments are read by argparse, so that a pipeline runs where only the extra ``spark`` is installed. People get lines,
-``--json`` gives one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}``. Exit
-codes: 0; 1 for failure, also of what was checked; 2 for wrong use.
+``--json`` gives one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}`` or
+``{"event": "error", ...}``. An error is one sentence on stderr, whatever Spark made of it. Exit codes: 0; 1 for failure, also of
+what was checked; 2 for wrong use.
 """
 
 from __future__ import annotations
@@ -12,24 +13,40 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError, RocketMQError
 from rmq_async.spark.plain import sentence
 
-__all__ = ["Job", "Progress", "connection_options", "parser", "run_job", "whole_number"]
+__all__ = [
+    "Job", "PipelineError", "Progress", "connection_options", "moment", "named_values", "no_progress", "parser", "run_job",
+    "whole_number",
+]  # fmt: skip
 
 Progress = Callable[[Mapping[str, Any]], None]
 """Called now and then with figures of what was done so far."""
 
 FAILED: Final = 1
 WRONG_USE: Final = 2
+INTERRUPTED: Final = 130
+FIRST_MOMENT_MS: Final = 10**11
+"""Of 1973. A smaller number of milliseconds is a number of seconds, or a date without its dashes."""
+
+
+class PipelineError(RocketMQError):
+    """What a pipeline found does not let it go on."""
+
+
+def no_progress(figures: Mapping[str, Any]) -> None:
+    """For callers that are not interested."""
 
 
 class Summary(Protocol):
@@ -52,18 +69,36 @@ class Job(Protocol):
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """With the arguments that all pipelines take."""
-    made = argparse.ArgumentParser(prog=f"rmq spark {name}", description=description, allow_abbrev=False)
-    made.add_argument("--namesrv", metavar="HOST:PORT[;...]", help="name servers of the cluster; default: $NAMESRV_ADDR")
-    made.add_argument("--access-key", metavar="NAME", help="user to sign requests as; the secret is taken from $RMQ_SECRET_KEY")
-    made.add_argument("--tls", action="store_true", help="speak TLS; certificates are verified")
-    made.add_argument("--ca", metavar="FILE", help="authorities to trust, not the system's; implies --tls")
-    made.add_argument("--namespace", metavar="NAME", help="prefix of topics and groups")
-    made.add_argument(
+    """With the arguments that all pipelines take. A job's ``arguments`` may set its ``epilog``, which keeps its lines."""
+    made = argparse.ArgumentParser(
+        prog=f"rmq spark {name}",
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON object a line")
+    cluster = made.add_argument_group("cluster")
+    cluster.add_argument("--namesrv", metavar="HOST:PORT[;...]", help="name servers of the cluster; default: $NAMESRV_ADDR")
+    cluster.add_argument(
+        "--access-key", metavar="NAME", help="user to sign requests as; the secret is taken from $RMQ_SECRET_KEY"
+    )
+    cluster.add_argument("--tls", action="store_true", help="speak TLS; certificates are verified")
+    cluster.add_argument("--ca", metavar="FILE", help="authorities to trust, not the system's; implies --tls")
+    cluster.add_argument("--namespace", metavar="NAME", help="prefix of topics and groups")
+    cluster.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="any option of format rocketmq; may be repeated"
     )
-    made.add_argument("--master", metavar="URL", help="Spark master where spark-submit does not say; default: local[*]")
-    made.add_argument("--json", action="store_true", help="print one JSON object a line")
+    sparks = made.add_argument_group("Spark", "Where spark-submit runs this, its own arguments say the same.")
+    sparks.add_argument("--master", metavar="URL", help="where to run; default: local[*], all cores of this machine")
+    sparks.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="any setting of Spark; may be repeated"
+    )
+    sparks.add_argument(
+        "--log-level",
+        default="OFF",
+        choices=("OFF", "ERROR", "WARN", "INFO", "DEBUG"),
+        help="how much Spark says on stderr; default: OFF, failures are told in one sentence",
+    )
     return made
 
 
@@ -77,10 +112,16 @@ def connection_options(given: argparse.Namespace) -> dict[str, str]:
         "namespace": given.namespace,
     }
     found = {name: value for name, value in options.items() if value is not None}
-    for text in given.option:
+    return found | named_values("--option", given.option)
+
+
+def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
+    """Of an argument that is repeated with NAME=VALUE. Raises ConfigError for one without "="."""
+    found = {}
+    for text in texts:
         name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--option must be NAME=VALUE, not {text}")
+        if not equals or not name:
+            raise ConfigError(f"{argument} must be NAME=VALUE, not {text}")
         found[name] = value
     return found
 
@@ -96,6 +137,21 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return number
 
 
+def moment(text: str) -> datetime:
+    """A type for argparse: ISO 8601, in UTC where it names no zone, or milliseconds since 1970."""
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        if int(text) < FIRST_MOMENT_MS:
+            raise argparse.ArgumentTypeError(f"{text} is too small for milliseconds since 1970; dates have dashes")
+        return datetime.fromtimestamp(int(text) / 1000, UTC)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a time such as 2026-11-22T08:30:00Z, or milliseconds since 1970, not {text}"
+        ) from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
     """Reads the arguments, runs the job in a session that it ends again if it made it; the exit code."""
     made = parser(name, job.DESCRIPTION)
@@ -104,19 +160,17 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
         given = made.parse_args(arguments)
     except SystemExit as ending:  # argparse has told why
         return ending.code if isinstance(ending.code, int) else WRONG_USE
-    told = _Told(as_json=given.json)
+    told = _Told(name, as_json=given.json)
     running = SparkSession.getActiveSession()
     spark: SparkSession | None = None
     try:
         connection_options(given)
-        spark = running or _session(name, given.master)
+        spark = running or _session(name, given)
         summary = job.run(spark, given, told.progress)
-    except ConfigError as error:
-        return told.trouble(name, str(error), WRONG_USE)
-    except (RocketMQError, PySparkException, OSError) as error:
-        return told.trouble(name, _sentence(error), FAILED)
+    except (RocketMQError, PySparkException, Py4JError, OSError) as error:
+        return told.trouble(*explained(error))
     except KeyboardInterrupt:
-        return told.trouble(name, "interrupted", 130)
+        return told.trouble("interrupted", INTERRUPTED)
     finally:
         if spark is not None and running is None:
             spark.stop()
@@ -124,25 +178,50 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
     return FAILED if summary.failed else 0
 
 
-def _session(name: str, master: str | None) -> SparkSession:
-    logging.getLogger("py4j").setLevel(logging.ERROR)
-    builder = SparkSession.builder.appName(f"rmq spark {name}").config("spark.sql.session.timeZone", "UTC")
-    if master is not None:
-        builder = builder.master(master)
+def _session(name: str, given: argparse.Namespace) -> SparkSession:
+    for noisy in ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    builder = SparkSession.builder.appName(f"rmq spark {name}")
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    if given.master is not None:
+        builder = builder.master(given.master)
     elif "SPARK_ENV_LOADED" not in os.environ and "MASTER" not in os.environ:
-        builder = builder.master("local[*]").config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+        builder = builder.master("local[*]")
+        builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    for setting, value in named_values("--conf", given.conf).items():
+        builder = builder.config(setting, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel(given.log_level)
     return spark
 
 
-def _sentence(error: BaseException) -> str:
-    """What is wrong, in a line: what the data source said, else the first line."""
-    return sentence(error) or next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+_JAVA: Final = re.compile(r"^(?:: |Caused by: )?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
+_CLASS: Final = re.compile(r"^\[[A-Z_]+(?:\.[A-Z_]+)*\] ")
+_STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}.*$")
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """The sentence of an error that says what is wrong, and the exit code for it.
+
+    What a data source of Python raises, Spark puts at the end of a traceback, and that into a trace of its own.
+    """
+    if isinstance(error, RocketMQError):
+        return str(error), WRONG_USE if isinstance(error, ConfigError) else FAILED
+    text = str(error)
+    ours = sentence(error)
+    if ours is not None:
+        return _STATE.sub("", ours), WRONG_USE if f"{ConfigError.__name__}: {ours}" in text else FAILED
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("SQLSTATE", "An error occurred while calling"))]
+    if not lines:
+        return type(error).__name__, FAILED
+    return _STATE.sub("", _CLASS.sub("", _JAVA.sub("", lines[0]))), FAILED
 
 
 class _Told:
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, name: str, *, as_json: bool) -> None:
+        self._name = name
         self._as_json = as_json
 
     def progress(self, figures: Mapping[str, Any]) -> None:
@@ -152,18 +231,29 @@ class _Told:
         figures = {field.name: getattr(summary, field.name) for field in dataclasses.fields(summary)}
         self._print("summary", figures | {"failed": summary.failed})
 
-    def trouble(self, name: str, text: str, code: int) -> int:
-        sys.stderr.write(f"rmq spark {name}: {' '.join(text.split())}\n")
+    def trouble(self, text: str, code: int) -> int:
+        line = " ".join(text.split())
+        if self._as_json:
+            self._print("error", {"error": line, "code": code})
+        sys.stderr.write(f"rmq spark {self._name}: {line}\n")
         return code
 
     def _print(self, event: str, figures: Mapping[str, Any]) -> None:
         if self._as_json:
-            line = json.dumps({"event": event, **figures}, default=_plain)
+            text = json.dumps({"event": event, **figures}, default=_plain)
         else:
-            line = f"{event:<9}" + ", ".join(f"{key} {_plain(value)}" for key, value in figures.items())
-        sys.stdout.write(line + "\n")
+            flat = {key: value for key, value in figures.items() if not isinstance(value, Mapping)}
+            text = f"{event:<9}" + ", ".join(f"{key} {_plain(value)}" for key, value in flat.items() if value is not None)
+            for key, value in figures.items():
+                if isinstance(value, Mapping) and value:
+                    text += f"\n{'':9}{key}:" + "".join(f"\n{'':11}{name} {_plain(each)}" for name, each in value.items())
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
 
 def _plain(value: object) -> object:
-    return value.isoformat() if isinstance(value, datetime) else value if isinstance(value, int | float | str) else str(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, list | tuple | set | frozenset):
+        return " ".join(str(_plain(each)) for each in value)
+    return value if isinstance(value, int | float | str) else str(value)
