@@ -1,0 +1,230 @@
+"""A data engineer's first mistakes, by what he reads: one sentence that says what is wrong, at the end of a line or two of Spark's.
+
+What is wrong with options and columns is found without a cluster, so most of it is tested without Spark; then each way on which an
+error leaves (making a read, planning it, a task, a stream and its tasks) is tested in the session.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
+
+from rmq_async.errors import ConfigError
+from rmq_async.spark.plain import HIDING, plainly, plainly_iterated, sentence
+from rmq_async.spark.source import RocketMQDataSource
+
+from .conftest import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ADDRESS = {"nameserver": "127.0.0.1:9876"}
+COLUMNS = (
+    "topic, brokerName, queueId, offset, msgId, offsetMsgId, tags, keys, body, properties, bornTimestamp, storeTimestamp, "
+    "bornHost, storeHost, reconsumeTimes, flag, sysFlag"
+)
+NO_BODY = r"row 0 of partition \d has no body: column body is NULL"
+SINK_COLUMNS = (
+    "body, topic, tags, keys, properties, shardingKey, brokerName, queueId, delayLevel, deliverTimestamp, flag, bornTimestamp"
+)
+
+
+def text_of(mistake: Callable[[], object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        mistake()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "nothing says what to read: give one of the options topic, subscribe, subscribePattern, assign"),
+        ({"topic": "T", "subscribe": "U"}, "options topic and subscribe contradict each other; give one of them"),
+        ({"topik": "T"}, "unknown option topik; is topic meant?"),
+        ({"topic": "T", "kafka.bootstrap.servers": "x:1"}, "unknown option kafka.bootstrap.servers"),
+        ({"topic": "T", "startingOffset": "latest"}, "unknown option startingOffset; is startingOffsets meant?"),
+        ({"topic": "T", "secretkeys": "s"}, "unknown option secretkeys; is secretKey meant?"),
+        ({"topic": "T", "path": "/x"},
+         "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"),
+        ({"topic": ""}, "option topic is empty"),
+        ({"topic": "T", "tags": " "}, "option tags is empty"),
+        ({"topic": "T", "columns": "body,bodi"}, f"option columns: there is no column 'bodi', only {COLUMNS}"),
+        ({"topic": "T", "columns": "body,body"}, "option columns names body twice"),
+        ({"topic": "T", "startingOffsets": "first"},
+         "option startingOffsets must be earliest, latest or JSON by queue, not 'first'"),
+        ({"topic": "T", "startingOffsets": '{"T/a/0": 1'}, "option startingOffsets is no JSON (Expecting ',' delimiter"),
+        ({"topic": "T", "startingOffsets": '{"T": "first"}'}, "option startingOffsets: T"),
+        ({"topic": "T", "endingOffsets": "earliest"}, "option endingOffsets must be latest or JSON by queue, not 'earliest'"),
+        ({"topic": "T", "startingTimestamp": "yesterday"}, "option startingTimestamp must be "),
+        ({"topic": "T", "failOnDataLoss": "no"}, "option failOnDataLoss must be true or false, not 'no'"),
+        ({"topic": "T", "minPartitions": "0"}, "option minPartitions must be a whole number from 1 to 1000000, not '0'"),
+        ({"topic": "T", "namesrv": "x:1"}, "option nameserver is given twice, also as namesrv or namesrvAddr"),
+        ({"topic": "T", "accessKey": "k"}, "option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment"),
+        ({"topic": "T", "secretKey": "s"}, "options secretKey and securityToken need accessKey"),
+        ({"topic": "T", "sendTimeoutMs": "1"}, "option sendTimeoutMs is not one of a batch read, only of a batch write or a "
+         "streaming write"),
+        ({"topic": "T", "maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"},
+         "minOffsetsPerTrigger 6 is more than maxOffsetsPerTrigger 5"),
+        ({"topic": "T", "maxOffsetsPerTrigger": "5", "endingOffsets": "latest"},
+         "option endingOffsets is not one of a streaming read, only of a batch read"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_wrong_read_is_told_before_anything_is_asked(
+    options: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RMQ_SECRET_KEY", raising=False)
+    assert text_of(RocketMQDataSource(ADDRESS | options).schema).startswith(told)
+
+
+def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    told = "no name server is known: give the option nameserver or set NAMESRV_ADDR"
+    assert text_of(RocketMQDataSource({"topic": "T"}).schema) == told
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "overwrite", "told"),
+    [
+        ({"topic": "T"}, "body binary", True, "a topic cannot be overwritten: use .mode('append')"),
+        ({"topic": "T"}, "value binary", False, f"there is no column value to write, only {SINK_COLUMNS}; .select() what is meant"),
+        ({"topic": "T"}, "keys string, tags string", False,
+         "column body is missing: what is written needs it, as binary or string; there are keys, tags"),
+        ({"topic": "T"}, "body integer", False, "column body must be binary or string, not int"),
+        ({"topic": "T"}, "body string, keys integer", False, "column keys must be string or array<string>, not int"),
+        ({}, "body string", False, "nothing says which topic to write to: give the option topic or a column topic"),
+        ({"topic": "T"}, "body string, queueId integer", False,
+         "columns brokerName and queueId name a queue together; one of them is missing"),
+        ({"topic": "T", "idColumn": "id"}, "body string", False, "option idColumn: there is no column id, only body"),
+        ({"topic": "T", "startingOffsets": "latest"}, "body string", False,
+         "option startingOffsets is not one of a batch write, only of a batch read or a streaming read"),
+        ({"topic": "T", "maxMessagesPerSecond": "fast"}, "body string", False,
+         "option maxMessagesPerSecond must be a whole number from 1 to 1099511627776, not 'fast'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_write_is_told_before_anything_is_sent(
+    options: dict[str, str], schema: str, overwrite: bool, told: str
+) -> None:
+    columns = StructType()
+    for column in schema.split(", "):
+        name, kind = column.split()
+        columns.add(name, kind)
+    source = RocketMQDataSource(ADDRESS | options)
+    assert text_of(lambda: source.writer(columns, overwrite)) == told
+
+
+class TestTheWayOut:
+    """Of errors, by what stands in the way: no session is needed."""
+
+    def test_no_traceback_in_a_worker_of_spark_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def wrong() -> None:
+            raise ConfigError("told")
+
+        monkeypatch.setattr(os, "environ", {"PATH": ""})
+        with pytest.raises(ConfigError):
+            plainly(wrong)()
+        assert HIDING not in os.environ
+
+        monkeypatch.setattr(os, "environ", {"PYTHON_WORKER_FACTORY_SECRET": "x"})
+        with pytest.raises(ConfigError, match="told"):
+            plainly(wrong)()
+        assert os.environ[HIDING] == "1"
+
+    def test_bugs_keep_theirs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def steps() -> Iterator[int]:
+            yield 1
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(os, "environ", {"PYTHON_WORKER_FACTORY_SECRET": "x"})
+        with pytest.raises(KeyError):
+            list(plainly_iterated(steps)())
+        assert HIDING not in os.environ
+
+    def test_the_sentence_is_found_in_what_spark_says(self) -> None:
+        said = "[PYTHON_DATA_SOURCE_ERROR] Failed to x: rmq_async.errors.ConfigError: option a: b is c\n SQLSTATE: 38000"
+        assert sentence(RuntimeError(said)) == "option a: b is c"
+        assert sentence(RuntimeError("[DIVIDE_BY_ZERO] Division by zero")) is None
+
+
+class TestInSpark:
+    """Each way on which an error leaves: what ``str`` of Spark's exception holds."""
+
+    def told(self, mistake: Callable[[], object], lines: int | None = 2) -> str:
+        """Our sentence, at most ``lines`` lines into an exception that shows no trace of anybody's."""
+        with pytest.raises(PySparkException) as caught:
+            mistake()
+        text = str(caught.value)
+        assert "Traceback" not in text
+        assert ".py" not in text
+        assert not re.search(r"^\s*at [\w.$]+\(", text, re.MULTILINE), "a trace of Java"
+        assert (
+            lines is None
+            or len([line for line in text.splitlines() if line.strip(" ") and "SQLSTATE" not in line[:12]]) <= lines
+        )
+        return sentence(caught.value) or text
+
+    def test_of_a_batch_read(self, spark: SparkSession, embedded_topics: Topics) -> None:
+        def reading(**options: str) -> Any:
+            return spark.read.format("rocketmq").options(**{"nameserver": embedded_topics.namesrv, **options}).load()
+
+        assert self.told(lambda: reading(topic="T", startingOffsets="{earliest}")).startswith(
+            "option startingOffsets is no JSON (Expecting property name enclosed in double quotes"
+        )
+        told = self.told(lambda: reading(topic="NoSuchTopic").collect())
+        assert told.startswith("topic NoSuchTopic not found, name server 127.0.0.1:")
+
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{nobody.getsockname()[1]}"
+            quick = {"fetchOffset.numRetries": "0", "requestTimeoutMs": "300"}
+            told = self.told(lambda: reading(topic="T", nameserver=address, **quick).collect())
+        assert told.startswith(f"no name server answered within 0.3 s: {address}: cannot connect to {address}")
+
+    def test_of_a_batch_write(self, spark: SparkSession, embedded_topics: Topics) -> None:
+        topic = embedded_topics.make()
+
+        def write(query: str, mode: str | None) -> None:
+            writer = (
+                spark.sql(query).write.format("rocketmq").option("nameserver", embedded_topics.namesrv).option("topic", topic)
+            )
+            (writer if mode is None else writer.mode(mode)).save()
+
+        assert self.told(lambda: write("select 'x' body", "overwrite")) == "a topic cannot be overwritten: use .mode('append')"
+        told = self.told(lambda: write("select cast(null as string) body", "append"))
+        assert re.fullmatch(NO_BODY, told)
+        told = self.told(lambda: write("select 'x' body", None))  # errorifexists: this sentence is Spark's
+        assert 'The data source "rocketmq" cannot be written in the "ErrorIfExists" mode.' in told
+        assert embedded_topics.read(topic) == []
+
+    def test_of_a_stream(self, spark: SparkSession, embedded_topics: Topics, tmp_path: Path) -> None:
+        address = embedded_topics.namesrv
+        topic = embedded_topics.make()
+
+        def run(frame: Any, sink: str, **options: str) -> None:
+            place = str(tmp_path / str(len(list(tmp_path.iterdir()))))
+            writer = frame.writeStream.format(sink).options(checkpointLocation=place, **options).trigger(availableNow=True)
+            writer.start().awaitTermination()
+
+        def reading(**options: str) -> Any:
+            return spark.readStream.format("rocketmq").option("nameserver", address).options(**options).load()
+
+        # The stream finds these; Spark adds the state of the query below the sentence.
+        told = self.told(lambda: run(reading(topic=topic, endingOffsets="latest"), "noop"), None)
+        assert told == "option endingOffsets is not one of a streaming read, only of a batch read"
+        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
+        nulls = rows.selectExpr("cast(null as string) body")
+        told = self.told(lambda: run(nulls, "rocketmq", nameserver=address, topic=topic), None)
+        assert re.fullmatch(NO_BODY, told)
+        assert embedded_topics.read(topic) == []
