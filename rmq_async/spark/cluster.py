@@ -7,20 +7,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import UTC, datetime
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final, TypeVar
 
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
 from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
 from ..client.text import printable
-from ..errors import BrokerNotFoundError, ConfigError, NameServerError, NoPermissionError, OffsetRangeError, RocketMQError
+from ..errors import BrokerNotFoundError, ConfigError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
 from .options import ReadOptions
-from .positions import EARLIEST, LATEST, Positions, Start, Times, key_of
-from .worker import SparkReader, Worker, worker
+from .positions import key_of
+from .worker import SparkReader, worker
 
 __all__ = ["Cluster", "may_pass"]
 
@@ -42,9 +42,24 @@ class Cluster:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    def queues(self) -> tuple[MessageQueue, ...]:
-        """The readable queues that the options mean, now. Raises TopicNotFoundError, ConfigError, NameServerError."""
-        return self._ask(self._queues)
+    def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
+        """The readable queues that the options mean, now. Raises TopicNotFoundError, ConfigError, NameServerError.
+
+        ``begun``: of a stream that runs already, where nothing has to be there. ``wanted``: is waited for, as long as any question
+        is asked again: brokers that are started again are in no route for a while.
+        """
+
+        async def queues(reader: SparkReader) -> tuple[MessageQueue, ...]:
+            found = await self._queues(reader, begun or bool(wanted))
+            missing = [queue for queue in wanted if queue not in found]
+            if missing:
+                raise _MissingError(f"{key_of(missing[0])} is in no route", found)
+            return found
+
+        try:
+            return self._ask(queues)
+        except _MissingError as error:
+            return error.found
 
     def earliest(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         return self._offsets(queues, queue_offsets.min_offset)
@@ -56,50 +71,59 @@ class Cluster:
             self._ask(lambda reader: self._settle(reader, queues))
         return self._offsets(queues, queue_offsets.max_offset)
 
-    def at(self, queues: Iterable[MessageQueue], bound: Start, *, settled: bool = True) -> dict[MessageQueue, int]:
-        """Offsets for ``bound``, of every one of ``queues``.
+    def led(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those whose broker has a master now; a replica's offsets may be behind."""
 
-        Raises ConfigError where the bound names a queue that is not read, or nothing for one that is; OffsetRangeError where a
-        queue holds nothing that young, unless the option says to take its end.
-        """
-        queues = tuple(queues)
-        if bound == "earliest":
-            return self.earliest(queues)
-        if bound == "latest":
-            return self.latest(queues, settled=settled)
-        if isinstance(bound, Positions):
-            return self._at_positions(queues, bound)
-        times = bound if isinstance(bound, Times) else Times({}, {queue.topic: bound for queue in queues})
-        return self._at_times(queues, times)
+        async def led(reader: SparkReader) -> list[MessageQueue]:
+            instance = reader.instance
+            routes = instance.routes
+            return [each for each in queues if routes.address_of(routes.broker_of(instance.names.wire_queue(each))) is not None]
+
+        return self._ask(led)
+
+    def stored_at(self, moments: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Offsets of the first messages stored at these moments (milliseconds) or later; a queue's end where there is none."""
+
+        async def search(reader: SparkReader) -> dict[MessageQueue, int]:
+            instance = reader.instance
+            wire = instance.names.wire_queue
+            return await for_each(
+                moments, lambda queue: queue_offsets.search_offset(instance, wire(queue), moments[queue] / 1000)
+            )
+
+        return self._ask(search)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """For dashboards: failing is logged, and nothing else."""
+        """For dashboards, so it is tried once: failing is logged, and nothing else."""
         group = self._options.group
 
         async def commit(reader: SparkReader) -> None:
-            wire = reader.instance.names.wire(group)
-            await for_each(
-                offsets,
-                lambda queue: queue_offsets.commit(
-                    reader.instance, wire, reader.instance.names.wire_queue(queue), offsets[queue]
-                ),
-            )
+            names = reader.instance.names
 
+            async def one(queue: MessageQueue) -> None:
+                try:
+                    await queue_offsets.commit(reader.instance, names.wire(group), names.wire_queue(queue), offsets[queue])
+                except RocketMQError as error:
+                    failed.append(error)
+
+            await for_each(offsets, one)
+
+        failed: list[RocketMQError] = []
         try:
-            self._ask(commit)
+            self._ask(commit, retries=0)
         except RocketMQError as error:
-            logger.warning("offsets of group %s were not committed: %s", group, printable(error))
+            failed.append(error)
+        if failed:
+            text = printable(failed[0])
+            logger.warning("group %s: offsets of %d queues were not committed, first: %s", group, len(failed), text)
 
     # -- inside
 
-    def _worker(self) -> Worker:
-        return worker()
-
-    def _ask(self, question: Callable[[SparkReader], Awaitable[T]]) -> T:
+    def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None) -> T:
         options = self._options
 
         async def asking() -> T:
-            left = options.fetch_retries
+            left = options.fetch_retries if retries is None else retries
             while True:
                 try:
                     return await question(reader)
@@ -110,8 +134,9 @@ class Cluster:
                 left -= 1
                 await asyncio.sleep(options.fetch_interval)
 
-        reader = self._worker().reader(options.access, options.group)
-        return self._worker().run(asking())
+        here = worker()
+        reader = here.reader(options.access, options.group)
+        return here.run(asking())
 
     def _offsets(self, queues: Iterable[MessageQueue], find: Callable[..., Awaitable[int]]) -> dict[MessageQueue, int]:
         async def offsets(reader: SparkReader) -> dict[MessageQueue, int]:
@@ -126,16 +151,11 @@ class Cluster:
         brokers = {instance.routes.broker_of(queue): queue.topic for queue in wired}
         await for_each(brokers, lambda name: queue_offsets.until_readable(instance, name, brokers[name]))
 
-    async def _queues(self, reader: SparkReader) -> tuple[MessageQueue, ...]:
+    async def _queues(self, reader: SparkReader, begun: bool) -> tuple[MessageQueue, ...]:
         options = self._options
-        topics: Iterable[str] = options.topics
         if options.pattern is not None:
-            matches = re.compile(options.pattern).fullmatch
-            known = await self._worker().topics(options.access)
-            topics = sorted(name for name in known if matches(name) and not is_system_topic(name))
-            if not topics:
-                raise ConfigError(f"option subscribePattern: no topic matches {options.pattern}")
-        found = await for_each(topics, reader.queues)
+            return await self._matching(reader, options.pattern, begun)
+        found = await for_each(options.topics, reader.queues)
         if options.assign is None:
             return tuple(queue for queues in found.values() for queue in queues)
         chosen = [
@@ -144,48 +164,39 @@ class Cluster:
             for broker, numbers in brokers.items()
             for number in numbers
         ]
-        for queue in chosen:
-            if queue not in found[queue.topic]:
-                raise ConfigError(f"option assign: {key_of(queue)} is no readable queue of topic {queue.topic}")
-        return tuple(sorted(chosen))
+        absent = [queue for queue in chosen if queue not in found[queue.topic]]
+        if absent and not begun:
+            raise ConfigError(f"option assign: {key_of(absent[0])} is no readable queue of topic {absent[0].topic}")
+        return tuple(sorted(set(chosen).difference(absent)))
 
-    def _at_positions(self, queues: tuple[MessageQueue, ...], bound: Positions) -> dict[MessageQueue, int]:
-        unknown = [queue for queue in bound.queues if queue not in queues]
-        if unknown:
-            raise ConfigError(f"offsets are given for {key_of(unknown[0])}, which is not read")
-        missing = [queue for queue in queues if queue not in bound.queues]
-        if missing:
-            raise ConfigError(f"no offset is given for {key_of(missing[0])}; -2 means earliest, -1 latest")
-        given = dict(bound.queues)
-        first = [queue for queue, offset in given.items() if offset == EARLIEST]
-        last = [queue for queue, offset in given.items() if offset == LATEST]
-        return given | (self.earliest(first) if first else {}) | (self.latest(last, settled=True) if last else {})
+    async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
+        """Topics of the system never match; retry and dead-letter topics do where the pattern itself has a "%"."""
+        known = await worker().topics(self._options.access)
+        matches = re.compile(pattern).fullmatch
+        topics = [
+            name
+            for name in known
+            if matches(name) and not is_system_topic(name) and ("%" in pattern or not name.startswith(_OF_GROUPS))
+        ]
+        if not topics and not begun:
+            raise ConfigError(f"option subscribePattern: no topic matches {pattern}")
 
-    def _at_times(self, queues: tuple[MessageQueue, ...], times: Times) -> dict[MessageQueue, int]:
-        moments = {queue: times.of(queue) for queue in queues}
-        missing = [queue for queue, moment in moments.items() if moment is None]
-        if missing:
-            raise ConfigError(f"no timestamp is given for {key_of(missing[0])}")
+        async def queues(topic: str) -> tuple[MessageQueue, ...]:
+            try:
+                return await reader.queues(topic)
+            except TopicNotFoundError:  # deleted a moment ago, or without queues
+                return ()
 
-        async def search(reader: SparkReader) -> dict[MessageQueue, int]:
-            instance = reader.instance
+        found = await for_each(topics, queues)
+        return tuple(queue for topic in topics for queue in found[topic])
 
-            async def find(queue: MessageQueue) -> int:
-                moment = datetime.fromtimestamp((moments[queue] or 0) / 1000, UTC)
-                return await queue_offsets.search_offset(instance, instance.names.wire_queue(queue), moment)
 
-            return await for_each(queues, find)
+_OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
-        self.latest(queues, settled=True)
-        return self._ask(search)
 
-    def check_matches(self, offsets: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int], what: str) -> None:
-        """Raises OffsetRangeError for a starting time that a queue holds nothing for: RocketMQ answers with the queue's end."""
-        for queue, offset in sorted(offsets.items()):
-            if offset >= latest[queue]:
-                raise OffsetRangeError(
-                    f"{key_of(queue)} holds nothing stored at {what} or later; "
-                    "startingOffsetsByTimestampStrategy=latest begins at its end",
-                    max_offset=latest[queue],
-                    broker=queue.broker_name,
-                )
+class _MissingError(BrokerNotFoundError):
+    """``found``: the queues that are there."""
+
+    def __init__(self, message: str, found: tuple[MessageQueue, ...]) -> None:
+        super().__init__(message)
+        self.found = found

@@ -20,7 +20,7 @@ from rmq_protocol.validation import check_group, check_topic
 
 from ..errors import ConfigError
 from .connection import Access, access_of
-from .positions import Positions, Start, parse_positions, parse_queues, parse_times
+from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
 
 __all__ = [
@@ -64,7 +64,7 @@ OPTIONS: Final = (
     Option("assign", _READ, "", 'Queues to read: `{"topic": {"broker-a": [0, 1]}}`.'),
     Option(
         "startingOffsets", _READ, "batch: earliest; stream: latest",
-        "`earliest`, `latest` or JSON by queue; -2 is earliest, -1 latest.",
+        "`earliest`, `latest` or JSON by queue; -2 is earliest, -1 latest; a queue that is not named: earliest.",
     ),
     Option("startingOffsetsByTimestamp", _READ, "", "JSON of milliseconds by queue, or by topic; wins over `startingOffsets`."),
     Option("startingTimestamp", _READ, "", "Milliseconds since 1970, by store time, for every queue; wins over both."),
@@ -72,7 +72,10 @@ OPTIONS: Final = (
         "startingOffsetsByTimestampStrategy", _READ, "error",
         "Where a queue holds nothing that young: `error`, or `latest`, from its end.",
     ),
-    Option("endingOffsets", _BATCH, "latest", "`latest` or JSON by queue, exclusive; -1 is latest."),
+    Option(
+        "endingOffsets", _BATCH, "latest",
+        "`latest` or JSON by queue, exclusive; -1 is latest; a queue that is not named: latest.",
+    ),
     Option("endingOffsetsByTimestamp", _BATCH, "", "As `startingOffsetsByTimestamp`; exclusive."),
     Option("endingTimestamp", _BATCH, "", "As `startingTimestamp`; exclusive."),
     Option("failOnDataLoss", _READ, "true", "Whether messages that are gone before they were read fail the query."),
@@ -86,11 +89,14 @@ OPTIONS: Final = (
     Option("maxTriggerDelay", _STREAM, "15m", "See `minOffsetsPerTrigger`: `90s`, `15m`, `1h`."),
     Option("pullBatchSize", _READ, "32", "Messages that one pull asks for, 1 to 1024; brokers give 32 unless told otherwise."),
     Option("pullTimeoutMs", _READ, "120000", "How long a queue may give nothing before the task fails."),
-    Option("fetchOffset.numRetries", _READ, "3", "Further tries when brokers are asked for offsets."),
-    Option("fetchOffset.retryIntervalMs", _READ, "1000", "Between them."),
+    Option("fetchOffset.numRetries", _READ, "30", "Further tries when servers are asked for queues and offsets."),
+    Option("fetchOffset.retryIntervalMs", _READ, "1000", "Between two of them."),
     Option("consumerGroup", _READ, DEFAULT_GROUP, "The group that pulls are made in and offsets are committed for."),
     Option("commitOffsets", _STREAM, "false", "Tell brokers what was read, one micro-batch late; for dashboards only."),
-    Option("filterPushdown", _BATCH, "false", "Tags of a `where` go to the broker; see below."),
+    Option(
+        "filterPushdown", _BATCH, "false",
+        "Parts of a `where` decide what is pulled at all; needs `spark.sql.python.filterPushdown.enabled`.",
+    ),
     Option("requireStatus", _WRITE, "SEND_OK", "`SEND_OK`, or `stored`: the flush or the replica need not be confirmed."),
     Option("idColumn", _WRITE, "", "Column whose text is each message's `RMQ_SPARK_ID`."),
     Option("producerGroup", _WRITE, DEFAULT_PRODUCER_GROUP, "The group that messages are sent in."),
@@ -247,6 +253,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
         raise ConfigError("option maxTriggerDelay needs minOffsetsPerTrigger")
     given.only_one(("minPartitions", "maxPartitions"))
+    given.only_one(("maxRecordsPerPartition", "maxPartitions"))
     fewest, most = (
         given.number("minOffsetsPerTrigger", None, 1, 1 << 62),
         given.number("maxOffsetsPerTrigger", None, 1, 1 << 62),
@@ -257,13 +264,17 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if "startingOffsetsByTimestampStrategy" in given and not by_time:
         raise ConfigError("option startingOffsetsByTimestampStrategy needs startingTimestamp or startingOffsetsByTimestamp")
     topics, pattern, assign = _topics(given)
+    start = _bound(given, "starting", "latest" if streaming else "earliest")
+    end = None if streaming else _bound(given, "ending", "latest")
+    if isinstance(start, int) and isinstance(end, int) and start > end:
+        raise ConfigError(f"startingTimestamp {start} is after endingTimestamp {end}")
     return ReadOptions(
         access=_access(given),
         topics=topics,
         pattern=pattern,
         assign=assign,
-        start=_bound(given, "starting", "latest" if streaming else "earliest"),
-        end=None if streaming else _bound(given, "ending", "latest"),
+        start=start,
+        end=end,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         no_match_error=given.choice("startingOffsetsByTimestampStrategy", "error", "latest") == "error",
         columns=chosen_columns(given.text("columns")),
@@ -276,7 +287,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_delay=_duration(given.text("maxTriggerDelay") or "15m"),
         pull_size=given.integer("pullBatchSize", 32, 1, 1024),
         pull_timeout=given.seconds("pullTimeoutMs", 120_000),
-        fetch_retries=given.integer("fetchOffset.numRetries", 3, 0, 1000),
+        fetch_retries=given.integer("fetchOffset.numRetries", 30, 0, 1000),
         fetch_interval=given.seconds("fetchOffset.retryIntervalMs", 1000),
         group=group,
         commit=given.flag("commitOffsets", False),
@@ -371,7 +382,7 @@ def _topics(given: _Given) -> tuple[tuple[str, ...], str | None, Mapping[str, Ma
 
 def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> Start:
     """The three ways to say it, the strongest first, as Spark's Kafka source orders them."""
-    moment = given.number(f"{side}Timestamp", None, 0, 1 << 53)
+    moment = given.number(f"{side}Timestamp", None, 0, LAST_MOMENT)
     if moment is not None:
         return moment
     name = f"{side}OffsetsByTimestamp"
@@ -385,7 +396,7 @@ def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> 
     if not text.startswith("{"):
         raise ConfigError(f"option {name} must be {', '.join(words)} or JSON by queue, not {text[:200]!r}")
     found: Positions = parse_positions(name, given.decoded(name))
-    if side == "ending" and any(offset == -2 for offset in found.queues.values()):
+    if side == "ending" and EARLIEST in (*found.queues.values(), *found.topics.values()):
         raise ConfigError(f"option {name}: -2 (earliest) is no end")
     return found
 

@@ -18,7 +18,9 @@ from rmq_protocol.message import MessageQueue
 from ..errors import ConfigError, OffsetRangeError
 from .positions import key_of, queue_of
 
-__all__ = ["EndOffset", "Loss", "Range", "cut", "find_losses", "limited", "raise_losses"]
+__all__ = [
+    "EndOffset", "Loss", "Range", "Step", "advance", "cut", "find_losses", "find_odd", "limited", "raise_losses", "starts_of",
+]  # fmt: skip
 
 Offsets = Mapping[MessageQueue, int]
 VERSION = 1
@@ -44,8 +46,8 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class EndOffset:
-    """What a checkpoint holds: the offsets, and those the stream began with. ``init`` is None for an offset that Spark has not
-    written: the answer of ``initialOffset``."""
+    """What a checkpoint holds: the offsets, and where the stream began in each queue, also in those that came later or were made
+    anew. ``init`` is None for an offset that Spark has not written: the answer of ``initialOffset``."""
 
     queues: Offsets
     init: Offsets | None = None
@@ -80,21 +82,82 @@ def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
 
 
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
-    """The end of a micro-batch of at most ``limit`` offsets, shared out by backlog; every queue with a backlog gets on in the end.
+    """The end of a micro-batch of at most ``limit`` offsets, shared out by backlog.
 
-    ``start`` names every queue of ``latest``. An end is never below its start.
+    Every queue with a backlog gets on, however much more the others have; where there are more of them than ``limit``, some get
+    on in this one and the others in the next. ``start`` names every queue of ``latest``. An end is never below its start.
     """
     backlog = {queue: latest[queue] - start[queue] for queue in latest if latest[queue] > start[queue]}
-    total = sum(backlog.values())
     ends = {queue: max(offset, start[queue]) for queue, offset in latest.items()}
-    if limit is None or total <= limit:
+    if limit is None or sum(backlog.values()) <= limit:
         return ends
-    shares = {queue: size * limit // total for queue, size in backlog.items()}
-    left = limit - sum(shares.values())
-    by_remainder = sorted(backlog, key=lambda queue: (-(backlog[queue] * limit % total), queue))
-    for queue in by_remainder[:left]:
+    return ends | {queue: start[queue] + share for queue, share in _shares(start, backlog, limit).items()}
+
+
+def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, int]:
+    """One for each and the rest by what is left of the backlogs, which are more than ``limit`` together."""
+    queues = sorted(backlog)
+    if limit < len(queues):
+        # The sum of the starts grows by what was read, so the next micro-batch begins where this one ends.
+        first = sum(start[queue] for queue in queues) % len(queues)
+        chosen = (queues + queues)[first : first + limit]
+        return {queue: int(queue in chosen) for queue in queues}
+    left = limit - len(queues)
+    total = sum(backlog.values()) - len(queues)
+    shares = {queue: 1 + (backlog[queue] - 1) * left // total for queue in queues}
+    queues.sort(key=lambda queue: -((backlog[queue] - 1) * left % total))
+    for queue in queues[: limit - sum(shares.values())]:
         shares[queue] += 1
-    return ends | {queue: start[queue] + shares[queue] for queue in backlog}
+    return shares
+
+
+class Step(NamedTuple):
+    """The end of the next micro-batch. ``backlog``: offsets that were there for it."""
+
+    end: EndOffset
+    backlog: int
+    losses: list[Loss]
+
+
+def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
+    """Queues whose offset in ``begin`` is not where to go on: new ones, and those that hold less than was read of them."""
+    return [queue for queue, last in latest.items() if last < begin.queues.get(queue, last + 1)]
+
+
+def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None) -> Step:
+    """From ``begin`` as far as ``latest`` and ``limit`` allow; queues that are not there now stay where they are.
+
+    ``earliest``: of the queues that ``find_odd`` told; they are read from their beginning, which ``init`` of the end tells then.
+    """
+    init = dict(begin.queues if begin.init is None else begin.init)
+    starts = dict(begin.queues)
+    losses = []
+    for queue, first in sorted(earliest.items()):
+        there = (first, max(first, latest[queue]))
+        if queue in starts:
+            losses.append(Loss(queue, "the queue was made anew or has lost its end", (starts[queue], starts[queue]), there))
+        elif first > 0:
+            losses.append(Loss(queue, "the queue is new and its first messages were deleted already", (0, first), there))
+        init[queue] = starts[queue] = first
+    absent = {queue: offset for queue, offset in starts.items() if queue not in latest}
+    backlog = sum(max(last - starts[queue], 0) for queue, last in latest.items())
+    return Step(EndOffset(absent | limited(starts, latest, limit), init), backlog, losses)
+
+
+def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
+    """Where a micro-batch begins in each queue of its end ``last``.
+
+    A ``first`` that Spark has not written is what ``initialOffset`` says now: after a restart before the first commit that may be
+    later than the end that was written. The end says what it was. It also says so for queues that ``first`` does not have, and
+    for those that were made anew, whose offsets went back.
+    """
+    init = last.init if last.init is not None else {}
+    if first.init is None and last.init is not None:
+        return {queue: init.get(queue, end) for queue, end in last.queues.items()}
+    return {
+        queue: start if (start := first.queues.get(queue)) is not None and start <= end else init.get(queue, end)
+        for queue, end in last.queues.items()
+    }
 
 
 def cut(
@@ -145,7 +208,7 @@ class Loss(NamedTuple):
 
 
 def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
-    """The four cases of Spark's Kafka source. ``earliest``, ``latest``: of the queues that are there now."""
+    """Of ranges that were decided: what of them is not there. ``earliest``, ``latest``: of the queues that are there now."""
     losses = []
     for queue in sorted(end):
         first, last = start.get(queue, end[queue]), end[queue]
@@ -155,7 +218,7 @@ def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets
             continue
         there = (earliest[queue], latest[queue])
         if latest[queue] < first:
-            losses.append(Loss(queue, "the queue was made anew", (first, last), there))
+            losses.append(Loss(queue, "the start is beyond the last message", (first, last), there))
         elif first < earliest[queue] and last > first:
             losses.append(Loss(queue, "messages were deleted before they were read", (first, last), there))
         elif last > latest[queue]:

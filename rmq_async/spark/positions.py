@@ -1,7 +1,8 @@
 """Offsets by queue, as options and checkpoints write them.
 
-One form is written: ``{"topic/broker/3": 17}``, flat, sorted. Two are read: that one, and the nested one of the connector that
-RocketMQ once had, ``{"topic": {"broker": {"3": 17}}}``. -2 stands for the earliest offset, -1 for the latest.
+One form is written: ``{"topic/broker/3": 17}``, flat, sorted. Read are that one; the nested one of the connector that RocketMQ
+once had, ``{"topic": {"broker": {"3": 17}}}``; and ``{"topic": -2}`` for all queues of a topic that are not named themselves. -2
+stands for the earliest offset, -1 for the latest.
 
 A checkpoint holds more (``EndOffset``): what a stream's very first offsets were. Spark asks for these again after a restart
 before the first commit, and "latest" would by then be another place: the messages between would be lost.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rmq_protocol.errors import InvalidMessageError, shown
@@ -21,31 +22,32 @@ from rmq_protocol.validation import check_topic
 from ..errors import ConfigError
 
 __all__ = [
-    "EARLIEST", "LATEST", "Positions", "Start", "Times", "key_of", "parse_positions", "parse_queues", "parse_times", "queue_of",
+    "EARLIEST", "LAST_MOMENT", "LATEST", "Positions", "Start", "Times", "key_of", "parse_positions", "parse_queues", "parse_times",
+    "queue_of",
 ]  # fmt: skip
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+LAST_MOMENT: Final = 253_402_300_799_999
+"""Milliseconds; the end of the year 9999, where the times of Python and of Spark end."""
 _HIGHEST: Final = 1 << 62
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Offsets by queue, EARLIEST and LATEST among them."""
+    """Offsets by queue, and by topic EARLIEST or LATEST for the queues that are not named."""
 
     queues: Mapping[MessageQueue, int]
-
-
-@dataclass(frozen=True)
-class Times:
-    """Milliseconds since 1970 by queue, and by topic for the queues that are not named."""
-
-    queues: Mapping[MessageQueue, int]
-    topics: Mapping[str, int]
+    topics: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, queue: MessageQueue) -> int | None:
         """None where nothing is said of the queue."""
         return self.queues.get(queue, self.topics.get(queue.topic))
+
+
+@dataclass(frozen=True)
+class Times(Positions):
+    """Milliseconds since 1970 instead of offsets."""
 
 
 Start = Literal["earliest", "latest"] | int | Times | Positions
@@ -67,17 +69,32 @@ def queue_of(key: str) -> MessageQueue:
 
 def parse_positions(option: str, data: Any) -> Positions:
     """Raises ConfigError that names the option and what in it is wrong."""
-    return Positions({queue: _number(option, queue, value, EARLIEST) for queue, value in _flat(option, data).items()})
+    topics, rest = _by_topic(option, data)
+    for topic, value in topics.items():
+        if isinstance(value, bool) or value not in (EARLIEST, LATEST):
+            raise ConfigError(
+                f"option {option}: {topic}: for all queues of a topic -2 (earliest) or -1 (latest) can be given, not {shown(value)}"
+            )
+    return Positions({queue: _number(option, queue, value, EARLIEST) for queue, value in _flat(option, rest).items()}, topics)
 
 
 def parse_times(option: str, data: Any) -> Times:
     """``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form."""
-    whole = {key: value for key, value in _object(option, data).items() if isinstance(value, int) and "/" not in key}
-    for topic, value in whole.items():
+    topics, rest = _by_topic(option, data)
+    for topic, value in topics.items():
+        _number(option, topic, value, 0, LAST_MOMENT)
+    queues = {queue: _number(option, queue, value, 0, LAST_MOMENT) for queue, value in _flat(option, rest).items()}
+    return Times(queues, topics)
+
+
+def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is said of whole topics, and the rest. Raises ConfigError where nothing is said at all."""
+    if not _object(option, data):
+        raise ConfigError(f"option {option} names no queue and no topic")
+    whole = {key: value for key, value in data.items() if not isinstance(value, dict) and "/" not in key}
+    for topic in whole:
         _check_topic(option, topic)
-        _number(option, topic, value, 0)
-    rest = {key: value for key, value in data.items() if key not in whole}
-    return Times({queue: _number(option, queue, value, 0) for queue, value in _flat(option, rest).items()}, whole)
+    return whole, {key: value for key, value in data.items() if key not in whole}
 
 
 def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -132,10 +149,10 @@ def _check_topic(option: str, topic: str) -> None:
         raise ConfigError(f"option {option}: {error}") from None
 
 
-def _number(option: str, what: object, value: Any, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _HIGHEST:
+def _number(option: str, what: object, value: Any, low: int, high: int = _HIGHEST) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         name = key_of(what) if isinstance(what, MessageQueue) else what
-        raise ConfigError(f"option {option}: {name} must be a whole number of {low} or more, not {shown(value)}")
+        raise ConfigError(f"option {option}: {name} must be a whole number from {low} to {high}, not {shown(value)}")
     return value
 
 

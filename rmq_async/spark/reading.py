@@ -2,18 +2,22 @@
 
 Spark runs a reader in three kinds of processes: a planner that lives as long as the query, a short one that only makes the reader
 to pickle it, and the tasks. So making one opens nothing, and nothing goes from the planner to a task but its ``Slice``.
+
+What a stream reads is decided by the offsets in its checkpoint alone; what a planner remembers besides them (``_Watch``) is for
+telling people. A queue that is in no route now keeps its place in the offsets, whatever happens.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -23,17 +27,19 @@ from pyspark.sql.streaming.datasource import (
 
 from rmq_protocol.message import MessageQueue
 
-from ..errors import RocketMQError
+from ..errors import ConfigError, RocketMQError
 from .arrow import record_batches
+from .bounds import ends_of_options, starts_of_options
 from .cluster import Cluster
 from .options import ReadOptions
 from .plain import plainly, plainly_iterated
-from .planning import EndOffset, Range, cut, find_losses, limited, raise_losses
-from .positions import Times
+from .planning import EndOffset, Loss, Offsets, Range, advance, cut, find_losses, find_odd, raise_losses, starts_of
+from .positions import Positions, Times, key_of
 from .pulling import Puller
+from .pushing import Pushed, pushed
 from .worker import worker
 
-__all__ = ["BatchReader", "RefusedStream", "Slice", "StreamReader"]
+__all__ = ["BatchReader", "PushingReader", "RefusedStream", "Slice", "StreamReader"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +56,7 @@ class Slice(InputPartition):
 
 
 class _Reader:
-    """What both do in a task."""
+    """What both do in a task, and what both decide alike."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -58,6 +64,8 @@ class _Reader:
     @plainly_iterated
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Slice)
+        if not partition.ranges:
+            return iter(())
         options = self._options
         context = TaskContext.get()
         again = context is not None and context.attemptNumber() > 0
@@ -65,55 +73,94 @@ class _Reader:
         reader = here.reader(options.access, options.group, fresh=again)
         return record_batches(Puller(here, reader, partition.ranges, options).batches(), options.columns)
 
-    def _cut(self, ranges: Sequence[Range]) -> Sequence[InputPartition]:
+    def _cut(self, ranges: Iterable[Range]) -> list[InputPartition]:
         options = self._options
         slices = cut(ranges, at_least=options.min_partitions, at_most=options.max_partitions, max_records=options.max_records)
         return [Slice(part) for part in slices]
 
-    def _start(self, cluster: Cluster, queues: tuple[MessageQueue, ...]) -> dict[MessageQueue, int]:
-        options = self._options
-        offsets = cluster.at(queues, options.start)
-        if options.no_match_error and isinstance(options.start, int | Times):
-            moment = f"timestamp {options.start}" if isinstance(options.start, int) else "its timestamp"
-            cluster.check_matches(offsets, cluster.latest(queues), moment)
-        return offsets
-
-
-class BatchReader(_Reader, DataSourceReader):
-    @plainly
-    def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
-        cluster = Cluster(options)
-        queues = cluster.queues()
-        start = self._start(cluster, queues)
-        assert options.end is not None
-        end = cluster.at(queues, options.end)
-        earliest, latest = cluster.earliest(queues), cluster.latest(queues)
-        losses = find_losses(start, end, earliest, latest)
-        if options.fail_on_data_loss:
+    def _tell(self, losses: Sequence[Loss]) -> None:
+        """Raises OffsetRangeError where losses shall fail the query."""
+        if self._options.fail_on_data_loss:
             raise_losses(losses)
         for loss in losses:
             logger.warning("data is lost, the query goes on: %s", loss)
-        ranges = [Range(*queue, max(start[queue], earliest[queue]), min(end[queue], latest[queue])) for queue in queues]
-        return self._cut(ranges)
+
+    def _ranges(self, starts: Offsets, ends: Offsets, earliest: Offsets, latest: Offsets) -> list[Range]:
+        """What of them is there; the rest is told as lost."""
+        self._tell(find_losses(starts, ends, earliest, latest))
+        return [
+            Range(*queue, max(starts[queue], earliest[queue]), min(ends[queue], latest[queue]))
+            for queue in sorted(ends)
+            if queue in latest
+        ]
+
+
+class BatchReader(_Reader, DataSourceReader):
+    """Without ``pushFilters``: having it is an error of Spark unless its session says otherwise."""
+
+    @plainly
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._partitions(Pushed())
+
+    def _partitions(self, wanted: Pushed) -> list[InputPartition]:
+        options = self._options
+        tags = wanted.tags_with(options.tags)
+        self._options = options = replace(options, tags=tags or options.tags)
+        cluster = Cluster(options)
+        queues = cluster.queues()
+        earliest, latest = cluster.earliest(queues), cluster.latest(queues, settled=True)
+        starts = starts_of_options(options, cluster, earliest, latest)
+        ends = ends_of_options(options, cluster, earliest, latest)
+        if isinstance(options.start, int | Times):
+            starts = {queue: min(start, latest[queue]) for queue, start in starts.items()}
+        elif isinstance(options.start, Positions) and isinstance(options.end, Positions):
+            _check_order(starts, ends)
+        ranges = self._ranges(starts, ends, earliest, latest)
+        if tags is None:
+            ranges = []
+        slices = self._cut(_within(wanted, ranges, cluster))
+        return slices or [Slice(())]  # for none at all Spark makes one of its own
+
+
+class PushingReader(BatchReader):
+    """For option ``filterPushdown``."""
+
+    _pushed = Pushed()
+
+    @plainly
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        self._pushed = pushed(filters)
+        return filters
+
+    @plainly
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._partitions(self._pushed)
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are dicts of ``EndOffset``. The planner keeps the last answers; a restart begins with what the checkpoint says."""
+    """Offsets are dicts of ``EndOffset``."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
+        self._cluster = Cluster(options)
         self._initial: dict[str, Any] | None = None
-        self._init: Mapping[MessageQueue, int] | None = None
         self._snapshot: dict[MessageQueue, int] | None = None
         self._reported: dict[str, Any] | None = None
+        self._watch = _Watch(options)
         self._waiting_since: float | None = None
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Spark asks twice, and again after a restart before the first commit."""
         if self._initial is None:
-            cluster = Cluster(self._options)
-            self._initial = EndOffset(self._start(cluster, cluster.queues())).to_json()
+            cluster = self._cluster
+            queues = cluster.queues()
+            earliest, latest = cluster.earliest(queues), cluster.latest(queues, settled=True)
+            starts = starts_of_options(self._options, cluster, earliest, latest)
+            if isinstance(self._options.start, Positions) and not isinstance(self._options.start, Times):
+                self._tell(find_losses(starts, starts, earliest, latest))
+                starts = {queue: min(start, latest[queue]) for queue, start in starts.items()}
+            self._initial = EndOffset(starts).to_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -122,69 +169,123 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        cluster = Cluster(self._options)
-        self._snapshot = cluster.latest(cluster.queues(), settled=True)
+        self._snapshot = self._cluster.latest(self._cluster.queues(begun=True), settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """What there was at the last trigger, so that progress tells the lag."""
         return self._reported
 
     @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begin = EndOffset.from_json(start)
-        init = begin.init if begin.init is not None else begin.queues
-        cluster = Cluster(self._options)
-        latest = self._snapshot if self._snapshot is not None else cluster.latest(cluster.queues())
+        self._check_topics(begin)
+        latest = self._latest(begin)
         self._reported = EndOffset(latest).to_json()
-        starts = dict(begin.queues)
-        new = [queue for queue in latest if queue not in starts]
-        if new:
-            starts |= cluster.earliest(new)
-        if self._snapshot is None and not self._enough(starts, latest):
-            return start if begin.init is not None else EndOffset(begin.queues, init).to_json()
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        gone = {queue: offset for queue, offset in starts.items() if queue not in latest}
-        return EndOffset(gone | limited(starts, latest, most), init).to_json()
+        self._watch.look(begin, latest)
+        odd = find_odd(begin, latest)
+        step = advance(
+            begin,
+            latest,
+            self._cluster.earliest(odd) if odd else {},
+            limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+        )
+        if self._snapshot is None and not self._enough(step.backlog):
+            return EndOffset(begin.queues, begin.queues if begin.init is None else begin.init).to_json()
+        self._tell(step.losses)
+        return step.end.to_json()
 
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         last = EndOffset.from_json(end)
-        first = EndOffset.from_json(start)
-        # A start that was never written is what initialOffset says now; after a restart before the first commit that is later
-        # than the end that was written. The end says what it was.
-        starts = dict(first.queues if first.init is not None or last.init is None else last.init)
-        cluster = Cluster(self._options)
-        there = [queue for queue in cluster.queues() if queue in last.queues]
-        earliest, latest = cluster.earliest(there), cluster.latest(there)
-        for queue in last.queues:
-            starts.setdefault(queue, earliest.get(queue, 0))
-        losses = find_losses(starts, last.queues, earliest, latest)
-        if self._options.fail_on_data_loss:
-            raise_losses(losses)
-        for loss in losses:
-            logger.warning("data is lost, the query goes on: %s", loss)
-        return self._cut(
-            [Range(*queue, max(starts[queue], earliest[queue]), min(last.queues[queue], latest[queue])) for queue in there]
-        )
+        starts = starts_of(EndOffset.from_json(start), last)
+        ends = {queue: offset for queue, offset in last.queues.items() if offset != starts[queue]}
+        if not ends:
+            return []
+        _check_order(starts, ends)
+        there = [queue for queue in self._cluster.queues(begun=True, wanted=ends) if queue in ends]
+        return self._cut(self._ranges(starts, ends, self._cluster.earliest(there), self._cluster.latest(there)))
 
     def commit(self, end: dict[str, Any]) -> None:
+        """Spark tells what was read one micro-batch late, and not of the last one of a run that ends by itself."""
         if self._options.commit:
-            Cluster(self._options).commit(EndOffset.from_json(end).queues)
+            self._cluster.commit(EndOffset.from_json(end).queues)
 
     def stop(self) -> None:
         """Nothing is held on a broker, and Spark does not call this when a query is stopped."""
 
-    def _enough(self, starts: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int]) -> bool:
+    def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
+        """What there is to read; less than was read already is asked for again before it is believed, and never of a replica."""
+        cluster = self._cluster
+        latest = self._snapshot if self._snapshot is not None else cluster.latest(cluster.queues(begun=True))
+        if begin.init is None:  # from initialOffset, which may have asked a moment later
+            return {queue: max(offset, begin.queues.get(queue, 0)) for queue, offset in latest.items()}
+        if fallen := [queue for queue in find_odd(begin, latest) if queue in begin.queues]:
+            latest |= {queue: begin.queues[queue] for queue in fallen} | cluster.latest(cluster.led(fallen), settled=True)
+        return latest
+
+    def _check_topics(self, begin: EndOffset) -> None:
+        old, now = {queue.topic for queue in begin.queues}, self._options.topics
+        if old and now and old.isdisjoint(now):
+            raise ConfigError(
+                f"the checkpoint is of topic {', '.join(sorted(old))}, this query reads {', '.join(now)}: "
+                "it needs a checkpointLocation of its own"
+            )
+
+    def _enough(self, backlog: int) -> bool:
         """Whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin."""
         fewest = self._options.min_offsets
         if fewest is None:
             return True
-        backlog = sum(max(latest[queue] - starts[queue], 0) for queue in latest)
         now = monotonic()
         since = self._waiting_since = now if self._waiting_since is None else self._waiting_since
-        if backlog < fewest and now - since < self._options.max_delay:
+        if backlog < fewest and (not backlog or now - since < self._options.max_delay):
             return False
         self._waiting_since = now
         return True
+
+
+class _Watch:
+    """Over queues that a stream reads and no route has: each is told once, and is a loss when it is known to hold unread messages
+    and stays away longer than questions are asked again."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._patience = options.fetch_retries * options.fetch_interval
+        self._fails = options.fail_on_data_loss
+        self._seen: dict[MessageQueue, int] = {}
+        self._absent: dict[MessageQueue, float] = {}
+
+    def look(self, begin: EndOffset, latest: Mapping[MessageQueue, int]) -> None:
+        """Raises OffsetRangeError."""
+        self._seen.update(latest)
+        absent = [queue for queue in begin.queues if queue not in latest]
+        self._absent = {queue: self._absent.get(queue, 0.0) for queue in absent}
+        for queue in absent:
+            at, seen = begin.queues[queue], self._seen.get(queue, 0)
+            if not self._absent[queue]:
+                self._absent[queue] = monotonic()
+                unread = f"offsets {at} to {seen} are not read yet" if seen > at else "all that was seen of it is read"
+                logger.warning("%s is in no route now; %s. It keeps its place, %d", key_of(queue), unread, at)
+            elif self._fails and seen > at and monotonic() - self._absent[queue] > self._patience:
+                raise_losses([Loss(queue, "the queue is gone", (at, seen), None)])
+
+
+def _within(wanted: Pushed, ranges: Iterable[Range], cluster: Cluster) -> list[Range]:
+    ranges = [each for each in ranges if wanted.wants(each.queue)]
+    since, until = wanted.stored
+    queues = [each.queue for each in ranges]
+    low = {} if since is None else cluster.stored_at(dict.fromkeys(queues, since))
+    high = {} if until is None else cluster.stored_at(dict.fromkeys(queues, until + 1))
+    found = []
+    for each in ranges:
+        start, end = wanted.within(each.start, each.end)
+        found.append(each._replace(start=max(start, low.get(each.queue, start)), end=min(end, high.get(each.queue, end))))
+    return found
+
+
+def _check_order(starts: Offsets, ends: Offsets) -> None:
+    for queue, end in sorted(ends.items()):
+        if starts[queue] > end:
+            raise ConfigError(f"{key_of(queue)} is to be read from offset {starts[queue]} to {end}, which is before it")
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

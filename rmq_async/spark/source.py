@@ -1,30 +1,47 @@
-"""``format("rocketmq")``: what Spark makes of a name and options."""
+"""``format("rocketmq")``: what Spark makes of a name and options.
+
+Spark imports this in every session that uses any Python data source, to find out what there is, also where its version is too old
+for us. So nothing is imported before it is needed, and only who asks for this source is told what it lacks.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
-from pyspark.sql.types import StructType
+import pyspark
+from pyspark.sql.datasource import DataSource
 
 from ..errors import ConfigError, RocketMQError
 from .options import ReadOptions, read_options, read_options_of_either, write_options
 from .plain import plainly
-from .reading import BatchReader, RefusedStream, StreamReader
 from .schema import SOURCE_COLUMNS, source_ddl
-from .writing import BatchWriter, StreamWriter, sink_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
+    from pyspark.sql.types import StructType
 
 __all__ = ["RocketMQDataSource"]
+
+OLDEST: Final = (4, 2)
+"""Before it streams know no limits: a run of AvailableNow would read one micro-batch and end as if that were all."""
 
 
 class RocketMQDataSource(DataSource):
     """RocketMQ topics as DataFrames; options: see docs/spark.md. Every mistake in them is a ConfigError that names it."""
+
+    @plainly
+    def __init__(self, options: dict[str, str]) -> None:
+        _check_version(pyspark.__version__)
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:
@@ -39,16 +56,23 @@ class RocketMQDataSource(DataSource):
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(_narrowed(read_options(self.options, streaming=False), schema))
+        from .reading import BatchReader, PushingReader
+
+        options = _narrowed(read_options(self.options, streaming=False), schema, self.options)
+        return PushingReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from .reading import RefusedStream, StreamReader
+
         try:
-            return StreamReader(_narrowed(read_options(self.options, streaming=True), schema))
+            return StreamReader(_narrowed(read_options(self.options, streaming=True), schema, self.options))
         except RocketMQError as error:
             return RefusedStream(error)
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from .writing import BatchWriter, sink_columns
+
         options = write_options(self.options, streaming=False)
         if overwrite:
             raise ConfigError("a topic cannot be overwritten: use .mode('append')")
@@ -56,18 +80,37 @@ class RocketMQDataSource(DataSource):
 
     @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        from .writing import StreamWriter, sink_columns
+
         options = write_options(self.options, streaming=True)
         if overwrite:
             raise ConfigError("a topic cannot be overwritten: use .outputMode('append')")
         return StreamWriter(options, sink_columns(schema, options))
 
 
-def _narrowed(options: ReadOptions, schema: StructType) -> ReadOptions:
+def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]) -> ReadOptions:
     """With the columns of a schema that the user gave, which must be some of ours."""
+    by_name = {name.lower(): name for name in SOURCE_COLUMNS}
     for field in schema.fields:
         wanted = SOURCE_COLUMNS.get(field.name)
         if wanted is None:
-            raise ConfigError(f"schema: there is no column {field.name}, only {', '.join(SOURCE_COLUMNS)}")
+            near = by_name.get(field.name.lower())
+            meant = f"; {near} is meant" if near else f", only {', '.join(SOURCE_COLUMNS)}"
+            raise ConfigError(f"schema: there is no column {field.name}{meant}")
         if field.dataType.simpleString() != wanted:
             raise ConfigError(f"schema: column {field.name} is {wanted}, not {field.dataType.simpleString()}")
-    return replace(options, columns=tuple(field.name for field in schema.fields))
+    columns = tuple(field.name for field in schema.fields)
+    if not columns:
+        raise ConfigError("schema: it has no column")
+    twice = [name for name, count in Counter(columns).items() if count > 1]
+    if twice:
+        raise ConfigError(f"schema: column {twice[0]} is there twice")
+    if given.get("columns") is not None and columns != options.columns:
+        raise ConfigError("option columns and the schema say different things; give one of them")
+    return replace(options, columns=columns)
+
+
+def _check_version(version: str) -> None:
+    numbers = re.match(r"([0-9]+)\.([0-9]+)", version)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST:
+        raise ConfigError(f"format rocketmq needs pyspark {OLDEST[0]}.{OLDEST[1]} or later, this is {version}")

@@ -2,7 +2,7 @@
 
 Python workers are forked, reused for many tasks, and killed without a word when a task or a query is over. So nothing is made
 before it is needed, what is made is kept for the process that made it (by its pid), and nothing on a broker has to be taken
-back: readers are in no consumer group. A task that is tried again gets new connections (``fresh``), because the old ones may be why.
+back: readers are in no consumer group. A task that is tried again gets new connections (``fresh``): the old ones may be why.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from ..admin import Admin
 from ..client import ClientInstance
 from ..consumer import PullConsumer
 from ..errors import RocketMQError
-from ..producer import Producer
 from .connection import Access, client_config
 from .options import WriteOptions
+from .units import SinkProducer
 
 __all__ = ["SparkReader", "Worker", "worker"]
 
+logger = logging.getLogger("rmq_async")
+
 T = TypeVar("T")
-Client = Admin | PullConsumer | Producer
+Client = Admin | PullConsumer | SinkProducer
 
 CALL_LIMIT = 24 * 3600.0
 """Seconds; every call has a budget of its own that is far shorter."""
@@ -39,13 +41,10 @@ class SparkReader(PullConsumer):
     """Pulls by offset without being a member of its group: a worker that is killed leaves nothing behind."""
 
     def _join(self, instance: ClientInstance) -> None:
-        self._instance_of_reader = instance
+        """Brokers are not told."""
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
-        for task in [task for reader in self._readers for task in reader.stop()]:
-            with suppress(asyncio.CancelledError, RocketMQError):
-                await task
-        self._readers.clear()
+        """Nor now; ``read``, which would have to be ended here, is not used."""
 
     @property
     def instance(self) -> ClientInstance:
@@ -82,13 +81,13 @@ class Worker:
         async with Admin(client=client_config(access)) as admin:
             return await admin.topics()
 
-    def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
+    def producer(self, options: WriteOptions, *, fresh: bool = False) -> SinkProducer:
         """One for each group and cluster, on connections of its own; timeouts go with each send."""
         self._made += 1
         name = f"spark-{self.pid}-{self._made}"  # two producers of one group on shared connections would be an error
         client = self._client(
             ("write", options.access, options.group, options.retries),
-            lambda: Producer(
+            lambda: SinkProducer(
                 options.group,
                 client=replace(client_config(options.access), instance_name=name),
                 retries=options.retries,
@@ -97,7 +96,7 @@ class Worker:
             ),
             fresh,
         )
-        assert isinstance(client, Producer)
+        assert isinstance(client, SinkProducer)
         return client
 
     def close(self) -> None:
@@ -139,7 +138,8 @@ def worker() -> Worker:
     global _worker
     with _making:
         if _worker is None or _worker.pid != os.getpid():
-            logging.getLogger("rmq_async").setLevel(logging.WARNING)
+            if logger.level == logging.NOTSET:
+                logger.setLevel(logging.WARNING)
             _worker = Worker()
             atexit.register(_worker.close)
         return _worker
