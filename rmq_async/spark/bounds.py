@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from rmq_protocol.message import MessageQueue
 
-from ..errors import ConfigError, OffsetRangeError
+from ..errors import ConfigError
 from .options import ReadOptions
 from .positions import EARLIEST, LATEST, Positions, Start, Times, key_of
 
@@ -27,8 +27,8 @@ class Asked(Protocol):
 def starts_of_options(options: ReadOptions, asked: Asked, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
     """Of every queue of ``latest``; one that the options do not name begins at its earliest offset.
 
-    Raises ConfigError for an option that names a queue which is not read, OffsetRangeError where a queue holds nothing that young,
-    unless the option says to take its end.
+    Raises ConfigError for an option that names a queue which is not read, and where a queue holds nothing that young, unless the
+    strategy is to take its end.
     """
     bound = options.start
     starts = _resolved(bound, "starting", asked, earliest, latest, dict(earliest))
@@ -38,11 +38,9 @@ def starts_of_options(options: ReadOptions, asked: Asked, earliest: Offsets, lat
         for queue in sorted(named):
             if starts[queue] >= ends[queue]:
                 moment = bound.of(queue) if isinstance(bound, Times) else bound
-                raise OffsetRangeError(
+                raise ConfigError(
                     f"{key_of(queue)} holds nothing stored at timestamp {moment} or later; "
-                    "startingOffsetsByTimestampStrategy=latest begins at its end",
-                    max_offset=ends[queue],
-                    broker=queue.broker_name,
+                    "startingOffsetsByTimestampStrategy=latest begins at its end"
                 )
     return starts
 

@@ -229,7 +229,7 @@ def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets
 def raise_losses(losses: Sequence[Loss]) -> None:
     """Raises OffsetRangeError for the first one, that counts the others."""
     if losses:
-        more = f" (and {len(losses) - 1} more queues)" if len(losses) > 1 else ""
+        more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
         raise OffsetRangeError(
             f"data is lost: {losses[0]}{more}; with failOnDataLoss=false the query goes on with what there is",
             min_offset=losses[0].available[0] if losses[0].available else 0,
