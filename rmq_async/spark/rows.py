@@ -1,87 +1,377 @@
-"""Rows of Arrow as messages: which value of which column becomes what, and what cannot be one."""
+"""Rows of Arrow as what travels: which value of which column becomes what, and what cannot be a message.
+
+A row costs about a microsecond here, so nothing is made per row that is not sent: no Message, no dictionary. Each column that is
+there is read once and turned into a list of texts, its part of the properties as they are on the wire; a column that is not there
+costs nothing. Columns are checked as a whole, and only where that finds something is the row looked for that has to be named.
+Joined, the parts are everything of a row's properties but the unique id, which it gets when it is encoded (``units``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from datetime import datetime
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 
-from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.constants import MAX_BODY_SIZE, MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, PropertyName
+from rmq_protocol.message import MAX_DELAY_LEVEL, Message, MessageQueue
+from rmq_protocol.properties import RESERVED_NAMES
+from rmq_protocol.validation import check_message
 
 from ..errors import InvalidMessageError
+from ..producer.selectors import select_by_hash
 from .options import WriteOptions
 
-__all__ = ["ID_PROPERTY", "Row", "messages_of"]
+__all__ = ["DROPPED_PROPERTIES", "ID_PROPERTY", "Block", "Part", "blocks_of"]
 
 ID_PROPERTY: Final = "RMQ_SPARK_ID"
 """The same on every copy of a row: <query or job>:<micro-batch>:<partition>:<row>, or the text of ``idColumn``."""
 
+_STANDS_FOR: Final = {"TAGS": "tags", "KEYS": "keys", "__SHARDINGKEY": "shardingKey"}
+"""Properties that say what a column says, for rows where that is missing or NULL."""
+DROPPED_PROPERTIES: Final = RESERVED_NAMES | {
+    ID_PROPERTY,
+    PropertyName.SHARDING_KEY.value,
+    PropertyName.INNER_NUM.value,
+    PropertyName.INNER_BASE.value,
+    PropertyName.TRANSACTION_ID.value,
+    PropertyName.TRANSACTION_CHECK_TIMES.value,
+    PropertyName.CHECK_IMMUNITY_TIME_IN_SECONDS.value,
+    PropertyName.PROPERTY_FORWARD_QUEUE_ID.value,
+    PropertyName.REDIRECT.value,
+    PropertyName.START_DELIVER_TIME.value,
+}
+"""What clients and brokers write into the properties of a message themselves: not taken over from a column ``properties``."""
 
-class Row(NamedTuple):
-    """``queue``: where it must go; ``key``: the sharding key, that chooses the queue."""
+_UNIQUE_ROOM: Final = len("UNIQ_KEY\x01\x02WAIT\x01true\x02") + 56
+"""Bytes of the properties that every message gets when it is encoded; an id has 32 or 56 digits."""
+RECORD_ROOM: Final = 22 + _UNIQUE_ROOM
+"""Bytes that a row takes in a batch beside its body and ``Block.texts``."""
+_INT32: Final = range(-(1 << 31), 1 << 31)
 
-    message: Message
+
+class Part(NamedTuple):
+    """Rows of one block that go the same way, in their order. ``queue``: None where any will do.
+
+    ``rows``: their places in the block. ``singly``: each must travel alone.
+    """
+
+    topic: str
     queue: MessageQueue | None
-    key: str | None
+    rows: Sequence[int]
+    singly: bool
 
 
-def messages_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, prefix: str) -> Iterator[list[Row]]:
-    """``prefix``: of the ids. Raises InvalidMessageError that names the row and the column."""
+class Block:
+    """The rows of one Arrow batch. ``first``: the number of its first row in the partition.
+
+    ``bodies``, ``texts`` (properties without the unique id) and ``flags`` (None where all are 0) have one entry per row.
+    """
+
+    __slots__ = ("_alone", "_keys", "_queues", "_topics", "bodies", "first", "flags", "partition", "sizes", "texts")
+
+    def __init__(
+        self,
+        first: int,
+        partition: int,
+        bodies: list[bytes],
+        texts: list[str],
+        flags: list[int] | None,
+        topics: str | list[str],
+        queues: list[tuple[str, int] | None] | None,
+        keys: Sequence[str | None] | None,
+        alone: set[int] | None,
+    ) -> None:
+        self.first = first
+        self.partition = partition
+        self.bodies = bodies
+        self.texts = texts
+        self.flags = flags
+        joined = "".join(texts)
+        widths: Iterable[int] = map(len, texts) if joined.isascii() else [len(text.encode()) for text in texts]
+        self.sizes = [RECORD_ROOM + len(body) + width for body, width in zip(bodies, widths, strict=True)]
+        """Bytes that each row takes in a batch, some more than it will."""
+        self._topics = topics
+        self._queues = queues
+        self._keys = keys
+        self._alone = alone
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def keyed_topics(self) -> set[str]:
+        """Topics whose queues are chosen by sharding keys here."""
+        if self._keys is None:
+            return set()
+        topics = self._topics
+        if isinstance(topics, str):
+            return {topics} if any(self._keys) else set()
+        return {topic for topic, key in zip(topics, self._keys, strict=True) if key}
+
+    def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
+        """All rows, by where they go. ``queues_of``: the queues to choose from, of ``keyed_topics``."""
+        topics, queues, keys, alone = self._topics, self._queues, self._keys, self._alone
+        if isinstance(topics, str) and queues is None and keys is None and alone is None:
+            return [Part(topics, None, range(len(self)), topics.startswith(RETRY_TOPIC_PREFIX))]
+        hashed: dict[tuple[str, str], MessageQueue] = {}
+        parts: dict[tuple[str, MessageQueue | None, bool], list[int]] = {}
+        ordered: dict[MessageQueue, list[tuple[bool, list[int]]]] = {}
+        for row in range(len(self)):
+            topic = topics if isinstance(topics, str) else topics[row]
+            singly = (alone is not None and row in alone) or topic.startswith(RETRY_TOPIC_PREFIX)
+            named = queues[row] if queues is not None else None
+            if named is not None:
+                queue = MessageQueue(topic, *named)
+            elif keys is not None and (key := keys[row]):
+                found = hashed.get((topic, key))
+                if found is None:
+                    found = hashed[topic, key] = select_by_hash(queues_of[topic], _NO_MESSAGE, key)
+                queue = found
+            else:
+                parts.setdefault((topic, None, singly), []).append(row)
+                continue
+            runs = ordered.setdefault(queue, [])
+            if not runs or runs[-1][0] is not singly:
+                runs.append((singly, []))
+            runs[-1][1].append(row)
+        in_order = [Part(queue.topic, queue, rows, singly) for queue, runs in ordered.items() for singly, rows in runs]
+        return in_order + [Part(topic, queue, rows, singly) for (topic, queue, singly), rows in parts.items()]
+
+
+_NO_MESSAGE: Final = Message("t", b"b")
+"""For the selector, which looks at the key only."""
+
+
+def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:
+    """``job``: what the ids of rows begin with. Raises InvalidMessageError that names the row and the column."""
     number = 0
     for batch in batches:
-        names = batch.schema.names
-        columns = {name: _values(name, batch.column(place)) for place, name in enumerate(names)}
-        make = _maker(columns, options, prefix)
-        yield [make(number + place, place) for place in range(batch.num_rows)]
+        if batch.num_rows:
+            yield _Reading(batch, number, partition, options).block(job)
         number += batch.num_rows
 
 
-def _values(name: str, column: Any) -> list[Any]:
-    if name == "properties":
-        return [None if items is None else dict(items) for items in column.to_pylist()]
-    values: list[Any] = column.to_pylist()
-    return values
+class _Reading:
+    """One Arrow batch being read."""
 
+    def __init__(self, batch: pa.RecordBatch, first: int, partition: int, options: WriteOptions) -> None:
+        self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        self._count = batch.num_rows
+        self._first = first
+        self._partition = partition
+        self._options = options
+        self._fragments: list[list[str]] = []
 
-def _maker(columns: dict[str, list[Any]], options: WriteOptions, prefix: str) -> Callable[[int, int], Row]:
-    bodies = columns["body"]
+    def block(self, job: str) -> Block:
+        bodies = self._bodies()
+        topics = self._topics()
+        instead = self._properties()
+        self._add("TAGS", self._texts("tags", instead))
+        self._add("KEYS", self._keys(instead))
+        keys = self._texts("shardingKey", instead)
+        self._add("__SHARDINGKEY", keys)
+        alone = self._delays()
+        self._identities(job)
+        fragments = self._fragments
+        texts = fragments[0] if len(fragments) == 1 else list(map("".join, zip(*fragments, strict=True)))
+        block = Block(
+            self._first, self._partition, bodies, texts, self._flags(), topics, self._queues(),
+            keys if keys is not None and any(keys) else None, alone,
+        )  # fmt: skip
+        self._check_sizes(block)
+        return block
 
-    def make(number: int, place: int) -> Row:
-        def value(name: str) -> Any:
-            column = columns.get(name)
-            return None if column is None else column[place]
+    # -- columns
 
-        body = bodies[place]
-        if body is None:
-            raise InvalidMessageError(f"row {number} of this partition has no body: column body is NULL")
-        topic = options.topic if options.topic is not None else value("topic")
-        if not topic:
-            raise InvalidMessageError(f"row {number} of this partition has no topic: column topic is NULL or empty")
-        identity = f"{prefix}:{number}" if options.id_column is None else value(options.id_column)
-        if not identity:
-            raise InvalidMessageError(f"row {number} of this partition has no id: column {options.id_column} is NULL or empty")
-        keys = value("keys")
-        level, moment = value("delayLevel"), value("deliverTimestamp")
-        message = Message(
-            topic,
-            body.encode() if isinstance(body, str) else body,
-            tags=value("tags"),
-            keys=keys.split() if isinstance(keys, str) else keys or (),
-            flag=value("flag") or 0,
-            properties={**(value("properties") or {}), ID_PROPERTY: identity},
-            delay_level=level or 0,
-            deliver_at=None if moment is None else _epoch(moment),
-            sharding_key=value("shardingKey"),
+    def _bodies(self) -> list[bytes]:
+        column = self._columns["body"]
+        if column.null_count:
+            self._refuse(self._null(column), "has no body: column body is NULL")
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+        bodies: list[bytes] = column.to_pylist()
+        if not all(bodies):
+            self._refuse(_first(bodies, lambda body: not body), "has an empty body, which brokers do not store")
+        return bodies
+
+    def _topics(self) -> str | list[str]:
+        if self._options.topic is not None:
+            return self._options.topic
+        column = self._columns["topic"]
+        topics: list[str | None] = column.to_pylist()
+        for topic in set(topics):
+            if not topic:
+                self._refuse(_first(topics, lambda topic: not topic), "has no topic: column topic is NULL or empty")
+            try:
+                check_message(topic, b"-")
+            except InvalidMessageError as error:
+                self._refuse(topics.index(topic), f"cannot be sent: {error}")
+        return [topic for topic in topics if topic]
+
+    def _texts(self, name: str, instead: Mapping[str, list[str | None]]) -> Sequence[str | None] | None:
+        """Values of a column, or of the property that stands for it; None where no row has one."""
+        column = self._columns.get(name)
+        other = instead.get(name)
+        if column is None:
+            return other
+        values: list[str | None] = column.to_pylist()
+        self._check_text(values, f"column {name}")
+        if other is not None:
+            values = [theirs if value is None else value for value, theirs in zip(values, other, strict=True)]
+        return values
+
+    def _keys(self, instead: Mapping[str, list[str | None]]) -> Sequence[str | None] | None:
+        column = self._columns.get("keys")
+        if column is None:
+            return instead.get("keys")
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            texts = self._texts("keys", instead)
+            return None if texts is None else [_normal(text) if text is not None and " " in text else text for text in texts]
+        lists: list[list[str | None] | None] = column.to_pylist()
+        joined = [None if keys is None else " ".join([key for key in keys if key]) for keys in lists]
+        self._check_text(joined, "column keys")
+        other = instead.get("keys")
+        if other is None:
+            return joined
+        return [theirs if keys is None else keys for keys, theirs in zip(joined, other, strict=True)]
+
+    def _add(self, name: str, values: Sequence[str | None] | None) -> None:
+        if values is not None:
+            self._fragments.append([f"{name}\x01{value}\x02" if value else "" for value in values])
+
+    def _properties(self) -> Mapping[str, list[str | None]]:
+        """Adds the entries of users; returns those that stand for a column, by its name."""
+        column = self._columns.get("properties")
+        if column is None:
+            return {}
+        names: list[str] = column.keys.to_pylist()
+        values: list[str | None] = column.items.to_pylist()
+        present = column.is_valid().to_pylist() if column.null_count else None
+        standing = _STANDS_FOR.keys() & set(names)
+        instead: dict[str, list[str | None]] = {_STANDS_FOR[name]: [None] * self._count for name in standing}
+        texts: list[str] = []
+        for row, (start, end) in enumerate(pairwise(column.offsets.to_pylist())):
+            text = ""
+            if present is None or present[row]:
+                for name, value in zip(names[start:end], values[start:end], strict=True):
+                    if name not in DROPPED_PROPERTIES:
+                        if value is not None:
+                            text += f"{name}\x01{value}\x02"
+                            if not name or not value:
+                                self._refuse(row, f"has property {name!r} = {value!r}: neither may be empty")
+                    elif name in standing:
+                        instead[_STANDS_FOR[name]][row] = value
+            texts.append(text)
+        self._check_text(names, "a property's name", column)
+        self._check_text(values, "the value of a property", column)
+        self._fragments.append(texts)
+        return instead
+
+    def _delays(self) -> set[int] | None:
+        """Rows that are delivered later, each of which travels alone."""
+        levels, column = self._numbers("delayLevel", range(MAX_DELAY_LEVEL + 1)), self._columns.get("deliverTimestamp")
+        texts = [f"DELAY\x01{level}\x02" if level else "" for level in levels] if levels is not None else [""] * self._count
+        if column is not None:
+            moments: list[int | None] = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64()).to_pylist()
+            for row, moment in enumerate(moments):
+                if moment is not None:
+                    if texts[row]:
+                        self._refuse(row, "has both a delayLevel and a deliverTimestamp; one of them must be NULL")
+                    if moment < 0:
+                        self._refuse(row, f"has a deliverTimestamp before 1970: {moment} ms")
+                    texts[row] = f"TIMER_DELIVER_MS\x01{moment}\x02"
+        if not any(texts):
+            return None
+        self._fragments.append(texts)
+        return {row for row, text in enumerate(texts) if text}
+
+    def _identities(self, job: str) -> None:
+        name = self._options.id_column
+        if name is None:
+            head = f"{ID_PROPERTY}\x01{job}:{self._partition}:"
+            first = self._first
+            self._fragments.append([f"{head}{number}\x02" for number in range(first, first + self._count)])
+            return
+        values: list[str | None] = self._columns[name].to_pylist()
+        if not all(values):
+            self._refuse(_first(values, lambda value: not value), f"has no id: column {name} is NULL or empty")
+        self._check_text(values, f"column {name}")
+        self._add(ID_PROPERTY, values)
+
+    def _flags(self) -> list[int] | None:
+        flags = self._numbers("flag", _INT32)
+        return [flag or 0 for flag in flags] if flags is not None and any(flags) else None
+
+    def _queues(self) -> list[tuple[str, int] | None] | None:
+        """Broker and queue of each row that names them."""
+        column = self._columns.get("brokerName")
+        if column is None:
+            return None
+        numbers = self._numbers("queueId", range(1 << 31))
+        assert numbers is not None
+        found: list[tuple[str, int] | None] = []
+        for row, (broker, number) in enumerate(zip(column.to_pylist(), numbers, strict=True)):
+            if (broker is None) != (number is None) or broker == "":
+                self._refuse(
+                    row, f"names no queue: brokerName is {broker!r} and queueId is {number}; give both or none of them"
+                )
+            found.append(None if broker is None or number is None else (broker, number))
+        return found if any(found) else None
+
+    # -- checks
+
+    def _numbers(self, name: str, allowed: range) -> list[int | None] | None:
+        column = self._columns.get(name)
+        if column is None or column.null_count == self._count:
+            return None if name != "queueId" else [None] * self._count
+        values: list[int | None] = column.to_pylist()
+        for value in set(values):
+            if value is not None and value not in allowed:
+                self._refuse(values.index(value), f"has {name} {value}: it must be from {allowed[0]} to {allowed[-1]}")
+        return values
+
+    def _check_text(self, values: Sequence[str | None], what: str, column: Any = None) -> None:
+        """Raises for characters that separate properties on the wire. ``column``: of maps that the values are out of."""
+        joined = "".join([value for value in values if value])
+        if "\x01" not in joined and "\x02" not in joined and "\x00" not in joined:
+            return
+        place = _first(values, lambda value: value is not None and not {"\x00", "\x01", "\x02"}.isdisjoint(value))
+        row = place
+        if column is not None:
+            row = next(row for row, end in enumerate(column.offsets.to_pylist()[1:]) if place < end)
+        self._refuse(
+            row, f"holds a control character 0, 1 or 2 in {what}, {(values[place] or '')[:80]!r}: they separate properties"
         )
-        queue = None
-        if value("queueId") is not None and value("brokerName"):
-            queue = MessageQueue(topic, value("brokerName"), value("queueId"))
-        return Row(message, queue, value("shardingKey") if queue is None else None)
 
-    return make
+    def _check_sizes(self, block: Block) -> None:
+        if max(block.sizes) <= MAX_PROPERTIES_SIZE:
+            return
+        for row, size in enumerate(block.sizes):
+            if size > MAX_PROPERTIES_SIZE:
+                body = len(block.bodies[row])
+                if body > MAX_BODY_SIZE:
+                    self._refuse(row, f"has a body of {body} bytes, the limit is {MAX_BODY_SIZE}")
+                properties = size - body - RECORD_ROOM + _UNIQUE_ROOM
+                if properties > MAX_PROPERTIES_SIZE:
+                    self._refuse(
+                        row, f"has properties of {properties} bytes, keys and tags included, the limit is {MAX_PROPERTIES_SIZE}"
+                    )
+
+    def _null(self, column: Any) -> int:
+        return int(column.is_valid().to_pylist().index(False))
+
+    def _refuse(self, row: int, why: str) -> NoReturn:
+        """Says which row it is, by its number and, where it has one, by its key."""
+        column = self._columns.get("keys")
+        keys = column[row].as_py() if column is not None else None
+        named = f", keys {str(keys)[:80]!r}," if keys else ""
+        raise InvalidMessageError(f"row {self._first + row} of partition {self._partition}{named} {why}")
 
 
-def _epoch(moment: datetime) -> float:
-    return moment.timestamp()
+def _first(values: Sequence[Any], wrong: Callable[[Any], bool]) -> int:
+    return next(place for place, value in enumerate(values) if wrong(value))
+
+
+def _normal(keys: str) -> str:
+    return " ".join([key for key in keys.split(" ") if key])

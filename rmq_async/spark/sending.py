@@ -1,70 +1,77 @@
 """The sends of one task: batches where the broker takes them, in order where order was asked for, bounded in memory, all answered.
 
-Spark's thread hands rows over; everything else is on the worker's loop. A batch is one task of the loop. Batches for one queue form
-a chain; others run side by side. ``send`` waits while ``IN_FLIGHT_BYTES`` are unanswered, so a slow broker slows the query instead
-of filling the memory.
+Spark's thread hands blocks of rows over; everything else is on the worker's loop. A unit (a batch or a single row) is one task of
+the loop. Units for one queue form a chain, each begins when the one before it is stored, retries included; others run side by side.
+``send`` waits while ``IN_FLIGHT_BYTES`` are unanswered, so a slow broker slows the query instead of filling the memory.
+
+The producer tries other brokers and the same one again; where that did not help and the trouble may pass, the unit rests and is
+sent again, as it is, until ``sendTimeoutMs`` are over: a broker that restarts costs a write time. The first failure ends the task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from time import monotonic, sleep
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Final, TypeVar
 
-from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.message import MessageQueue
 
 from ..client.text import printable
-from ..errors import InvalidMessageError, RequestTimeoutError, RocketMQError
-from ..producer import Producer
-from ..producer.selectors import select_by_hash
-from ..results import SendResult, SendStatus
+from ..errors import (
+    BrokerError,
+    RequestTimeoutError,
+    RocketMQError,
+    SendError,
+    TopicNotFoundError,
+)
+from ..results import BatchSendResult, SendResult, SendStatus
+from .cluster import may_pass
 from .options import WriteOptions
 from .positions import key_of
-from .rows import Row
+from .rows import Block
+from .units import SinkProducer, Unit, cuts
 from .worker import Worker
 
 __all__ = ["Sending"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
 AT_ONCE: Final = 64
 """Requests of one task under way."""
-SYSTEM_BYTES: Final = 300
-"""Room left in a batch for what is encoded beside body and properties of a message."""
+FIRST_REST: Final = 0.05
+LAST_REST: Final = 1.0
+PACES: Final = 4
+"""Shares of a second's rate that are handed over at a time."""
 
 
 class Sending:
-    """``rows``, ``bytes``, ``retried``: of what was acknowledged."""
+    """``rows``, ``bytes``, ``retried``: of what was acknowledged; ``retried`` counts rows that took more than one attempt."""
 
-    def __init__(self, worker: Worker, producer: Producer, options: WriteOptions) -> None:
+    def __init__(self, worker: Worker, producer: SinkProducer, options: WriteOptions) -> None:
         self.rows = 0
         self.bytes = 0
         self.retried = 0
         self._worker = worker
         self._producer = producer
         self._options = options
+        self._most = 1 << 30 if options.rate is None else max(1, int(options.rate / PACES))
         self._started = monotonic()
         self._handed = 0
+        self._paced = 0
         self._pending = 0
         self._running: set[asyncio.Task[None]] = set()
         self._last: dict[MessageQueue, asyncio.Task[None]] = {}
         self._queues: dict[str, Sequence[MessageQueue]] = {}
         self._failure: BaseException | None = None
 
-    def send(self, rows: list[Row]) -> None:
+    def send(self, block: Block) -> None:
         """Hands rows over; raises what an earlier one failed with."""
-        if self._options.rate is not None:
-            for start in range(0, len(rows), step := max(1, min(len(rows), int(self._options.rate // 4) or 1))):
-                part = rows[start : start + step]
-                self._worker.run(self._dispatch(part))
-                self._handed += len(part)
-                sleep(max(0.0, self._started + self._handed / self._options.rate - monotonic()))
-        else:
-            self._worker.run(self._dispatch(rows))
+        self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
         """Returns when everything is answered and acknowledged; raises the first failure."""
@@ -76,104 +83,97 @@ class Sending:
 
     # -- on the loop
 
-    async def _dispatch(self, rows: list[Row]) -> None:
-        free: dict[str, list[Message]] = {}
-        ordered: dict[MessageQueue, list[Message]] = {}
-        for row in rows:
-            if row.queue is not None:
-                ordered.setdefault(row.queue, []).append(row.message)
-            elif row.key is not None:
-                ordered.setdefault(await self._queue_of(row), []).append(row.message)
-            else:
-                free.setdefault(row.message.topic, []).append(row.message)
-        for queue, messages in ordered.items():
-            for unit in self._units(messages):
-                await self._start(unit, queue)
-        for messages in free.values():
-            for unit in self._units(messages):
-                await self._start(unit, None)
+    async def _dispatch(self, block: Block) -> None:
+        self._handed += len(block)
+        for topic in block.keyed_topics() - self._queues.keys():
+            self._queues[topic] = await self._queues_of(topic)
+        for part in block.parts(self._queues):
+            sizes = block.sizes if len(part.rows) == len(block) else [block.sizes[row] for row in part.rows]
+            limit = 0 if part.singly else self._options.batch_bytes
+            for start, end in cuts(sizes, limit, self._most):
+                if self._options.rate is not None:
+                    await self._pace(end - start)
+                await self._begin(self._producer.unit(block, part, start, end))
         self._check()
 
-    async def _queue_of(self, row: Row) -> MessageQueue:
-        topic = row.message.topic
-        queues = self._queues.get(topic)
-        if queues is None:
-            queues = self._queues[topic] = await self._producer.fetch_publish_queues(topic)
-        return select_by_hash(queues, row.message, row.key)
+    async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
+        """Asked for once, so that a key keeps its queue for the whole task."""
+        deadline = monotonic() + self._options.timeout
+        return await self._patiently(lambda _: self._producer.fetch_publish_queues(topic), deadline)
 
-    def _units(self, messages: list[Message]) -> Iterable[list[Message]]:
-        limit = self._options.batch_bytes
-        unit: list[Message] = []
-        used = 0
-        for message in messages:
-            size = (
-                len(message.body)
-                + SYSTEM_BYTES
-                + sum(len(name) + 4 * len(value) for name, value in (message.properties or {}).items())
-            )
-            single = size > limit or message.delay_level or message.delay is not None or message.deliver_at is not None
-            if unit and (single or used + size > limit):
-                yield unit
-                unit, used = [], 0
-            if single:
-                yield [message]
-                continue
-            unit.append(message)
-            used += size
-        if unit:
-            yield unit
+    async def _pace(self, rows: int) -> None:
+        """Waits until the rate allows ``rows`` more."""
+        rate = self._options.rate
+        assert rate is not None
+        while (left := self._started + self._paced / rate - monotonic()) > 0:
+            await asyncio.sleep(min(left, 1.0))
+            self._check()
+        self._paced += rows
 
-    async def _start(self, unit: list[Message], queue: MessageQueue | None) -> None:
+    async def _begin(self, unit: Unit) -> None:
         self._check()
-        size = sum(len(message.body) for message in unit)
-        while self._running and (self._pending + size > IN_FLIGHT_BYTES or len(self._running) >= AT_ONCE):
+        while self._running and (self._pending + unit.bytes > IN_FLIGHT_BYTES or len(self._running) >= AT_ONCE):
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
             self._check()
-        self._pending += size
-        before = self._last.get(queue) if queue is not None else None
-        task = asyncio.get_running_loop().create_task(self._one(unit, size, queue, before), name="rmq_async spark send")
-        if queue is not None:
-            self._last[queue] = task
+        self._pending += unit.bytes
+        before = self._last.get(unit.queue) if unit.queue is not None else None
+        task = asyncio.get_running_loop().create_task(self._one(unit, before), name="rmq_async spark send")
+        if unit.queue is not None:
+            self._last[unit.queue] = task
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        await asyncio.sleep(0)  # it leaves while the next one is encoded
 
-    async def _one(self, unit: list[Message], size: int, queue: MessageQueue | None, before: asyncio.Task[None] | None) -> None:
+    async def _one(self, unit: Unit, before: asyncio.Task[None] | None) -> None:
         try:
             if before is not None:
                 await asyncio.wait((before,))
             if self._failure is not None:
                 return
-            results = await self._confirmed(unit, queue)
-            self.rows += len(unit)
-            self.bytes += size
-            self.retried += sum(result.attempts > 1 for result in results)
-        except (RocketMQError, TypeError, ValueError) as error:
+            result = await self._confirmed(await self._producer.compact(unit))
+            self.rows += unit.rows
+            self.bytes += unit.bytes
+            if result.attempts > 1:
+                self.retried += unit.rows
+        except BaseException as error:  # whatever it was, these rows are not known to be stored
             self._failure = self._failure or error
+            if not isinstance(error, Exception):
+                raise
         finally:
-            self._pending -= size
+            self._pending -= unit.bytes
 
-    async def _confirmed(self, unit: list[Message], queue: MessageQueue | None) -> Sequence[SendResult]:
+    async def _confirmed(self, unit: Unit) -> SendResult | BatchSendResult:
+        """What came of the unit when a broker has it as ``requireStatus`` wants it."""
         deadline = monotonic() + self._options.timeout
-        rest = 0.05
+        rest = FIRST_REST
         while True:
-            left = max(deadline - monotonic(), 0.001)
-            if len(unit) == 1:
-                results: Sequence[SendResult] = (await self._producer.send(unit[0], queue=queue, timeout=left),)
-            else:
-                results = (await self._producer.send_batch(unit, queue=queue, timeout=left)).results
-            status = results[0].status
-            if status is SendStatus.SEND_OK or not self._options.confirmed_only:
-                return results
-            if monotonic() + rest > deadline:
+            result = await self._patiently(lambda left: self._producer.deliver(unit, left), deadline)
+            if result.status is SendStatus.SEND_OK or not self._options.confirmed_only:
+                return result
+            if monotonic() + rest > deadline or not self._options.retries:
                 raise RequestTimeoutError(
-                    f"{key_of(results[0].queue)} stored a row and answered {status.value} for {self._options.timeout:.3g} s "
-                    "(option requireStatus=stored takes that)",
+                    f"{key_of(result.queue)} stored {unit.rows} rows and answered {result.status.value} until "
+                    f"{self._options.timeout:.3g} s had passed (option sendTimeoutMs); requireStatus=stored takes that",
                     maybe_stored=True,
-                    broker=results[0].queue.broker_name,
+                    broker=result.queue.broker_name,
                 )
-            logger.info("sent again, the broker answered %s: %s", status.value, printable(key_of(results[0].queue)))
+            logger.info("sent again, %s answered %s", printable(key_of(result.queue)), result.status.value)
             await asyncio.sleep(rest)
-            rest = min(rest * 2, 1.0)
+            rest = min(rest * 2, LAST_REST)
+
+    async def _patiently(self, request: Callable[[float], Awaitable[T]], deadline: float) -> T:
+        """The result of ``request(seconds left)``, which is made again while it may succeed later and there is time."""
+        rest = FIRST_REST
+        while True:
+            left = deadline - monotonic()
+            try:
+                return await request(max(left, 0.001))
+            except RocketMQError as error:
+                if not self._options.retries or not _worth_waiting(error) or monotonic() + rest > deadline:
+                    raise
+                logger.info("sent again in %.3g s: %s", rest, printable(error))
+            await asyncio.sleep(rest)
+            rest = min(rest * 2, LAST_REST)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -183,10 +183,21 @@ class Sending:
         while self._running:
             await asyncio.wait(self._running)
         self._check()
+        if self.rows != self._handed:
+            raise RocketMQError(f"{self._handed} rows were handed over and {self.rows} of them acknowledged")
 
     async def _cancel(self) -> None:
         running = list(self._running)
         for task in running:
             task.cancel()
-        with suppress(asyncio.CancelledError, InvalidMessageError):
-            await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _worth_waiting(error: RocketMQError) -> bool:
+    """Whether the same unit may be taken a little later: not where a broker has said what is wrong with it."""
+    last: BaseException | None = error.__cause__ if isinstance(error, SendError) else error
+    if isinstance(last, TopicNotFoundError):
+        return False
+    if isinstance(last, BrokerError) and last.backs_off:
+        return True
+    return isinstance(last, RocketMQError) and may_pass(last)

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from ..errors import ConfigError
 from .options import WriteOptions
 from .plain import plainly
-from .rows import messages_of
+from .rows import blocks_of
 from .schema import SINK_COLUMNS
 from .sending import Sending
 from .worker import worker
@@ -84,8 +84,8 @@ class _Writer:
         job = self._job(context)
         sending = Sending(here, producer, self._options)
         try:
-            for messages in messages_of(iterator, self._options, f"{job}:{partition}"):
-                sending.send(messages)
+            for block in blocks_of(iterator, self._options, job, partition):
+                sending.send(block)
             sending.finish()
         finally:
             sending.close()
