@@ -1,7 +1,7 @@
 """The documents tell the truth: every Python block runs, defaults and codes are those of the code, links lead somewhere.
 
 The blocks of a page are parts of one coroutine; ``server`` is an embedded cluster of two brokers. A block that ends in
-``rmq_async.run(...)`` is a program and runs as one.
+``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md need a Spark session: they run in tests/spark.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ def is_program(source: str) -> bool:
     return "rmq_async.run(" in source
 
 
-SNIPPETS = [page for page in PAGES if any(not is_program(source) for _, source in blocks(page, "python"))]
+SNIPPETS = [
+    page
+    for page in PAGES
+    if page.name != "spark.md" and any(not is_program(source) for _, source in blocks(page, "python"))
+]
 PROGRAMS = [(page, source) for page in PAGES for _, source in blocks(page, "python") if is_program(source)]
 
 

@@ -1,0 +1,47 @@
+"""``python -m rmq_async.spark.reference docs/spark.md`` writes the page's table of options anew, from the options themselves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from .options import OPTIONS, Option
+
+__all__ = ["options_table", "with_tables"]
+
+HEADING: Final = "| option | of | default | |\n|---|---|---|---|\n"
+
+
+def options_table() -> str:
+    """Markdown."""
+    return HEADING + "".join(map(_row, OPTIONS))
+
+
+def with_tables(page: str) -> str:
+    """``page`` with the table as it is now, in place of the one it has."""
+    before, heading, rest = page.partition(HEADING)
+    if not heading:
+        raise ValueError("the page has no table of options")
+    _, _, after = rest.partition("\n\n")
+    return f"{before}{options_table()}\n{after}"
+
+
+def _row(option: Option) -> str:
+    names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
+    default = option.default.replace("|", "\\|")
+    return f"| {names} | {_uses(option)} | {default} | {option.help.replace('|', chr(92) + '|')} |\n"
+
+
+def _uses(option: Option) -> str:
+    reads = [use for use in option.uses if use.endswith("read")]
+    writes = [use for use in option.uses if use.endswith("write")]
+    parts = [(reads, "read"), (writes, "write")]
+    if all(len(uses) == 2 for uses, _ in parts):
+        return "all"
+    return ", ".join(name if len(uses) == 2 else uses[0] for uses, name in parts if uses)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(with_tables(target.read_text()))

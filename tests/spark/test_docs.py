@@ -1,0 +1,85 @@
+"""docs/spark.md tells the truth: its snippets run in their order against the real broker, its tables are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from rmq_async.cli.spark import PIPELINES
+from rmq_async.spark import SINK_COLUMNS, SOURCE_COLUMNS
+from rmq_async.spark.options import OPTIONS
+from rmq_async.spark.reference import options_table, with_tables
+
+from .conftest import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_options_are_those_of_the_code() -> None:
+    page = PAGE.read_text()
+    assert options_table() in page, "write it anew: python -m rmq_async.spark.reference docs/spark.md"
+    assert with_tables(page) == page
+    assert len(rows(page, "\n## Options")) == len(OPTIONS)
+
+
+def rows(page: str, after: str) -> list[list[str]]:
+    """The cells of the first table after a text."""
+    lines = page.partition(after)[2].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    found = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.split("|")[1:-1]])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("after", "columns"),
+    [
+        ("\nOf what is read:", {name: (kind,) for name, kind in SOURCE_COLUMNS.items()}),
+        ("\nOf what is written;", dict(SINK_COLUMNS)),
+    ],
+    ids=["read", "written"],
+)
+def test_the_columns_are_those_of_the_code(after: str, columns: dict[str, tuple[str, ...]]) -> None:
+    told: dict[str, tuple[str, ...]] = {}
+    for names, kinds, _ in rows(PAGE.read_text(), after):
+        parts = [part.strip("` ") for part in names.split(",")]
+        types = [tuple(re.split(r", (?!string>)| or ", kind)) for kind in kinds.split("; ")]
+        told |= dict(zip(parts, types if len(types) > 1 else types * len(parts), strict=True))
+    assert told == columns
+
+
+def test_the_pipelines_are_those_of_the_command() -> None:
+    assert [name.strip("`") for name, _ in rows(PAGE.read_text(), "\n## Pipelines")] == list(PIPELINES)
+
+
+def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where ``127.0.0.1:9876`` is the cluster, ``/data`` a directory, and the two topics have names of their own."""
+    page = PAGE.read_text()
+    stands_for = {"127.0.0.1:9876": topics.namesrv, '"/data/': f'"{tmp_path}/'}
+    stands_for |= {"OrderCopies": topics.make(2), "Orders": topics.make(2)}
+    names: dict[str, Any] = {"__name__": "page"}
+    blocks = [(page.count("\n", 0, found.start(2)), found[2]) for found in BLOCK.finditer(page) if found[1] == "python"]
+    assert len(blocks) >= 8
+    for line, source in blocks:
+        for written, meant in stands_for.items():
+            source = source.replace(written, meant)
+        tree = ast.parse(source)
+        ast.increment_lineno(tree, line)
+        exec(compile(tree, str(PAGE), "exec"), names)
+    assert names["spark"] is spark
+    shown = capsys.readouterr().out
+    assert '{"id": 17, "amount": 5.0}' in shown
