@@ -1,0 +1,200 @@
+"""How a process of Spark reaches its cluster: what travels to it, and the clients that it makes, keeps and loses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq_async import Message, Producer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import ClientStateError, ConfigError, NameServerError
+from rmq_async.spark import worker as workers
+from rmq_async.spark.connection import Access, access_of, client_config
+from rmq_async.spark.options import read_options, write_options
+from rmq_async.spark.worker import worker
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.message import MessageQueue
+
+from .conftest import Topics
+
+HUSH = "hush-hush"
+BARE: dict[str, Any] = {
+    "nameserver": "a:1", "access_key": None, "secret_key": None, "security_token": None, "tls": False, "tls_verify": True,
+    "tls_files": (None, None, None), "server_name": None, "namespace": None, "namespace_v2": None, "request_timeout": 3.0,
+    "vip_channel": False,
+}  # fmt: skip
+
+
+def access(**given: object) -> Access:
+    return access_of(**{**BARE, **given})
+
+
+class TestAccess:
+    def test_secrets_come_from_options_or_the_environment_and_are_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RMQ_ACCESS_KEY", "of-environment")
+        monkeypatch.setenv("RMQ_SECRET_KEY", HUSH)
+        monkeypatch.setenv("RMQ_SECURITY_TOKEN", HUSH + "2")
+        found = access()
+        credentials = client_config(pickle.loads(pickle.dumps(found))).credentials
+        assert credentials is not None
+        assert (credentials.access_key, credentials.secret_key, credentials.security_token) == (
+            "of-environment",
+            HUSH,
+            HUSH + "2",
+        )
+        assert HUSH not in repr(found) + str(found) + repr(credentials) + repr(client_config(found))
+        given = access(access_key="mine", secret_key="other")
+        assert (given.access_key, given.secret_key) == ("mine", "other")
+        options = {"nameserver": "a:1", "topic": "t", "accessKey": "k", "secretKey": HUSH}
+        assert HUSH not in repr(read_options(options, streaming=True)) + repr(write_options(options, streaming=True))
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ({"access_key": "k"}, "option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment"),
+            ({"secret_key": "s"}, "options secretKey and securityToken need accessKey"),
+            ({"tls_files": (None, None, "key")}, "option tlsKeyFile is the key of tlsCertFile, which is missing"),
+            ({"tls_verify": False}, "option tlsVerify needs tls"),
+            ({"server_name": "x"}, "option tlsServerName needs tls"),
+            (
+                {"tls_verify": False, "tls_files": ("ca", None, None)},
+                "option tlsCaFile says whom to trust, and tlsVerify=false",
+            ),
+            ({"nameserver": "nowhere"}, "name server address 'nowhere' is not host:port"),
+        ],
+    )
+    def test_contradictions(self, given: dict[str, object], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("RMQ_SECRET_KEY", raising=False)
+        with pytest.raises(ConfigError, match=told):
+            access(**given)
+
+    def test_files_are_opened_where_they_are_used(self, tmp_path: Path) -> None:
+        missing = access(tls_files=(str(tmp_path / "ca.pem"), None, None))
+        assert missing.tls
+        with pytest.raises(ConfigError, match=r"ca\.pem cannot be used: "):
+            client_config(missing)
+        plain = client_config(access(tls=True, tls_verify=False))
+        assert (plain.tls, plain.tls_verify) == (True, False)
+        trustme = pytest.importorskip("trustme")
+        made = trustme.CA()
+        made.cert_pem.write_to_path(tmp_path / "ca.pem")
+        context = client_config(missing).tls
+        assert isinstance(context, ssl.SSLContext)
+        assert context.verify_mode is ssl.CERT_REQUIRED
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has no worker yet, and has none afterwards."""
+    monkeypatch.setattr(workers, "_worker", None)
+    level = logging.getLogger("rmq_async").level
+    yield
+    if workers._worker is not None:
+        workers._worker.close()
+    logging.getLogger("rmq_async").setLevel(level)
+
+
+async def first_offset(reader: workers.SparkReader, topic: str) -> int:
+    return await reader.min_offset(MessageQueue(topic, "broker-a", 0))
+
+
+def in_a_child(work: Any) -> str:
+    """What ``work`` returns in a forked child, or that it hung or failed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)
+            os.write(writing, str(work()).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return told if status == 0 else f"{told} status {status}"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+class TestWorker:
+    def test_clients_are_made_at_need_kept_and_made_anew(self, embedded_topics: Topics) -> None:
+        topic = embedded_topics.make(1)
+        here = access(nameserver=embedded_topics.namesrv)
+        assert worker() is worker()
+        one = worker().reader(here, "group")
+        assert worker().reader(pickle.loads(pickle.dumps(here)), "group") is one
+        assert worker().reader(here, "other") is not one
+        assert worker().run(first_offset(one, topic)) == 0
+        again = worker().reader(here, "group", fresh=True)
+        assert again is not one
+        with pytest.raises(ClientStateError):
+            one.instance  # noqa: B018
+        assert worker().run(first_offset(again, topic)) == 0
+        threads = threading.active_count()
+        worker().close()
+        assert threading.active_count() == threads - 1
+        with pytest.raises(ClientStateError):
+            again.instance  # noqa: B018
+
+    def test_a_name_server_that_is_not_there_is_told_soon_and_asked_again(self, embedded_topics: Topics) -> None:
+        nowhere = access(nameserver="127.0.0.1:1")
+        for _ in range(2):
+            with pytest.raises(NameServerError, match=r"127\.0\.0\.1:1"):
+                worker().reader(nowhere, "group")
+
+    def test_a_forked_child_has_its_own(self, embedded_topics: Topics) -> None:
+        """Also one that was forked while the parent made something: its locks are held for ever there."""
+        topic = embedded_topics.make(1)
+        here = access(nameserver=embedded_topics.namesrv)
+        parents = worker()
+        parents.reader(here, "group")
+
+        def child() -> str:
+            mine = worker()
+            reader = mine.reader(here, "group")
+            return f"{mine is parents} {mine.run(first_offset(reader, topic))}"
+
+        with ExitStack() as held:
+            held.enter_context(workers._making)
+            held.enter_context(parents._lock)
+            assert in_a_child(child) == "False 0"
+        assert parents.run(first_offset(parents.reader(here, "group"), topic)) == 0
+
+    def test_a_killed_reader_leaves_nothing_on_brokers(self) -> None:
+        """They never heard of it but by its pulls and questions."""
+
+        async def run() -> None:
+            async with EmbeddedRocketMQ() as servers:
+                async with Producer("p", namesrv=servers.namesrv) as producer:
+                    await producer.send(Message("t", b"x"))
+                before = servers.requests[RequestCode.HEART_BEAT], servers.requests[RequestCode.UNREGISTER_CLIENT]
+
+                def child() -> str:
+                    here = worker()
+                    reader = here.reader(access(nameserver=servers.namesrv), "group")
+                    queues = here.run(reader.queues("t"))
+                    found = [here.run(reader.pull(queue, 0)).messages for queue in queues]
+                    return str(sum(map(len, found)))
+
+                assert await asyncio.to_thread(in_a_child, child) == "1"
+                assert (servers.requests[RequestCode.HEART_BEAT], servers.requests[RequestCode.UNREGISTER_CLIENT]) == before
+
+        asyncio.run(run())
+
+    def test_a_level_that_somebody_chose_stays(self) -> None:
+        logging.getLogger("rmq_async").setLevel(logging.INFO)
+        worker()
+        assert logging.getLogger("rmq_async").level == logging.INFO
