@@ -43,9 +43,7 @@ def is_program(source: str) -> bool:
 
 
 SNIPPETS = [
-    page
-    for page in PAGES
-    if page.name != "spark.md" and any(not is_program(source) for _, source in blocks(page, "python"))
+    page for page in PAGES if page.name != "spark.md" and any(not is_program(source) for _, source in blocks(page, "python"))
 ]
 PROGRAMS = [(page, source) for page in PAGES for _, source in blocks(page, "python") if is_program(source)]
 
