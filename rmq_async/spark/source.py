@@ -71,12 +71,14 @@ class RocketMQDataSource(DataSource):
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from .writing import BatchWriter, sink_columns
+        from .writing import BatchWriter, check_topic, sink_columns
 
         options = write_options(self.options, streaming=False)
         if overwrite:
             raise ConfigError("a topic cannot be overwritten: use .mode('append')")
-        return BatchWriter(options, sink_columns(schema, options))
+        writer = BatchWriter(options, sink_columns(schema, options))
+        check_topic(options)
+        return writer
 
     @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802

@@ -9,62 +9,126 @@ sent, its next attempt sends it again with the same ``RMQ_SPARK_ID``, and ``abor
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ..errors import ConfigError
+from rmq_protocol.validation import check_message
+
+from ..errors import ConfigError, InvalidMessageError
+from ..producer import Producer
+from .connection import client_config
 from .options import WriteOptions
 from .plain import plainly
-from .rows import blocks_of
-from .schema import SINK_COLUMNS
+from .rows import ID_PROPERTY, blocks_of
+from .schema import SINK_COLUMNS, SOURCE_COLUMNS
 from .sending import Sending
 from .worker import worker
 
-__all__ = ["BatchWriter", "Sent", "StreamWriter", "sink_columns"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["BatchWriter", "Sent", "StreamWriter", "check_topic", "sink_columns", "warn_of_speculation"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What one task stored. ``retried``: messages that took more than one attempt."""
+    """What one task stored. ``attempt``: which of the task's. ``retried``: messages that took more than one request."""
 
     partition: int
+    attempt: int
     rows: int
     bytes: int
     retried: int
 
 
 def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
-    """The names of the columns that are written. Raises ConfigError for one that is missing, unknown or of another type."""
-    names = tuple(field.name for field in schema.fields)
-    known = ", ".join(SINK_COLUMNS)
+    """The names of the columns that are written. ConfigError for one that is missing, unknown, doubled or of another type."""
+    names = [field.name for field in schema.fields]
+    unknown = [name for name in names if name not in SINK_COLUMNS and name != options.id_column]
+    if unknown:
+        raise ConfigError(_unknown(unknown, names))
     for field in schema.fields:
-        types = SINK_COLUMNS.get(field.name)
-        if field.name == options.id_column:
-            types = ("string",)
-        if types is None:
-            raise ConfigError(f"there is no column {field.name} to write, only {known}; .select() what is meant")
-        if field.dataType.simpleString() not in types:
-            raise ConfigError(f"column {field.name} must be {' or '.join(types)}, not {field.dataType.simpleString()}")
+        types = ("string",) if field.name == options.id_column else SINK_COLUMNS[field.name]
+        given = re.sub(r" collate \w+", "", field.dataType.simpleString())
+        if given not in types:
+            hint = "; cast it, or to_json() what has parts" if field.name == "body" else ""
+            raise ConfigError(f"column {field.name} must be {' or '.join(types)}, not {given}{hint}")
+        if names.count(field.name) > 1:
+            raise ConfigError(f"column {field.name} is there {names.count(field.name)} times; .select() the one that is meant")
     if "body" not in names:
         raise ConfigError(
             f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}"
         )
     if options.topic is None and "topic" not in names:
         raise ConfigError("nothing says which topic to write to: give the option topic or a column topic")
+    if options.topic is not None:
+        try:
+            check_message(options.topic, b"-")
+        except InvalidMessageError as error:
+            raise ConfigError(f"option topic: {error}") from None
     if options.id_column is not None and options.id_column not in names:
         raise ConfigError(f"option idColumn: there is no column {options.id_column}, only {', '.join(names)}")
     if ("queueId" in names) != ("brokerName" in names):
         raise ConfigError("columns brokerName and queueId name a queue together; one of them is missing")
-    return names
+    return tuple(names)
+
+
+def _unknown(unknown: list[str], names: list[str]) -> str:
+    """What to do about columns that no message has."""
+    for name in unknown:
+        if (meant := {known.lower(): known for known in SINK_COLUMNS}.get(name.lower())) is not None:
+            return f"there is no column {name} to write, it is spelt {meant}"
+    what = "there is no column" if len(unknown) == 1 else "there are no columns"
+    if set(unknown) <= SOURCE_COLUMNS.keys():
+        kept = [repr(name) for name in names if name in _WORTH_KEEPING]
+        queue = (
+            " (brokerName and queueId besides, where each is to go to the queue that it came from)"
+            if "queueId" in names
+            else ""
+        )
+        return f"{what} {', '.join(unknown)} to write, brokers give them: .select({', '.join(kept)}){queue}"
+    return f"{what} {', '.join(unknown)} to write, only {', '.join(SINK_COLUMNS)}; .select() what is meant"
+
+
+_WORTH_KEEPING: Final = ("topic", "body", "tags", "keys", "properties", "flag")
+"""Columns that are both read and written, without those that say where from."""
+
+
+def check_topic(options: WriteOptions) -> None:
+    """Raises TopicNotFoundError and the like where the topic of the option cannot be written to, and NameServerError.
+
+    One that brokers create at its first message is as good as one that is there. For the driver, before there are tasks.
+    """
+    topic = options.topic
+    if topic is None:
+        return
+
+    async def ask() -> None:
+        name = f"spark-plan-{uuid.uuid4().hex[:12]}"  # its own connections, which are gone afterwards
+        client = replace(client_config(options.access), instance_name=name)
+        async with Producer(options.group, client=client, stop_timeout=1.0) as producer:
+            await producer.fetch_publish_queues(topic)
+
+    worker().run(ask())
+
+
+def warn_of_speculation(session: SparkSession) -> None:
+    """For the driver's own process: nothing that Spark starts for a data source is told of ``spark.speculation``."""
+    if session.conf.get("spark.speculation", "false") == "true":
+        logger.warning(
+            "spark.speculation is on: slow tasks are run twice side by side, and what both of them send is in the topic twice, "
+            "with the same %s", ID_PROPERTY,
+        )  # fmt: skip
 
 
 class _Writer:
@@ -80,6 +144,11 @@ class _Writer:
         assert context is not None
         partition, attempt = context.partitionId(), context.attemptNumber()
         here = worker()
+        if attempt:
+            logger.warning(
+                "partition %d is written for the %d. time: what an earlier attempt has sent comes twice, with the same %s",
+                partition, attempt + 1, ID_PROPERTY,
+            )  # fmt: skip
         producer = here.producer(self._options, fresh=attempt > 0)
         job = self._job(context)
         sending = Sending(here, producer, self._options)
@@ -89,7 +158,7 @@ class _Writer:
             sending.finish()
         finally:
             sending.close()
-        return Sent(partition, sending.rows, sending.bytes, sending.retried)
+        return Sent(partition, attempt, sending.rows, sending.bytes, sending.retried)
 
     def _job(self, context: TaskContext) -> str:
         raise NotImplementedError
