@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -196,6 +196,7 @@ def _session(name: str, given: argparse.Namespace) -> SparkSession:
     return spark
 
 
+_PYTHON: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE)
 _JAVA: Final = re.compile(r"^(?:: |Caused by: )?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
 _CLASS: Final = re.compile(r"^\[[A-Z_]+(?:\.[A-Z_]+)*\] ")
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}.*$")
@@ -212,6 +213,8 @@ def explained(error: BaseException) -> tuple[str, int]:
     ours = sentence(error)
     if ours is not None:
         return _STATE.sub("", ours), WRONG_USE if f"{ConfigError.__name__}: {ours}" in text else FAILED
+    if raised := _PYTHON.findall(text):
+        return _STATE.sub("", raised[-1]), FAILED
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("SQLSTATE", "An error occurred while calling"))]
     if not lines:

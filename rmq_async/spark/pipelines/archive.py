@@ -1,0 +1,333 @@
+"""Topics to Parquet, exactly once: a streaming query that ends when it has everything that was there when it began.
+
+What was read is in the checkpoint, what was written in ``_spark_metadata`` beside the files: a file that is not listed there is
+left over from an attempt that failed, and Spark's reader skips it. Both must be of the same query. Spark does not look: a sink
+that has batches which the checkpoint does not know skips as many new ones in silence. So that is looked at here, before anything
+is started.
+
+As a program: ``rmq spark archive``, or this file given to ``spark-submit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.streaming.query import StreamingQuery
+
+from rmq_async.errors import ConfigError
+from rmq_async.spark.pipelines.files import Files
+from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
+from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
+
+__all__ = ["ARCHIVE", "ARCHIVE_DDL", "ArchiveSummary", "archive", "main"]
+
+ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, date date"
+"""The schema of an archive. To be given when one is read: a topic named 007 would be read as the number 7."""
+
+SINK_LOG: Final = "_spark_metadata"
+POLL: Final = 0.25
+DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 as int))"
+"""Of UTC, whatever the session's time zone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveSummary:
+    """What one run added. ``bytes``: of bodies. ``offsets``: by queue, from where to where was read, the end exclusive."""
+
+    path: str
+    checkpoint: str
+    topics: tuple[str, ...]
+    messages: int
+    bytes: int
+    batches: int
+    seconds: float
+    offsets: Mapping[str, tuple[int, int]]
+
+    @property
+    def failed(self) -> bool:
+        return False
+
+
+def archive(
+    spark: SparkSession,
+    topics: str | Iterable[str],
+    path: str,
+    *,
+    pattern: str | None = None,
+    checkpoint: str | None = None,
+    starting: str | datetime = "earliest",
+    max_offsets: int | None = None,
+    tags: str | None = None,
+    files: int | None = None,
+    compression: str = "snappy",
+    options: Mapping[str, str] | None = None,
+    progress: Progress = no_progress,
+) -> ArchiveSummary:
+    """Adds what is in ``topics`` now and not in the archive yet; all columns, partitioned by topic and date (UTC, by store time).
+
+    ``pattern`` instead of ``topics``: a regular expression. ``checkpoint``: where what was read is kept, PATH/_checkpoint unless
+    given; it belongs to the archive for ever. ``starting``: where the first run begins, "earliest", "latest" or a time; later
+    ones go on where the last ended. ``max_offsets`` of a micro-batch. ``files``: at most so many for each topic and date of a
+    micro-batch. ``options``: of format rocketmq.
+
+    Raises ConfigError where path and checkpoint do not belong together, or not to these topics; what Spark raises for the rest.
+    """
+    began = monotonic()
+    wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+    if bool(wanted) == (pattern is not None):
+        raise ConfigError("give the topics to archive, or a pattern of them")
+    if "columns" in (options or {}):
+        raise ConfigError("option columns: an archive holds all of them")
+    place = checkpoint or f"{path.rstrip('/')}/_checkpoint"
+    before = _before(Files(spark), path, place, wanted, pattern)
+    frame = _stream(spark, wanted, pattern, starting, max_offsets, tags, files, options or {})
+    observed = frame.observe("archive", F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))
+    query = (
+        observed.withColumn("date", F.expr(DATE))
+        .writeStream.format("parquet")
+        .option("path", path)
+        .option("checkpointLocation", place)
+        .option("compression", compression)
+        .partitionBy("topic", "date")
+        .trigger(availableNow=True)
+        .start()
+    )
+    run = _Run(before, progress)
+    try:
+        run.follow(query)
+    finally:
+        if query.isActive:
+            query.stop()
+    return ArchiveSummary(
+        path=path,
+        checkpoint=place,
+        topics=wanted or tuple(sorted({key.partition("/")[0] for key in run.ends})),
+        messages=run.messages,
+        bytes=run.bytes,
+        batches=run.batches,
+        seconds=round(monotonic() - began, 3),
+        offsets={key: (run.starts.get(key, 0), end) for key, end in sorted(run.ends.items())},
+    )
+
+
+def _stream(
+    spark: SparkSession,
+    topics: Sequence[str],
+    pattern: str | None,
+    starting: str | datetime,
+    max_offsets: int | None,
+    tags: str | None,
+    files: int | None,
+    options: Mapping[str, str],
+) -> DataFrame:
+    given: dict[str, str | int | None] = {
+        "subscribe": ",".join(topics) or None,
+        "subscribePattern": pattern,
+        "maxOffsetsPerTrigger": max_offsets,
+        "tags": tags,
+        "maxPartitions": files,
+    }
+    if isinstance(starting, datetime):
+        known = starting if starting.tzinfo is not None else starting.replace(tzinfo=UTC)
+        given |= {"startingTimestamp": int(known.timestamp() * 1000), "startingOffsetsByTimestampStrategy": "latest"}
+    else:
+        given["startingOffsets"] = starting
+    said = {name: str(value) for name, value in given.items() if value is not None}
+    return spark.readStream.format("rocketmq").options(**said).options(**options).load()
+
+
+class _Run:
+    """What one query did, from its progress. ``starts``, ``ends``: offsets by queue."""
+
+    def __init__(self, before: Mapping[str, int], progress: Progress) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self.batches = 0
+        self.starts = dict(before)
+        self.ends = dict(before)
+        self._progress = progress
+        self._last: int | None = None
+
+    def follow(self, query: StreamingQuery) -> None:
+        """Returns when the query has ended; raises what it failed with."""
+        while not _ended(query):
+            self._take(query)
+        self._take(query)
+
+    def _take(self, query: StreamingQuery) -> None:
+        for each in query.recentProgress:
+            if "addBatch" in each.durationMs and (self._last is None or each.batchId > self._last):
+                self._last = each.batchId
+                self._count(json.loads(each.json))
+
+    def _count(self, told: Mapping[str, Any]) -> None:
+        source, figures = told["sources"][0], told.get("observedMetrics", {}).get("archive", {})
+        start, end, latest = (_offset(source[name]) for name in ("startOffset", "endOffset", "latestOffset"))
+        ends = end.get("q", {})
+        first = end.get("init", {}) if told["batchId"] == 0 else start.get("q", {})
+        for key, offset in ends.items():
+            self.starts.setdefault(key, first.get(key, 0))
+            self.ends[key] = offset
+        rows = figures.get("rows") or 0
+        self.messages += rows
+        self.bytes += figures.get("bytes") or 0
+        self.batches += 1
+        left = sum(max(offset - ends.get(key, 0), 0) for key, offset in latest.get("q", {}).items())
+        self._progress(
+            {"batch": told["batchId"], "messages": rows, "left": left, "seconds": round(told["batchDuration"] / 1000, 3)}
+        )
+
+
+def _ended(query: StreamingQuery) -> bool:
+    return bool(query.awaitTermination(POLL))  # type: ignore[arg-type]  # it takes fractions of a second
+
+
+def _offset(value: Any) -> dict[str, Any]:
+    """As the progress has it: an object, or its JSON, or nothing."""
+    found = json.loads(value) if isinstance(value, str) else value
+    return found if isinstance(found, dict) else {}
+
+
+# -- whether path, checkpoint and topics belong together
+
+
+def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pattern: str | None) -> dict[str, int]:
+    """Offsets by queue that earlier runs ended at. Raises ConfigError where this cannot be the next of them."""
+    read, done = _numbers(files.names(f"{checkpoint}/offsets")), _numbers(files.names(f"{checkpoint}/commits"))
+    content = files.names(path)
+    check_pair(path, checkpoint, content, _numbers(files.names(f"{path}/{SINK_LOG}")), read, done)
+    if not read:
+        return {}
+    known = known_offsets(files.text(f"{checkpoint}/offsets/{max(read)}"), checkpoint)
+    check_topics(checkpoint, {key.partition("/")[0] for key in known}, topics, pattern)
+    return known
+
+
+def check_pair(
+    path: str, checkpoint: str, content: Sequence[str] | None, written: Sequence[int], read: Sequence[int], done: Sequence[int]
+) -> None:
+    """``content`` of the path; numbers of the batches that its log has, and that the checkpoint has begun and finished."""
+    if written and (not read or max(written) > max(read)):
+        known = f"knows {max(read) + 1}" if read else "is missing or empty"
+        raise ConfigError(
+            f"{path} holds an archive of {max(written) + 1} micro-batches, but its checkpoint {checkpoint} {known}: "
+            "going on would leave messages out; give the checkpoint it was written with, or another path"
+        )
+    if done and (not written or max(written) < max(done)):
+        there = f"holds {max(written) + 1}" if written else "holds none of them"
+        raise ConfigError(
+            f"checkpoint {checkpoint} says that {max(done) + 1} micro-batches are archived, but {path} {there}: "
+            "give the path it was used with, or begin anew with another checkpoint"
+        )
+    if not written and not read and any(not name.startswith(("_", ".")) for name in content or ()):
+        raise ConfigError(f"{path} is no archive and not empty; what is there would not be seen beside an archive")
+
+
+def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], pattern: str | None) -> None:
+    """Raises ConfigError where a topic of the archive is not asked for; new ones may be."""
+    missing = [name for name in sorted(known) if name not in topics and not (pattern and re.fullmatch(pattern, name))]
+    if missing:
+        asked = f"pattern {pattern}" if pattern else ", ".join(topics)
+        raise ConfigError(
+            f"checkpoint {checkpoint} is of an archive of topic {', '.join(missing)}, which {asked} does not include; "
+            "give it too, or another path"
+        )
+
+
+def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
+    """Of an entry of Spark's log of offsets: its version, a line of its own and one for each source."""
+    try:
+        offsets = json.loads(text.splitlines()[-1])["q"]
+        return {str(key): int(offset) for key, offset in offsets.items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ConfigError(f"checkpoint {checkpoint} is not of an archive of topics: its offsets are {text[-100:]!r}") from None
+
+
+def _numbers(names: Sequence[str] | None) -> list[int]:
+    """Of the batches in a log of Spark's: ``7``, or ``9.compact`` for all up to 9."""
+    found = [re.fullmatch(r"([0-9]+)(?:\.compact)?", name) for name in names or ()]
+    return [int(match[1]) for match in found if match]
+
+
+# -- the command
+
+
+def _starting(text: str) -> str | datetime:
+    return text if text in ("earliest", "latest") else moment(text)
+
+
+class _Archive:
+    DESCRIPTION = (
+        "Topics to Parquet, exactly once: adds what is there now and not in the archive yet, and ends.\n"
+        "Partitioned by topic and date (UTC, by store time); every column of the source is kept.\n"
+        "Run it again, by a timer say, and it goes on where it stopped, also after a crash."
+    )
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument("--topic", action="append", metavar="NAME", help="topic to archive; may be repeated")
+        which.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches")
+        parser.add_argument(
+            "--path", required=True, metavar="PATH", help="directory of the archive, on any store Spark writes to"
+        )
+        parser.add_argument(
+            "--checkpoint", metavar="PATH", help="what was read is kept here; default: PATH/_checkpoint; belongs to the archive"
+        )
+        parser.add_argument(
+            "--starting",
+            type=_starting,
+            default="earliest",
+            metavar="WHERE",
+            help="where the first run begins: earliest (default), latest, or a time such as 2026-11-22T08:30:00Z",
+        )
+        parser.add_argument(
+            "--max-offsets", type=whole_number(1, 10**15), metavar="N", help="at most so many offsets in a micro-batch"
+        )
+        parser.add_argument("--tags", metavar="'a || b'", help="only messages with one of the tags")
+        parser.add_argument(
+            "--files", type=whole_number(1, 10**6), metavar="N", help="at most so many files a topic, date and micro-batch"
+        )
+        parser.add_argument(
+            "--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy"
+        )
+        parser.epilog = (
+            "Read it with spark.read.parquet(PATH). Other tools do not know _spark_metadata: where a run failed, they may see\n"
+            "files whose messages are in another file again."
+        )
+
+    def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> ArchiveSummary:
+        return archive(
+            spark,
+            given.topic or (),
+            given.path,
+            pattern=given.pattern,
+            checkpoint=given.checkpoint,
+            starting=given.starting,
+            max_offsets=given.max_offsets,
+            tags=given.tags,
+            files=given.files,
+            compression=given.compression,
+            options=connection_options(given),
+            progress=progress,
+        )
+
+
+ARCHIVE: Final = _Archive()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of ``rmq spark archive``."""
+    return run_job("archive", ARCHIVE, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""Rows to topics, watched: what pipelines that write have in common.
+
+Spark tells nothing of what a batch write wrote. A write that did not fail has sent every row it was given, and those are counted on
+the way, in the same pass. Whether they are in the topics is asked of the brokers: by how much their queues have grown. Others may
+write there too, and a task that is tried again sends rows twice, so that is a lower bound to check against and no count of rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Any, Final, TypeVar
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from rmq_async.admin import Admin
+from rmq_async.client.text import printable
+from rmq_async.errors import NoPermissionError, RocketMQError, TopicNotFoundError
+from rmq_async.spark.connection import Access, client_config
+from rmq_async.spark.options import write_options
+from rmq_async.spark.pipelines.job import Progress
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.route import publish_queues
+
+__all__ = ["Arrivals", "Written", "access_for", "shared_rate", "target_queues", "write"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INTERVAL: Final = 2.0
+"""Seconds between two looks at what has arrived."""
+PATIENCE: Final = 5.0
+"""Seconds until what was acknowledged is readable, at the longest."""
+TASK_RATE: Final = 5000
+"""Messages a second from which on one more task shares a rate."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """``messages``, ``bytes`` (of bodies): sent and acknowledged. ``arrived``: by how much the topics have grown; None where that
+    may not be asked."""
+
+    messages: int
+    bytes: int
+    arrived: int | None
+
+
+def access_for(options: Mapping[str, str]) -> Access:
+    """Raises ConfigError for whatever is wrong in the options of a write, before anything is started."""
+    return write_options(options, streaming=False).access
+
+
+def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
+    """How many tasks of at most ``tasks`` share a rate, and what each of them gets: never more than ``rate`` together."""
+    count = max(1, min(tasks, -(-rate // TASK_RATE)))
+    return count, rate // count
+
+
+def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[MessageQueue, ...]]:
+    """Queues of each topic that can be written to. Raises TopicNotFoundError."""
+
+    async def ask() -> dict[str, tuple[MessageQueue, ...]]:
+        async with Admin(client=client_config(access)) as admin:
+            return {topic: publish_queues(topic, await admin.topic_route(topic)) for topic in sorted(set(topics))}
+
+    return _waited(ask)
+
+
+class Arrivals:
+    """By how much topics have grown since this was made."""
+
+    def __init__(self, access: Access, topics: Iterable[str]) -> None:
+        self._access = access
+        self._topics = tuple(sorted(set(topics)))
+        self._before = _waited(self._ends)
+
+    def count(self) -> int | None:
+        """None where the user may not ask for offsets."""
+        now = _waited(self._ends)
+        return None if now is None or self._before is None else now - self._before
+
+    def settled(self, expected: int) -> int | None:
+        """The same once it is ``expected``, or as much as it is after a while: a stored message is readable a moment later."""
+        until = monotonic() + PATIENCE
+        while (found := self.count()) is not None and found < expected and monotonic() < until:
+            sleep(0.05)
+        return found
+
+    async def _ends(self) -> int | None:
+        async with Admin(client=client_config(self._access)) as admin:
+            total = 0
+            for topic in self._topics:
+                try:
+                    stats = await admin.topic_stats(topic)
+                except TopicNotFoundError:
+                    continue
+                except NoPermissionError:
+                    return None
+                total += sum(queue.max_offset for queue in stats.queues.values())
+            return total
+
+
+def write(
+    frame: DataFrame, options: Mapping[str, str], topics: Iterable[str], progress: Progress, expected: int | None = None
+) -> Written:
+    """Writes a frame that has the sink's columns. ``expected``: how many rows that are, for the progress."""
+    arrivals = Arrivals(access_for(options), topics)
+    seen = Observation()
+    observed = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))
+    with _watched(arrivals, progress, expected):
+        observed.write.format("rocketmq").mode("append").options(**options).save()
+    rows, size = seen.get["rows"], seen.get["bytes"] or 0
+    return Written(rows, size, arrivals.settled(rows))
+
+
+@contextmanager
+def _watched(arrivals: Arrivals, progress: Progress, expected: int | None) -> Iterator[None]:
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(INTERVAL):
+            try:
+                arrived = arrivals.count()
+            except RocketMQError as error:
+                logger.info("what has arrived is not known: %s", printable(error))
+                continue
+            if arrived is None:
+                return
+            progress({"arrived": arrived, "of": expected})
+
+    thread = threading.Thread(target=watch, name="rmq_async spark arrivals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _waited(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """On a loop of its own in a thread of its own: the caller's may be running, as in a notebook."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(ask())).result()

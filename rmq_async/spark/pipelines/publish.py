@@ -1,0 +1,279 @@
+"""Tables and files to a topic, in bulk: whatever Spark reads, a message a row.
+
+As a program: ``rmq spark publish``, or this file given to ``spark-submit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from rmq_async.errors import ConfigError
+from rmq_async.spark.pipelines.job import Progress, connection_options, named_values, no_progress, run_job, whole_number
+from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
+from rmq_protocol.properties import RESERVED_NAMES
+
+__all__ = ["PUBLISH", "PublishSummary", "main", "messages", "publish", "read_table"]
+
+ID: Final = "rmqSparkId"
+ORDER: Final = "rmqSparkOrder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishSummary:
+    """``messages``: rows sent and acknowledged, counted on their way; of a dry run: rows there are. ``bytes``: of bodies.
+    ``arrived``: by how much the topic has grown; more where others write to it too, None where that may not be asked."""
+
+    topic: str
+    messages: int
+    bytes: int
+    arrived: int | None
+    seconds: float
+    dry_run: bool
+
+    @property
+    def failed(self) -> bool:
+        return self.arrived is not None and self.arrived < self.messages
+
+
+def publish(
+    frame: DataFrame,
+    topic: str,
+    *,
+    body: str | None = None,
+    keys: Sequence[str] = (),
+    tags: str | None = None,
+    sharding_key: str | None = None,
+    order_by: str | None = None,
+    id: str | None = None,
+    properties: Sequence[str] = (),
+    partitions: int | None = None,
+    rate: int | None = None,
+    dry_run: bool = False,
+    options: Mapping[str, str] | None = None,
+    progress: Progress = no_progress,
+) -> PublishSummary:
+    """Sends every row of ``frame`` to ``topic``; arguments that are texts name columns.
+
+    ``body``: None sends the whole row as JSON. ``id``: what tells a row apart, its ``RMQ_SPARK_ID``. ``properties`` are named as
+    their columns; where one is NULL or blank the message has none. With a ``sharding_key`` rows of one value go to one queue, in
+    the order of ``order_by``, an SQL expression. ``rate``: messages a second, of all tasks together.
+
+    Raises ConfigError for a column that does not exist and what contradicts; what Spark raises for the rest.
+    """
+    began = monotonic()
+    given = dict(options or {}) | {"topic": topic}
+    access_for(given)
+    rows = messages(
+        frame, body=body, keys=keys, tags=tags, sharding_key=sharding_key, order_by=order_by, id=id, properties=properties
+    )
+    if id is not None:
+        given["idColumn"] = ID
+    if dry_run:
+        found = rows.agg(F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes")).first()
+        assert found is not None
+        return PublishSummary(
+            topic=topic,
+            messages=found["rows"],
+            bytes=found["bytes"] or 0,
+            arrived=None,
+            seconds=round(monotonic() - began, 3),
+            dry_run=True,
+        )
+    if rate is not None:
+        partitions, each = shared_rate(rate, min(partitions or 1 << 20, frame.sparkSession.sparkContext.defaultParallelism))
+        given["maxMessagesPerSecond"] = str(each)
+    written = write(_placed(rows, partitions, order_by, capped=rate is not None), given, [topic], progress)
+    return PublishSummary(
+        topic=topic,
+        messages=written.messages,
+        bytes=written.bytes,
+        arrived=written.arrived,
+        seconds=round(monotonic() - began, 3),
+        dry_run=False,
+    )
+
+
+def messages(
+    frame: DataFrame,
+    *,
+    body: str | None = None,
+    keys: Sequence[str] = (),
+    tags: str | None = None,
+    sharding_key: str | None = None,
+    order_by: str | None = None,
+    id: str | None = None,
+    properties: Sequence[str] = (),
+) -> DataFrame:
+    """The sink's columns for what ``publish`` is told. Raises ConfigError."""
+    for what, name in (("body", body), ("tags", tags), ("sharding key", sharding_key), ("id", id)):
+        if name is not None:
+            _check_column(frame, what, name)
+    for what, names in (("key", keys), ("property", properties)):
+        for name in names:
+            _check_column(frame, what, name)
+    reserved = [name for name in properties if name in RESERVED_NAMES]
+    if reserved:
+        raise ConfigError(
+            f"a property cannot be named {reserved[0]}, which is reserved for the system; give the column another name"
+        )
+    if order_by is not None and sharding_key is None:
+        raise ConfigError("an order needs a sharding key: only messages with the same one are kept in order")
+    chosen = [_body(frame, body).alias("body")]
+    if keys:
+        chosen.append(F.filter(F.array(*(_text(name) for name in keys)), lambda key: F.length(F.trim(key)) > 0).alias("keys"))
+    if tags is not None:
+        chosen.append(_text(tags).alias("tags"))
+    if sharding_key is not None:
+        chosen.append(_text(sharding_key).alias("shardingKey"))
+    if properties:
+        pairs = [part for name in properties for part in (F.lit(name), _text(name))]
+        chosen.append(F.map_filter(F.create_map(*pairs), lambda _, value: F.length(F.trim(value)) > 0).alias("properties"))
+    if id is not None:
+        chosen.append(_text(id).alias(ID))
+    if order_by is not None:
+        chosen.append(F.expr(order_by).alias(ORDER))
+    return frame.select(*chosen)
+
+
+def read_table(
+    spark: SparkSession, *, format: str | None = None, path: Sequence[str] = (), table: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:  # fmt: skip
+    """A table of the catalogue, or what a format reads from files or from where its options say. Raises ConfigError."""
+    if table is not None:
+        if path or format is not None:
+            raise ConfigError(
+                "give a table of the catalogue, or a format and its path, not both; format jdbc has an option dbtable"
+            )
+        return spark.read.options(**dict(options or {})).table(table)
+    if format is None:
+        raise ConfigError("nothing says what to publish: give a table, or a format and a path")
+    reader = spark.read.format(format).options(**dict(options or {}))
+    return reader.load(list(path)) if path else reader.load()
+
+
+def _check_column(frame: DataFrame, what: str, name: str) -> None:
+    if name not in frame.columns:
+        raise ConfigError(f"there is no column {name} for the {what}, only {', '.join(frame.columns)}")
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _text(name: str) -> Column:
+    return _column(name).cast("string")
+
+
+def _body(frame: DataFrame, name: str | None) -> Column:
+    if name is None:
+        return F.to_json(F.struct(*(_column(each) for each in frame.columns)))
+    kind = frame.schema[name].dataType.simpleString()
+    if kind in ("binary", "string"):
+        return _column(name)
+    if kind.startswith(("struct", "array", "map")):
+        return F.to_json(_column(name))
+    return _text(name)
+
+
+def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, capped: bool) -> DataFrame:
+    """Rows of one sharding key in one task, in order; else as many tasks as were asked for, or as share a rate."""
+    if "shardingKey" in rows.columns:
+        together = rows.repartition("shardingKey") if partitions is None else rows.repartition(partitions, "shardingKey")
+        return together if order_by is None else together.sortWithinPartitions(ORDER).drop(ORDER)
+    if partitions is None:
+        return rows
+    return rows.coalesce(partitions) if capped else rows.repartition(partitions)
+
+
+# -- the command
+
+
+class _Publish:
+    DESCRIPTION = "Any table or file that Spark reads to a topic, a message a row."
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        source = parser.add_argument_group("what to read")
+        source.add_argument("--format", metavar="NAME", help="csv, json, parquet, orc, text, avro, jdbc, ...")
+        source.add_argument("--path", action="append", default=[], metavar="PATH", help="file or directory; may be repeated")
+        source.add_argument("--table", metavar="NAME", help="a table of the catalogue, instead")
+        source.add_argument(
+            "--read-option", action="append", default=[], metavar="NAME=VALUE", help="of the format, such as header=true"
+        )
+        source.add_argument(
+            "--secret-option",
+            action="append",
+            default=[],
+            metavar="NAME=VARIABLE",
+            help="of the format; its value is in that environment variable, such as password=DB_PASSWORD",
+        )
+        source.add_argument("--where", metavar="SQL", help="only rows for which this is true")
+        source.add_argument(
+            "--select", action="append", default=[], metavar="SQL", help="columns to go on with, such as 'upper(name) name'"
+        )
+        made = parser.add_argument_group("what to send")
+        made.add_argument("--topic", required=True, metavar="NAME")
+        made.add_argument("--body", metavar="COLUMN", help="default: the whole row as JSON")
+        made.add_argument("--key", action="append", default=[], metavar="COLUMN", help="may be repeated")
+        made.add_argument("--tags", metavar="COLUMN", help="the tag of each message")
+        made.add_argument("--sharding-key", metavar="COLUMN", help="rows with the same value go to the same queue")
+        made.add_argument("--order-by", metavar="SQL", help="the order of rows with the same sharding key")
+        made.add_argument("--id", metavar="COLUMN", help="RMQ_SPARK_ID of each message, to find out what was sent twice")
+        made.add_argument("--property", action="append", default=[], metavar="COLUMN", help="a property; may be repeated")
+        made.add_argument("--partitions", type=whole_number(1, 10**6), metavar="N", help="number of tasks that send")
+        made.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="at most so many messages a second")
+        made.add_argument("--dry-run", action="store_true", help="count, and send nothing")
+        parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
+
+    def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> PublishSummary:
+        frame = read_table(spark, format=given.format, path=given.path, table=given.table, options=_read_options(given))
+        if given.where:
+            frame = frame.where(given.where)
+        if given.select:
+            frame = frame.selectExpr(*given.select)
+        return publish(
+            frame,
+            given.topic,
+            body=given.body,
+            keys=given.key,
+            tags=given.tags,
+            sharding_key=given.sharding_key,
+            order_by=given.order_by,
+            id=given.id,
+            properties=given.property,
+            partitions=given.partitions,
+            rate=given.rate,
+            dry_run=given.dry_run,
+            options=connection_options(given),
+            progress=progress,
+        )
+
+
+def _read_options(given: argparse.Namespace) -> dict[str, str]:
+    found = named_values("--read-option", given.read_option)
+    for name, variable in named_values("--secret-option", given.secret_option).items():
+        value = os.environ.get(variable)
+        if value is None:
+            raise ConfigError(f"--secret-option {name}: there is no environment variable {variable}")
+        found[name] = value
+    return found
+
+
+PUBLISH: Final = _Publish()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of ``rmq spark publish``."""
+    return run_job("publish", PUBLISH, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

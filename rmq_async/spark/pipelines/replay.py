@@ -1,0 +1,357 @@
+"""An archive back to topics, each queue in its order.
+
+First one pass over the small columns tells what is in the window, by queue. From that follows where each queue goes: to the queue
+of the same name where the target has it, else they are dealt out in turn. So whatever had an order, messages of one queue and with
+them those of one sharding key, keeps it, and one task sends all of a queue, its offsets ascending. Queues that share a task go side
+by side, each as far along as the others.
+
+As a program: ``rmq spark replay``, or this file given to ``spark-submit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Final, NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from rmq_async.errors import ConfigError
+from rmq_async.spark.pipelines.archive import ARCHIVE_DDL
+from rmq_async.spark.pipelines.job import (
+    PipelineError,
+    Progress,
+    connection_options,
+    moment,
+    no_progress,
+    run_job,
+    whole_number,
+)
+from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, target_queues, write
+from rmq_async.spark.rows import ID_PROPERTY
+from rmq_protocol.constants import PropertyName
+from rmq_protocol.message import MessageQueue
+
+__all__ = ["REPLAY", "Lane", "ReplaySummary", "Route", "main", "read_archive", "replay", "routes"]
+
+NEEDED: Final = ("topic", "brokerName", "queueId", "offset", "tags", "keys", "body", "properties", "storeTimestamp", "flag")
+DROPPED: Final = frozenset(name.value for name in PropertyName) - {PropertyName.SHARDING_KEY.value} | {ID_PROPERTY}
+"""Properties that say how a message once travelled. Tags and keys are columns."""
+ID: Final = "rmqSparkId"
+
+
+class Lane(NamedTuple):
+    """What the window has of one queue. ``first``, ``last``: offsets."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    first: int
+    last: int
+    messages: int
+    oldest: datetime
+    newest: datetime
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.broker}/{self.queue_id}"
+
+
+class Route(NamedTuple):
+    """Where a lane goes. ``slot``: the task that sends it."""
+
+    lane: Lane
+    queue: MessageQueue
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySummary:
+    """``found``: messages in the window. ``messages``: sent and acknowledged, counted on their way; ``bytes``: of their bodies.
+    ``arrived``: by how much the topics have grown; more where others write there too, None where that may not be asked.
+    ``queues``: by queue of the archive, how many messages of it, and where they go."""
+
+    path: str
+    topics: tuple[str, ...]
+    found: int
+    messages: int
+    bytes: int
+    arrived: int | None
+    oldest: datetime | None
+    newest: datetime | None
+    seconds: float
+    dry_run: bool
+    queues: Mapping[str, tuple[int, str]]
+
+    @property
+    def failed(self) -> bool:
+        if self.dry_run:
+            return False
+        return self.messages != self.found or (self.arrived is not None and self.arrived < self.messages)
+
+
+def replay(
+    spark: SparkSession,
+    path: str,
+    *,
+    topic: str | None = None,
+    to_original: bool = False,
+    source_topics: Sequence[str] = (),
+    start: datetime | None = None,
+    end: datetime | None = None,
+    where: str | None = None,
+    rate: int | None = None,
+    exact_queues: bool = False,
+    dry_run: bool = False,
+    options: Mapping[str, str] | None = None,
+    progress: Progress = no_progress,
+) -> ReplaySummary:
+    """Sends what was stored from ``start`` on and before ``end``, to ``topic``, or to where it came from with ``to_original``.
+
+    ``source_topics``: only these of the archive. ``where``: an SQL condition on its columns. ``rate``: messages a second, of all
+    tasks together. ``exact_queues``: refuse to send what the target has no queue of the same broker and number for.
+    Body, keys, tags, flag and the user's properties are kept, a sharding key too; what the system once added is not.
+    ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, so what is replayed twice can be told.
+
+    Raises ConfigError for what contradicts and for a path without an archive, PipelineError for an archive that is empty or
+    damaged, TopicNotFoundError for a target that does not exist, and what Spark raises.
+    """
+    began = monotonic()
+    if (topic is not None) == to_original:
+        raise ConfigError("say where to: give a topic, or say that everything goes to the topic it came from")
+    if start is not None and end is not None and _utc(start) >= _utc(end):
+        raise ConfigError(f"the window is empty: it begins at {start.isoformat()} and ends at {end.isoformat()}")
+    given = dict(options or {}) | ({"topic": topic} if topic is not None else {})
+    access = access_for(given)
+    frame = _window(read_archive(spark, path), source_topics, start, end, where)
+    lanes = _lanes(frame, path)
+    found = sum(lane.messages for lane in lanes)
+    progress({"found": found, "queues": len(lanes)})
+    targets = target_queues(access, {topic or lane.topic for lane in lanes} or ({topic} if topic else ()))
+    tasks = spark.sparkContext.defaultParallelism
+    if rate is not None:
+        tasks, each = shared_rate(rate, min(tasks, max(len(lanes), 1)))
+        given["maxMessagesPerSecond"] = str(each)
+    plan = routes(lanes, targets, topic, tasks, exact=exact_queues)
+    sent = size = 0
+    arrived: int | None = None
+    if found and not dry_run:
+        given["idColumn"] = ID
+        written = write(_outgoing(spark, frame, plan, topic, tasks), given, targets, progress, found)
+        sent, size, arrived = written.messages, written.bytes, written.arrived
+    return ReplaySummary(
+        path=path,
+        topics=tuple(targets),
+        found=found,
+        messages=sent,
+        bytes=size,
+        arrived=arrived,
+        oldest=min((lane.oldest for lane in lanes), default=None),
+        newest=max((lane.newest for lane in lanes), default=None),
+        seconds=round(monotonic() - began, 3),
+        dry_run=dry_run,
+        queues={
+            route.lane.name: (
+                route.lane.messages,
+                f"{route.queue.topic}/{route.queue.broker_name}/{route.queue.queue_id}",
+            )
+            for route in plan
+        },
+    )
+
+
+def read_archive(spark: SparkSession, path: str) -> DataFrame:
+    """Raises ConfigError where there is none, PipelineError for an empty one."""
+    try:
+        columns = spark.read.parquet(path).columns
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise ConfigError(f"there is no archive at {path}: the path does not exist") from None
+        if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
+            raise PipelineError(f"the archive at {path} is empty: there is nothing to replay") from None
+        raise
+    missing = [name for name in NEEDED if name not in columns]
+    if missing:
+        raise ConfigError(
+            f"{path} is no archive of topics: it has no column {missing[0]}; an archive is read from its own directory"
+        )
+    return spark.read.schema(ARCHIVE_DDL).parquet(path)
+
+
+def routes(
+    lanes: Sequence[Lane], targets: Mapping[str, Sequence[MessageQueue]], topic: str | None, tasks: int, *, exact: bool
+) -> list[Route]:
+    """Every lane to one queue: to the one of its name, else in turn; tasks get about the same number of messages.
+
+    Raises ConfigError where ``exact`` and the target does not have a queue.
+    """
+    bins = [(0, slot) for slot in range(tasks)]
+    slots = {}
+    for lane in sorted(lanes, key=lambda lane: (-lane.messages, lane)):
+        size, slot = heapq.heappop(bins)
+        slots[lane] = slot
+        heapq.heappush(bins, (size + lane.messages, slot))
+    plan = []
+    for turn, lane in enumerate(sorted(lanes)):
+        target = topic if topic is not None else lane.topic
+        queues = targets[target]
+        queue = MessageQueue(target, lane.broker, lane.queue_id)
+        if queue not in queues:
+            if exact:
+                there = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in queues)
+                raise ConfigError(f"topic {target} has no queue {lane.broker}/{lane.queue_id} to write to, only {there}")
+            if not queues:
+                raise PipelineError(f"topic {target} has no queue that can be written to")
+            queue = queues[turn % len(queues)]
+        plan.append(Route(lane, queue, slots[lane]))
+    return plan
+
+
+def _utc(when: datetime) -> datetime:
+    return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+
+
+def _window(
+    frame: DataFrame, topics: Iterable[str], start: datetime | None, end: datetime | None, where: str | None
+) -> DataFrame:
+    """Dates are compared too, so that only their directories are read."""
+    topics = tuple(topics)
+    if topics:
+        frame = frame.where(F.col("topic").isin(*topics))
+    if start is not None:
+        frame = frame.where((F.col("date") >= F.lit(_utc(start).date())) & (F.col("storeTimestamp") >= _moment(start)))
+    if end is not None:
+        frame = frame.where((F.col("date") <= F.lit(_utc(end).date())) & (F.col("storeTimestamp") < _moment(end)))
+    return frame if where is None else frame.where(where)
+
+
+def _moment(when: datetime) -> Column:
+    return F.timestamp_micros(F.lit(round(_utc(when).timestamp() * 1_000_000)))
+
+
+def _lanes(frame: DataFrame, path: str) -> list[Lane]:
+    stored = F.unix_micros("storeTimestamp")
+    rows = (
+        frame.groupBy("topic", "brokerName", "queueId")
+        .agg(F.min("offset"), F.max("offset"), F.count(F.lit(1)), F.min(stored), F.max(stored))
+        .collect()
+    )
+    lanes = [
+        Lane(topic, broker, queue_id, first, last, messages, _time(oldest), _time(newest))
+        for topic, broker, queue_id, first, last, messages, oldest, newest in rows
+    ]
+    for lane in lanes:
+        if lane.messages > lane.last - lane.first + 1:
+            raise PipelineError(
+                f"{path} holds messages twice: {lane.messages} of {lane.name} between offsets {lane.first} and {lane.last}; "
+                "was it copied without its _spark_metadata?"
+            )
+    return sorted(lanes)
+
+
+def _time(micros: int) -> datetime:
+    return datetime.fromtimestamp(micros / 1_000_000, UTC)
+
+
+def _outgoing(spark: SparkSession, frame: DataFrame, plan: Sequence[Route], topic: str | None, tasks: int) -> DataFrame:
+    """The sink's columns, placed and sorted."""
+    rows = [
+        (
+            route.lane.topic, route.lane.broker, route.lane.queue_id,
+            route.queue.broker_name, route.queue.queue_id, route.slot, route.lane.first, route.lane.last - route.lane.first + 1,
+        )
+        for route in plan
+    ]  # fmt: skip
+    lanes = spark.createDataFrame(
+        rows,
+        "topic string, brokerName string, queueId int, toBroker string, toQueue int, slot int, first bigint, span bigint",
+    )
+    queue = ["topic", "brokerName", "queueId"]
+    dropped = [F.lit(name) for name in sorted(DROPPED)]
+    placed = (
+        frame.join(F.broadcast(lanes), queue)
+        .withColumn("along", (F.col("offset") - F.col("first")) / F.col("span"))
+        .repartitionById(tasks, "slot")
+        .sortWithinPartitions("along", *queue, "offset")
+    )
+    columns: list[str | Column] = [
+        "body",
+        "tags",
+        "keys",
+        F.map_filter("properties", lambda name, value: ~name.isin(*dropped) & (F.length(F.trim(value)) > 0)).alias(
+            "properties"
+        ),
+        "flag",
+        F.col("toBroker").alias("brokerName"),
+        F.col("toQueue").alias("queueId"),
+        F.concat_ws("/", "topic", "brokerName", "queueId", "offset").alias(ID),
+    ]
+    return placed.select(*columns) if topic is not None else placed.select("topic", *columns)
+
+
+# -- the command
+
+
+class _Replay:
+    DESCRIPTION = (
+        "An archive of 'rmq spark archive' back to a topic: all of it, or what was stored in a window of time.\n"
+        "Messages of one queue stay in one queue and in their order. Nothing goes to the topic it came from unless asked for."
+    )
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--path", required=True, metavar="PATH", help="directory of the archive")
+        where = parser.add_mutually_exclusive_group(required=True)
+        where.add_argument("--topic", metavar="NAME", help="topic to send to; it must exist")
+        where.add_argument("--to-original", action="store_true", help="send to the topics that the messages came from")
+        time = "2026-11-22T08:30:00Z or milliseconds since 1970"
+        parser.add_argument("--from", dest="start", type=moment, metavar="TIME", help=f"stored then or later; {time}")
+        parser.add_argument("--to", dest="end", type=moment, metavar="TIME", help="stored before")
+        parser.add_argument(
+            "--source-topic",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="only this topic of the archive; may be repeated",
+        )
+        parser.add_argument("--where", metavar="SQL", help="only messages for which this is true, such as \"tags = 'paid'\"")
+        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="at most so many messages a second")
+        parser.add_argument(
+            "--exact-queues", action="store_true", help="fail where the topic does not have the same brokers and queues"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="tell what would be sent where, and send nothing")
+        parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
+
+    def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> ReplaySummary:
+        return replay(
+            spark,
+            given.path,
+            topic=given.topic,
+            to_original=given.to_original,
+            source_topics=given.source_topic,
+            start=given.start,
+            end=given.end,
+            where=given.where,
+            rate=given.rate,
+            exact_queues=given.exact_queues,
+            dry_run=given.dry_run,
+            options=connection_options(given),
+            progress=progress,
+        )
+
+
+REPLAY: Final = _Replay()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of ``rmq spark replay``."""
+    return run_job("replay", REPLAY, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

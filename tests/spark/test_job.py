@@ -1,0 +1,280 @@
+"""What commands of pipelines share, and what pipelines decide without Spark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import PySparkException
+
+from rmq_async import MessageQueue
+from rmq_async.errors import ConfigError, TopicNotFoundError
+from rmq_async.spark.pipelines import archive, job, outgoing, publish, replay
+
+NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("2026-11-22T12:00:00Z", NOON),
+        ("2026-11-22T12:00:00", NOON),
+        ("2026-11-22T13:00:00+01:00", NOON),
+        ("2026-11-22", NOON.replace(hour=0)),
+        (str(int(NOON.timestamp() * 1000)), NOON),
+        ("1795348800123", NOON + timedelta(milliseconds=123)),
+    ],
+)
+def test_times(text: str, meant: datetime) -> None:
+    assert job.moment(text) == meant
+    assert job.moment(text).utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize("text", ["noon", "20261122", "1795348800", "", "2026-13-01", "-1"])
+def test_times_that_are_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"milliseconds since 1970"):
+        job.moment(text)
+
+
+def test_options_of_the_shared_arguments() -> None:
+    given = job.parser("p", "d").parse_args(
+        ["--namesrv", "a:1;b:2", "--access-key", "u", "--ca", "f", "--option", "tags=a || b=c", "--option", "pullBatchSize=64"]
+    )
+    assert job.connection_options(given) == {
+        "nameserver": "a:1;b:2", "accessKey": "u", "tls": "true", "tlsCaFile": "f", "tags": "a || b=c", "pullBatchSize": "64",
+    }  # fmt: skip
+    for wrong in ("tags", "=a"):
+        with pytest.raises(ConfigError, match=f"--option must be NAME=VALUE, not {wrong}"):
+            job.connection_options(job.parser("p", "d").parse_args(["--option", wrong]))
+
+
+TRACE = (
+    "[STREAM_FAILED] Query [id = 5, runId = 6] terminated with exception: Job aborted\n"
+    'Traceback (most recent call last):\n  File "x.py", line 3\n'
+    "rmq_async.errors.{kind}: what is wrong SQLSTATE: 38000\n\tat org.apache.spark.Some(Some.scala:1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (TRACE.format(kind="ConfigError"), ("what is wrong", 2)),
+        (TRACE.format(kind="RequestTimeoutError"), ("what is wrong", 1)),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03", ("Path does not exist: file:/x.", 1)),
+        (
+            "\n[PARSE_SYNTAX_ERROR] Syntax error at '='. SQLSTATE: 42601 (line 1, pos 4)\n\n== SQL ==",
+            ("Syntax error at '='.", 1),
+        ),
+        (
+            "An error occurred while calling o1.load.\n: org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE] No x.",
+            ("No x.", 1),
+        ),
+        (
+            "[X] y\nTraceback (most recent call last):\n  File z\n    a()\n  File b\nKeyError: 'c'\n\n\tat d",
+            ("KeyError: 'c'", 1),
+        ),
+        ("", ("PySparkException", 1)),
+    ],
+)
+def test_what_spark_says_becomes_a_sentence(text: str, told: tuple[str, int]) -> None:
+    assert job.explained(PySparkException(text)) == told
+
+
+def test_our_own_errors_keep_their_text() -> None:
+    assert job.explained(ConfigError("no")) == ("no", 2)
+    assert job.explained(TopicNotFoundError("no topic")) == ("no topic", 1)
+
+
+@dataclass(frozen=True)
+class Done:
+    messages: int
+    failed: bool
+    at: datetime
+    offsets: dict[str, tuple[int, int]]
+
+
+class Trial:
+    DESCRIPTION = "A trial."
+
+    def __init__(self, outcome: Any) -> None:
+        self._outcome = outcome
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--n", type=job.whole_number(1, 9))
+
+    def run(self, spark: Any, given: argparse.Namespace, progress: job.Progress) -> Any:
+        progress({"messages": given.n, "left": None})
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+
+class NoSession:
+    """What is run is not asked for; it has to be there."""
+
+    def stop(self) -> None:
+        raise AssertionError("a session that was there before is ended")
+
+
+def run(outcome: Any, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(job.SparkSession, "getActiveSession", NoSession)
+    return job.run_job("trial", Trial(outcome), arguments)
+
+
+def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    done = Done(3, False, NOON, {"t/b/0": (1, 4)})
+
+    assert run(done, "--n", "3", "--json", monkeypatch=monkeypatch) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"event": "progress", "messages": 3, "left": None},
+        {"event": "summary", "messages": 3, "failed": False, "at": NOON.isoformat(), "offsets": {"t/b/0": [1, 4]}},
+    ]
+    assert run(Done(3, True, NOON, {"t/b/0": (1, 4)}), "--n", "3", monkeypatch=monkeypatch) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "progress messages 3",
+        "summary  messages 3, failed True, at 2026-11-22T12:00:00+00:00",
+        "         offsets:",
+        "           t/b/0 1 4",
+    ]
+    for outcome, code in (
+        (ConfigError("wrong\nuse"), 2),
+        (job.PipelineError("no"), 1),
+        (OSError("disk"), 1),
+        (KeyboardInterrupt(), 130),
+    ):
+        assert run(outcome, "--json", monkeypatch=monkeypatch) == code
+        told = capsys.readouterr()
+        text = str(outcome).replace("\n", " ") or "interrupted"
+        assert json.loads(told.out.splitlines()[-1]) == {"event": "error", "error": text, "code": code}
+        assert told.err == f"rmq spark trial: {text}\n"
+    assert run(done, "--n", "10", monkeypatch=monkeypatch) == 2
+    assert "must be a whole number from 1 to 9, not 10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", [archive, replay, publish])
+def test_help_and_missing_arguments(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert module.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--namesrv" in told
+    assert "--topic" in told
+    assert module.main([]) == 2
+    assert "--topic" in capsys.readouterr().err
+
+
+# -- archive: whether path and checkpoint belong together
+
+
+@pytest.mark.parametrize(
+    ("content", "written", "read", "done"),
+    [
+        (None, [], [], []),
+        (["_checkpoint"], [], [], []),
+        (["_checkpoint"], [], [0], []),
+        (["_spark_metadata", "topic=a"], [0, 1], [0, 1, 2], [0, 1]),
+        (["_spark_metadata", "topic=a"], [0, 1], [0, 1], [0]),
+        (["topic=a"], [], [0], []),
+    ],
+)
+def test_pairs_that_go_on(content: Any, written: Sequence[int], read: Sequence[int], done: Sequence[int]) -> None:
+    archive.check_pair("p", "c", content, written, read, done)
+
+
+@pytest.mark.parametrize(
+    ("content", "written", "read", "done", "sentence"),
+    [
+        (["topic=a"], [0, 1], [], [], "p holds an archive of 2 micro-batches, but its checkpoint c is missing or empty"),
+        (["topic=a"], [0, 1, 2], [0, 1], [0], "its checkpoint c knows 2"),
+        (None, [], [0, 1], [0], "checkpoint c says that 1 micro-batches are archived, but p holds none of them"),
+        (["topic=a"], [0], [0, 1, 2], [0, 1], "says that 2 micro-batches are archived, but p holds 1"),
+        (["a.parquet"], [], [], [], "p is no archive and not empty"),
+    ],
+)
+def test_pairs_that_do_not(content: Any, written: Any, read: Any, done: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        archive.check_pair("p", "c", content, written, read, done)
+
+
+def test_offsets_of_a_checkpoint() -> None:
+    entry = 'v1\n{"batchWatermarkMs":0}\n{"v":1,"q":{"a/b/0":7},"init":{"a/b/0":1}}'
+    assert archive.known_offsets(entry, "c") == {"a/b/0": 7}
+    for other in ('v1\n{}\n{"logOffset":0}', "v1", "", "v1\n{}\n-"):
+        with pytest.raises(ConfigError, match="checkpoint c is not of an archive of topics"):
+            archive.known_offsets(other, "c")
+
+
+def test_topics_of_a_checkpoint() -> None:
+    archive.check_topics("c", {"a"}, ["a", "b"], None)
+    archive.check_topics("c", {"a1", "a2"}, [], "a.")
+    with pytest.raises(ConfigError, match="checkpoint c is of an archive of topic a, which b does not include"):
+        archive.check_topics("c", {"a", "b"}, ["b"], None)
+    with pytest.raises(ConfigError, match=r"topic b1, which pattern a\. does not include"):
+        archive.check_topics("c", {"a1", "b1"}, [], "a.")
+
+
+# -- replay: where queues go
+
+
+def lane(queue: int, messages: int = 10, topic: str = "t", broker: str = "b") -> replay.Lane:
+    return replay.Lane(topic, broker, queue, 5, 4 + messages, messages, NOON, NOON)
+
+
+def queues(topic: str, count: int, broker: str = "b") -> tuple[MessageQueue, ...]:
+    return tuple(MessageQueue(topic, broker, number) for number in range(count))
+
+
+def test_queues_of_the_same_name_stay_and_the_others_are_dealt_out() -> None:
+    plan = replay.routes([lane(number) for number in (3, 0, 1)], {"x": queues("x", 2)}, "x", 2, exact=False)
+    assert [(route.lane.queue_id, route.queue) for route in plan] == [
+        (0, MessageQueue("x", "b", 0)), (1, MessageQueue("x", "b", 1)), (3, MessageQueue("x", "b", 0)),
+    ]  # fmt: skip
+    back = replay.routes([lane(0), lane(0, topic="u")], {"t": queues("t", 1), "u": queues("u", 1)}, None, 2, exact=True)
+    assert [route.queue.topic for route in back] == ["t", "u"]
+
+
+def test_tasks_share_messages_and_not_queues() -> None:
+    sizes = [100, 60, 50, 10]
+    plan = replay.routes([lane(n, size) for n, size in enumerate(sizes)], {"x": queues("x", 4)}, "x", 2, exact=True)
+    loads = [sum(route.lane.messages for route in plan if route.slot == slot) for slot in (0, 1)]
+    assert sorted(loads) == [110, 110]
+
+
+def test_exact_queues_that_are_not_there() -> None:
+    with pytest.raises(ConfigError, match="topic x has no queue b/2 to write to, only b/0, b/1"):
+        replay.routes([lane(2)], {"x": queues("x", 2)}, "x", 1, exact=True)
+    with pytest.raises(job.PipelineError, match="topic x has no queue that can be written to"):
+        replay.routes([lane(0)], {"x": ()}, "x", 1, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("rate", "tasks", "shared"), [(1, 8, (1, 1)), (5000, 8, (1, 5000)), (12_000, 8, (3, 4000)), (90_000, 4, (4, 22_500))]
+)
+def test_a_rate_is_shared_and_never_exceeded(rate: int, tasks: int, shared: tuple[int, int]) -> None:
+    assert outgoing.shared_rate(rate, tasks) == shared
+    assert shared[0] * shared[1] <= rate
+
+
+def test_mistakes_that_need_no_session() -> None:
+    here: Any = None
+    options = {"nameserver": "127.0.0.1:9"}
+    with pytest.raises(ConfigError, match="say where to: give a topic"):
+        replay.replay(here, "p")
+    with pytest.raises(ConfigError, match="say where to: give a topic"):
+        replay.replay(here, "p", topic="t", to_original=True)
+    with pytest.raises(ConfigError, match="the window is empty"):
+        replay.replay(here, "p", topic="t", start=NOON, end=NOON.astimezone(timezone(timedelta(hours=3))), options=options)
+    with pytest.raises(ConfigError, match="give the topics to archive, or a pattern"):
+        archive.archive(here, (), "p")
+    with pytest.raises(ConfigError, match="option columns: an archive holds all of them"):
+        archive.archive(here, "t", "p", options={"columns": "body"})
+    with pytest.raises(ConfigError, match="give a table of the catalogue, or a format and its path, not both"):
+        publish.read_table(here, table="t", format="csv")
+    with pytest.raises(ConfigError, match="nothing says what to publish"):
+        publish.read_table(here)
