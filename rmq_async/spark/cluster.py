@@ -16,6 +16,7 @@ from rmq_protocol.validation import is_system_topic
 
 from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
+from ..client.route_table import TopicRoute
 from ..client.text import printable
 from ..errors import BrokerNotFoundError, ConfigError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
 from .options import ReadOptions
@@ -178,17 +179,24 @@ class Cluster:
             for name in known
             if matches(name) and not is_system_topic(name) and ("%" in pattern or not name.startswith(_OF_GROUPS))
         ]
-        if not topics and not begun:
-            raise ConfigError(f"option subscribePattern: no topic matches {pattern}")
 
         async def queues(topic: str) -> tuple[MessageQueue, ...]:
             try:
-                return await reader.queues(topic)
+                found = await reader.queues(topic)
             except TopicNotFoundError:  # deleted a moment ago, or without queues
                 return ()
+            return () if _is_of_servers(topic, reader.instance.routes.cached(reader.instance.names.wire(topic))) else found
 
         found = await for_each(topics, queues)
+        if not any(found.values()) and not begun:
+            raise ConfigError(f"option subscribePattern: no topic matches {pattern}")
         return tuple(queue for topic in topics for queue in found[topic])
+
+
+def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
+    """Brokers make topics of their own names, and of their cluster's."""
+    brokers = () if route is None else route.data.broker_datas
+    return any(topic in (each.broker_name, each.cluster, f"{each.cluster}_REPLY_TOPIC") for each in brokers)
 
 
 _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)

@@ -147,6 +147,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot: dict[MessageQueue, int] | None = None
         self._reported: dict[str, Any] | None = None
         self._watch = _Watch(options)
+        self._committed: Offsets | None = None
         self._waiting_since: float | None = None
 
     @plainly
@@ -206,9 +207,15 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cut(self._ranges(starts, ends, self._cluster.earliest(there), self._cluster.latest(there)))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark tells what was read one micro-batch late, and not of the last one of a run that ends by itself."""
+        """Spark tells what was read one micro-batch late, and not of the last one of a run that ends by itself.
+
+        Brokers know a group by its pulls, so nothing is told of a queue that nothing was read of.
+        """
         if self._options.commit:
-            self._cluster.commit(EndOffset.from_json(end).queues)
+            offset = EndOffset.from_json(end)
+            known = self._committed or offset.init or {}
+            self._cluster.commit({queue: at for queue, at in offset.queues.items() if known.get(queue) != at})
+            self._committed = offset.queues
 
     def stop(self) -> None:
         """Nothing is held on a broker, and Spark does not call this when a query is stopped."""
