@@ -1,0 +1,182 @@
+"""The fault matrix of the Spark source and sink: ``python benchmarks/spark_faults.py [--seeds 20] [--only WORD ...]``.
+
+Every run puts its fault in, starts again from the same checkpoint where the fault ended the query, and is then counted by a process
+that has no part in it: what was produced, what the sink holds, what is lost, what is doubled and how much of that may be, and
+whether copies in a topic carry the same RMQ_SPARK_ID. A run in which no fault struck, or elsewhere than meant, is void and fails.
+One line of JSON for each run, and a table at the end. Everything is on a real broker, except messages that are deleted (no way to
+make a broker do so in time): those are on the embedded one. Needs the extra ``test``, Java, and what RealCluster needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "spark"))
+from faults import checker, kills, queries, runs
+from faults.history import Run
+
+from rmq_async.testing.cluster import RealCluster
+
+Case = Callable[[runs.Bench, int], list[Run]]
+
+
+def failing(place: str, action: str, sink: str, **options: object) -> Case:
+    names = {"read": "of a read", "write": "of a write", "written": "of a write, after its last row"}
+    what = "raises" if action == "raise" else "loses its worker (SIGKILL)"
+    together = ", queues read together" if options else ""
+    return lambda bench, seed: [
+        runs.task_faults(bench, f"task {names[place]} {what}{together}", seed, sink, (place, action), **options)
+    ]
+
+
+IN_SESSION: dict[str, Case] = {
+    "task raises, read to parquet": failing("read", "raise", "parquet"),
+    "worker killed, read to parquet": failing("read", "kill", "parquet"),
+    "task raises, read to topic": failing("read", "raise", "topic"),
+    "task raises, write": failing("write", "raise", "topic"),
+    "worker killed, write": failing("write", "kill", "topic"),
+    "worker killed after its last row, write": failing("written", "kill", "topic"),
+    "worker killed, write of queues together": failing("write", "kill", "topic", maxPartitions=1),
+    "broker killed, read": lambda bench, seed: [runs.broker_restart(bench, seed, "parquet")],
+    "broker killed, write": lambda bench, seed: [runs.broker_restart(bench, seed, "topic")],
+    "queue added": lambda bench, seed: [runs.queue_added(bench, seed)],
+    "messages deleted": lambda bench, seed: [runs.retention(bench, seed)],
+    "commit taken back, parquet": lambda bench, seed: runs.replayed(bench, seed, [(mode, "parquet") for mode in runs.MODES]),
+    "commit taken back, topic": lambda bench, seed: runs.replayed(bench, seed, [(mode, "topic") for mode in runs.MODES]),
+}
+KILLS = {
+    f"driver killed, {sink}": [(point, mode, sink) for point in kills.POINTS for mode in runs.MODES] for sink in runs.SINKS
+}
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(300)
+
+
+def session(place: Path) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    made = (
+        SparkSession.builder.master("local[2,2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .config("spark.local.dir", str(place / "local"))
+        .getOrCreate()
+    )
+    made.sparkContext.setLogLevel("OFF")
+    queries.register(made)
+    return made
+
+
+def judged(done: list[Run]) -> list[checker.Verdict]:
+    """By a process of its own."""
+    command = [sys.executable, checker.__file__, *(run.directory for run in done)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [checker.Verdict(**json.loads(line)) for line in lines]
+
+
+@contextmanager
+def cluster(loop: Loop) -> Iterator[RealCluster]:
+    real = RealCluster()
+    loop.wait(real.start())
+    try:
+        yield real
+    finally:
+        loop.wait(real.stop())
+
+
+def matrix(options: argparse.Namespace) -> list[checker.Verdict]:
+    chosen = [name for name in (*IN_SESSION, *KILLS) if not options.only or any(word in name for word in options.only)]
+    loop, verdicts = Loop(), []
+    until = time.monotonic() + options.minutes * 60
+    with tempfile.TemporaryDirectory(prefix="rmq-faults-") as temporary, cluster(loop) as real:
+        place = Path(options.keep or temporary)
+
+        def restart(meanwhile: Callable[[], None]) -> None:
+            loop.wait(real.brokers[0].kill())
+            meanwhile()
+            loop.wait(real.brokers[0].start())
+
+        @functools.cache
+        def bench() -> runs.Bench:
+            return runs.Bench(session(place), loop.wait, place, real.namesrv, restart)
+
+        feeder = runs.Feeder(loop.wait, real.namesrv)
+        for seed in range(options.first, options.first + options.seeds):
+            for name in chosen:
+                if time.monotonic() > until:
+                    print("the time is over", file=sys.stderr)
+                    return verdicts
+                if name in KILLS:
+                    done = kills.kill_round(feeder, place, real.namesrv, seed, KILLS[name])
+                else:
+                    done = IN_SESSION[name](bench(), seed)
+                for verdict in judged(done):
+                    verdicts.append(verdict)
+                    print(json.dumps({**verdict._asdict(), "good": verdict.good}), flush=True)
+    return verdicts
+
+
+def table(verdicts: list[checker.Verdict]) -> str:
+    """A line for each case, sums over its runs."""
+    rows = ["| case | runs | faults | expected | read | lost | dup | allowed dup | unequal ids | extra | void | failed |"]
+    rows.append("|---|" + "--:|" * 11)
+    for case in dict.fromkeys(verdict.case for verdict in verdicts):
+        of = [verdict for verdict in verdicts if verdict.case == case]
+        sums = [
+            sum(getattr(one, name) for one in of) for name in ("produced", "read", "lost", "dup", "allowed", "unequal", "extra")
+        ]
+        faults, void, failed = (
+            sum(max(one.faults, 1) for one in of),
+            sum(bool(one.void) for one in of),
+            sum(bool(one.failed) for one in of),
+        )
+        rows.append(f"| {case} | {' | '.join(str(value) for value in (len(of), faults, *sums, void, failed))} |")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="spark_faults.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="cases:\n  " + "\n  ".join((*IN_SESSION, *KILLS)),
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=20, help="runs of each case (default: 20)")
+    parser.add_argument("--first", type=int, default=1, help="the first seed (default: 1)")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="only cases with one of these in their names")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no further run after this time")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep histories, checkpoints and files here")
+    verdicts = matrix(parser.parse_args())
+    print(table(verdicts))
+    bad = [verdict for verdict in verdicts if not verdict.good]
+    for verdict in bad:
+        print(f"NOT AS PROMISED: {verdict}", file=sys.stderr)
+    return 1 if bad or not verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

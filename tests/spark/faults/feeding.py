@@ -1,0 +1,52 @@
+"""What runs read: topics, and messages whose place and acknowledgement are written down."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rmq_async import Admin, Message, MessageQueue, Producer
+from rmq_async.spark.positions import key_of
+
+from .history import Run
+
+BATCH = 500
+
+
+class Feeder:
+    """Fills the topics of runs; ``wait`` does a coroutine on some loop."""
+
+    def __init__(self, wait: Callable[[Coroutine[Any, Any, Any]], Any], namesrv: str) -> None:
+        self._wait = wait
+        self._namesrv = namesrv
+        self._serial = 0
+
+    def make(self, topic: str, queues: int = 2) -> None:
+        """Makes a topic, or gives it more queues."""
+
+        async def make() -> None:
+            async with Admin(namesrv=self._namesrv) as admin:
+                await admin.create_topic(topic, queues=queues)
+
+        self._wait(make())
+
+    def send(self, run: Run, counts: dict[int, int], *, old: bool = False, size: int = 64) -> None:
+        """``counts``: messages by queue of broker-a. ``old``: stored before the query is started."""
+        self._wait(self._send(run, counts, old, size))
+
+    async def _send(self, run: Run, counts: dict[int, int], old: bool, size: int) -> None:
+        async with Producer("feeds", namesrv=self._namesrv) as producer:
+            for number, count in counts.items():
+                queue = MessageQueue(run.topic, "broker-a", number)
+                for start in range(0, count, BATCH):
+                    ids = range(self._serial, self._serial + min(BATCH, count - start))
+                    self._serial = ids.stop
+                    bodies = [f"{run.topic}:{one} ".encode().ljust(size, b".") for one in ids]
+                    result = await producer.send_batch([Message(run.topic, body) for body in bodies], queue=queue)
+                    first = result.queue_offset
+                    run.note("produced", queue=key_of(queue), first=first, count=len(ids), serial=ids.start, old=old)
+
+
+def spread(rng: random.Random, low: int, high: int, queues: int = 2) -> dict[int, int]:
+    return {number: rng.randint(low, high) for number in range(queues)}

@@ -1,0 +1,124 @@
+"""A run's directory: what all processes of a run write down, and files by which they wait for each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic, sleep, time
+from typing import Any
+
+PATIENCE = 100.0
+"""Seconds that a process waits at a fault for whoever is to let it go on, or to kill it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``place``: "latest", "partitions", "read", "write", "written" or "commit"; ``action``: "raise", "kill" (this process) or
+    "wait" (until the file ``go`` is there). ``number``: the queue of a read, the partition of a write. ``row``: after how many
+    rows of it. Only first attempts of tasks are hit."""
+
+    place: str
+    action: str
+    batch: int = 0
+    number: int = 0
+    row: int = 0
+    go: str = "go"
+
+
+@dataclass(frozen=True)
+class Run:
+    """``mode``: where the query starts. ``target``: the topic it writes to; None for Parquet. ``options``: of the source."""
+
+    case: str
+    seed: int
+    directory: str
+    namesrv: str
+    topic: str
+    mode: str
+    target: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def place(self) -> Path:
+        return Path(self.directory)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.place / "checkpoint"
+
+    @property
+    def out(self) -> Path:
+        return self.place / "out"
+
+    def save(self) -> None:
+        self.place.mkdir(parents=True, exist_ok=True)
+        (self.place / "run.json").write_text(self.to_json())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Run:
+        data = json.loads(text)
+        return cls(**{**data, "faults": tuple(Fault(**fault) for fault in data["faults"])})
+
+    def note(self, event: str, **what: Any) -> None:
+        """A line of the history; whole lines, whichever processes write at once."""
+        line = json.dumps({"event": event, "at": round(time(), 3), **what}) + "\n"
+        target = os.open(self.place / "history.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(target, line.encode())
+        finally:
+            os.close(target)
+
+    def history(self, event: str | None = None) -> list[dict[str, Any]]:
+        path = self.place / "history.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines]
+        return [each for each in events if event is None or each["event"] == event]
+
+    def signal(self, name: str) -> None:
+        (self.place / name).touch()
+
+    def wait_signal(self, name: str) -> None:
+        """Raises TimeoutError."""
+        for _ in ticks(f"{self.case}: nobody touched {name}"):
+            if (self.place / name).exists():
+                return
+
+    def wait_event(self, event: str, count: int = 1, alive: Callable[[], bool] = lambda: True) -> None:
+        """Raises TimeoutError, and RuntimeError when who should write it has failed, or is not ``alive``."""
+        for _ in ticks(f"{self.case}: {event} did not come"):
+            if len(self.history(event)) >= count:
+                return
+            if failures := self.history("failed"):
+                raise RuntimeError(failures[0]["error"])
+            if not alive():
+                raise RuntimeError(f"{self.case}: ended before {event}")
+
+    def state(self) -> dict[str, list[int]]:
+        """Numbers of the micro-batches that the checkpoint and the file sink's own log hold."""
+        logs = {
+            "offsets": self.checkpoint / "offsets",
+            "commits": self.checkpoint / "commits",
+            "manifest": self.out / "_spark_metadata",
+        }
+        return {name: batches(path) for name, path in logs.items()}
+
+
+def batches(log: Path) -> list[int]:
+    names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def ticks(failure: str, limit: float = PATIENCE) -> Iterator[None]:
+    """Steps of 20 ms; after ``limit`` seconds TimeoutError."""
+    deadline = monotonic() + limit
+    while monotonic() < deadline:
+        yield
+        sleep(0.02)
+    raise TimeoutError(f"{failure} in {limit:.3g} s")

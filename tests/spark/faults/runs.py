@@ -1,0 +1,232 @@
+"""Runs in a session that lives on: tasks that fail, workers and brokers that go, queues that come, messages that expire, and
+micro-batches that a checkpoint asks for again.
+
+Each function does one run for a seed and returns it; ``checker`` says what came of it. A checkpoint whose last commit is taken
+away again is what a driver leaves that is killed between the offset log and the commit; drivers that are killed: ``kills``.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmq_async import Admin, MessageQueue
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.spark.positions import key_of
+
+from . import checker
+from .feeding import Feeder, spread
+from .history import Fault, Run, ticks
+from .queries import finish, start
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MODES = ("latest", "earliest", "timestamp")
+SINKS = ("parquet", "topic")
+
+
+@dataclass
+class Bench:
+    """``wait``: does a coroutine on a loop; ``place``: where directories of runs are made; ``restart``: stops the broker at
+    ``namesrv``, does what it is given, and starts the broker again."""
+
+    spark: SparkSession
+    wait: Callable[[Coroutine[Any, Any, Any]], Any]
+    place: Path
+    namesrv: str
+    restart: Callable[[Callable[[], None]], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.feeder = Feeder(self.wait, self.namesrv)
+
+    def run(self, case: str, seed: int, sink: str, mode: str = "earliest", queues: int = 2, **options: object) -> Run:
+        return new_run(self.feeder, self.place, self.namesrv, case, seed, sink, mode, queues, **options)
+
+
+def new_run(
+    feeder: Feeder, place: Path, namesrv: str, case: str, seed: int, sink: str, mode: str, queues: int, **options: object
+) -> Run:
+    """With its topics, and some messages in them that are older than the start."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{case}-{seed}-{time.time_ns() % 10**9}")
+    topic, target = f"{name}-in", f"{name}-out" if sink == "topic" else None
+    feeder.make(topic, queues)
+    if target is not None:
+        feeder.make(target)
+    run = Run(case, seed, str(place / name), namesrv, topic, mode, target)
+    run.place.mkdir(parents=True)
+    feeder.send(run, spread(random.Random(seed), 3, 20, queues), old=True)
+    given = {key: str(value) for key, value in options.items()}
+    if mode == "timestamp":
+        time.sleep(0.02)
+        given["startingTimestamp"] = str(time.time_ns() // 10**6)
+        time.sleep(0.02)
+        feeder.send(run, dict.fromkeys(range(queues), 3))  # where there is nothing that young the start is an error
+    else:
+        given["startingOffsets"] = mode
+    run = replace(run, options=given)
+    run.save()
+    return run
+
+
+def with_faults(run: Run, *faults: Fault) -> Run:
+    run = replace(run, faults=faults)
+    run.save()
+    return run
+
+
+def task_faults(bench: Bench, case: str, seed: int, sink: str, *kinds: tuple[str, str], **options: object) -> Run:
+    """A first attempt fails in each micro-batch: place and action in the first, in the second, ... Places are "read" and "write",
+    after some rows, and "written", after the last one; actions "raise" and "kill"."""
+    rng = random.Random(seed)
+    run = bench.run(f"{case}: {sink}", seed, sink, maxOffsetsPerTrigger=80, **options)
+    tasks = int(str(options.get("maxPartitions", 2)))
+    faults = []
+    for batch, (place, action) in enumerate(kinds):
+        number = rng.randrange(2 if place == "read" else tasks)
+        faults.append(Fault(place, action, batch, number, 0 if place == "written" else rng.randint(1, 25)))
+    run = with_faults(run, *faults)
+    bench.feeder.send(run, spread(rng, 40 * len(kinds), 40 * len(kinds) + 30))
+    run.note("fed")
+    finish(run, start(bench.spark, run))
+    return run
+
+
+def replayed(bench: Bench, seed: int, kinds: list[tuple[str, str]]) -> list[Run]:
+    """The last micro-batch is asked for again, after more messages have come: its commit is taken out of the checkpoint, and in
+    every other run what the file sink has logged of it. ``kinds``: mode and sink of queries side by side."""
+    rng = random.Random(seed)
+    limit = {"maxOffsetsPerTrigger": 60} if rng.random() < 0.4 else {}
+    runs = [bench.run(f"batch again: {sink}, {mode}", seed, sink, mode, **limit) for mode, sink in kinds]
+    queries = [start(bench.spark, run) for run in runs]
+    for run, query in zip(runs, queries, strict=True):
+        run.wait_event("initial", alive=lambda query=query: query.isActive)
+        bench.feeder.send(run, spread(rng, 20, 60))
+        run.note("fed")
+    for run, query in zip(runs, queries, strict=True):
+        finish(run, query)
+        _take_back(run, manifest=rng.random() < 0.5)
+        bench.feeder.send(run, spread(rng, 1, 40))
+    queries = [start(bench.spark, run, faults=False) for run in runs]
+    for run, query in zip(runs, queries, strict=True):
+        finish(run, query)
+    return runs
+
+
+def _take_back(run: Run, *, manifest: bool) -> None:
+    """What a driver leaves that is killed before the last commit, or (``manifest``) before the file sink's own."""
+    last = run.state()["offsets"][-1]
+    logs = [run.checkpoint / "commits"]
+    if manifest and run.target is None:
+        logs.append(run.out / "_spark_metadata")
+    for log in logs:
+        (log / str(last)).unlink()
+        (log / f".{last}.crc").unlink(missing_ok=True)
+    run.note("injected", what="commit taken back", manifest=manifest)
+    run.note("killed", state=run.state(), again=[last])
+
+
+def broker_restart(bench: Bench, seed: int, sink: str, count: int = 9000) -> Run:
+    """The broker goes while a task reads, and comes back."""
+    assert bench.restart is not None
+    rng = random.Random(seed)
+    run = bench.run(f"broker restart: {sink}", seed, sink)
+    run = with_faults(run, Fault("read", "wait", 0, rng.randrange(2), rng.randint(500, 4000)))
+    bench.feeder.send(run, spread(rng, count, count + 500))
+    run.note("fed")
+    query = start(bench.spark, run)
+    run.wait_event("fired")
+
+    def gone() -> None:
+        run.note("injected", what="broker down")
+        run.signal("go")
+        time.sleep(rng.uniform(0.1, 1.0))
+
+    bench.restart(gone)
+    finish(run, query)
+    return run
+
+
+def queue_added(bench: Bench, seed: int) -> Run:
+    """A running query's topic gets two more queues."""
+    rng = random.Random(seed)
+    run = bench.run("queue added", seed, "parquet")
+    bench.feeder.send(run, spread(rng, 5, 50))
+    run.note("fed")
+    query = start(bench.spark, run, available_now=False)
+    _until_read(run, query)
+    bench.feeder.make(run.topic, 4)
+    run.note("injected", what="two queues")
+    bench.feeder.send(run, spread(rng, 5, 50, 4))
+    _until_read(run, query)
+    query.stop()
+    return run
+
+
+def retention(bench: Bench, seed: int) -> Run:
+    """Messages are deleted after they were planned. The query fails and says what is missing; started again with
+    failOnDataLoss=false it reads the rest. In odd seeds it is started so at once."""
+    rng = random.Random(seed)
+    server = EmbeddedRocketMQ(max_memory=200_000)
+    bench.wait(server.start())
+    try:
+        return _retention(Bench(bench.spark, bench.wait, bench.place, server.namesrv), seed, rng)
+    finally:
+        bench.wait(server.stop())
+
+
+def _retention(bench: Bench, seed: int, rng: random.Random) -> Run:
+    run = bench.run("messages deleted", seed, "parquet")
+    faults = [Fault("read", "wait", 0, number) for number in range(2)]
+    lenient = seed % 2 == 1
+    run = with_faults(replace(run, options=run.options | {"failOnDataLoss": str(not lenient).lower()}), *faults)
+    bench.feeder.send(run, spread(rng, 60, 80), size=1000)
+    run.note("fed")
+    query = start(bench.spark, run)
+    run.wait_event("fired", 2)
+    bench.feeder.send(run, spread(rng, 40, 70), size=1000)
+    least = bench.wait(_earliest(run))
+    for queue, offset in least.items():
+        run.note("skipped", queue=queue, range=[0, offset])
+    run.note("injected", what="deleted", least=least)
+    run.signal("go")
+    for _ in ticks("the query did not end"):
+        if not query.isActive:
+            break
+    error = str(query.exception() or "")
+    if lenient:
+        if error:
+            run.note("failed", error=error)
+    elif not _says_loss(error, least):
+        run.note("failed", error=f"not the error of lost data: {error or 'none'}")
+    again = replace(run, options=run.options | {"failOnDataLoss": "false"})
+    finish(again, start(bench.spark, again, faults=False))
+    return run
+
+
+async def _earliest(run: Run) -> dict[str, int]:
+    async with Admin(namesrv=run.namesrv) as admin:
+        queues = [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
+        return {key_of(queue): await admin.min_offset(queue) for queue in queues}
+
+
+def _says_loss(error: str, least: dict[str, int]) -> bool:
+    """Whether it names the queue, what was wanted and what there is."""
+    match = re.search(r"data is lost: (\S+): .*offsets (\d+) to \d+ were to be read, available are (\d+) to \d+", error)
+    return match is not None and match[2] == "0" and least.get(match[1]) == int(match[3])
+
+
+def _until_read(run: Run, query: Any) -> None:
+    wanted = len(checker.expected(run))
+    for _ in ticks(f"{run.case}: not all was read"):
+        if error := query.exception():
+            raise error
+        state = run.state()
+        done = [number for number in state["commits"] if number in state["offsets"]]
+        if sum(checker.size_of(run, number) for number in done) >= wanted:
+            return
