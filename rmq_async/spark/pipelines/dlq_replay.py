@@ -1,0 +1,342 @@
+"""Dead letters back to the topics they came from. ``rmq spark dlq-replay GROUP`` shows what it would do; ``--send`` does it.
+
+Nothing is kept between runs. A replayed message carries an id that names its dead letter (``RMQ_SPARK_ID``), so what an earlier run
+has sent, also one that was killed, is found in the target topics themselves and not sent again: they are read from the time of
+the oldest dead letter on, ids only. Copies are younger than their dead letters, so retention takes them later.
+A position would not do: what a filter, the guard or a missing target left behind would be passed over for ever.
+
+The guard against loops: a replayed message carries how often that has happened to it (``RMQ_DLQ_REPLAYS``); brokers keep it when
+the message dies again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sql
+
+from rmq_async.admin import Admin
+from rmq_async.errors import ConfigError, TopicNotFoundError
+from rmq_async.spark.pipelines.given import ask, options_for, window
+from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
+from rmq_async.spark.rows import ID_PROPERTY
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, PropertyName
+from rmq_protocol.errors import InvalidMessageError
+from rmq_protocol.properties import RESERVED_NAMES
+from rmq_protocol.validation import check_group, check_topic
+
+__all__ = ["JOB", "ORIGIN_PROPERTY", "REPLAYS_PROPERTY", "Replayed", "main", "replay_dead_letters"]
+
+REPLAYS_PROPERTY: Final = "RMQ_DLQ_REPLAYS"
+"""How often a message was replayed."""
+ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"
+"""The id of the message when it was first sent."""
+
+MOST_TOPICS: Final = 1000
+"""Targets that are told one by one; more of them would be a mistake."""
+
+_COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properties,storeTimestamp,flag"
+_COUNTED_BY: Final = (
+    PropertyName.INNER_NUM,
+    PropertyName.INNER_BASE,
+    PropertyName.CHECK_IMMUNITY_TIME_IN_SECONDS,
+    PropertyName.TRANSACTION_ID,
+    PropertyName.TRANSACTION_CHECK_TIMES,
+    PropertyName.SHARDING_KEY,
+    PropertyName.PROPERTY_FORWARD_QUEUE_ID,
+    PropertyName.REDIRECT,
+    PropertyName.START_DELIVER_TIME,
+)
+_OURS: Final = (ID_PROPERTY, REPLAYS_PROPERTY, ORIGIN_PROPERTY)
+_LEFT_OUT: Final = sorted({*RESERVED_NAMES, *(name.value for name in _COUNTED_BY), *_OURS})
+"""Properties of the first life of a message: reserved ones, which a sender may not set, and what brokers and clients count by.
+The sharding key is written through its column."""
+_TRANSIENT: Final = "__RMQ.TRANSIENT."
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """``found``: dead letters that the filters let through; the sum of the five counts after it. ``to_send``: what a dry run would
+    have sent. ``before``: replayed by earlier runs. ``guarded``: replayed as often as allowed. ``no_target``: they name no topic,
+    or one of ``missing_topics``. ``topics``: what was replayed, or would be, by topic."""
+
+    dry_run: bool
+    found: int = 0
+    replayed: int = 0
+    to_send: int = 0
+    before: int = 0
+    guarded: int = 0
+    no_target: int = 0
+    topics: Mapping[str, int] = field(default_factory=dict)
+    missing_topics: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return False
+
+
+def replay_dead_letters(
+    spark: SparkSession,
+    group: str,
+    options: Mapping[str, str],
+    *,
+    send: bool = False,
+    topic: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    tags: str | None = None,
+    key: str | None = None,
+    where: str | None = None,
+    max_replays: int = 1,
+    look: bool = True,
+    progress: Progress = no_progress,
+) -> Replayed:
+    """Sends the dead letters of ``group`` to where they came from, or only counts them where ``send`` is false.
+
+    ``options``: of format rocketmq, for both directions. ``topic``: for messages that do not say where they come from. ``since``,
+    ``until``: when they died, aware, ``until`` exclusive. ``tags``: "a || b". ``where``: SQL on the columns of the source.
+    ``max_replays``: times that one message may be replayed, over all of its lives. ``look``: false to send without looking into
+    the target topics for what earlier runs have sent. ``progress``: called once per target topic.
+
+    Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError, TopicNotFoundError
+    where the group has no dead letters, and what Spark raises; after a failure the next run sends the rest.
+    """
+    source = _checked(group, topic, max_replays)
+    bounds = window(since, until)
+    if not _exists(options, source):
+        raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}")
+    reading = options_for("batch read", options, topic=source, columns=_COLUMNS, tags=tags, **bounds)
+    letters = spark.read.format("rocketmq").options(**reading).load()
+    if key is not None:
+        letters = letters.where(sql.array_contains(sql.split("keys", " "), key))
+    if where is not None:
+        letters = letters.where(where)
+    letters = _understood(letters, topic, options.get("namespace")).persist(StorageLevel.DISK_ONLY)
+    done: DataFrame | None = None
+    try:
+        targets = _targets(letters, max_replays)
+        missing = tuple(name for name in targets if not _exists(options, name))
+        if look and (wanted := {name: when for name, when in targets.items() if name not in missing}):
+            done = _done(spark, options, source, wanted).persist(StorageLevel.DISK_ONLY)
+        judged = _judged(letters, done, missing, max_replays)
+        summary = _counted(judged, missing, send=send, progress=progress)
+        if send and summary.to_send:
+            _send(judged, options)
+            summary = dataclasses.replace(summary, replayed=summary.to_send, to_send=0)
+        return summary
+    finally:
+        letters.unpersist()
+        if done is not None:
+            done.unpersist()
+
+
+def _checked(group: str, topic: str | None, max_replays: int) -> str:
+    """The topic of the dead letters."""
+    try:
+        check_group(group)
+        if topic is not None:
+            check_topic(topic)
+    except InvalidMessageError as error:
+        raise ConfigError(str(error)) from None
+    if max_replays < 1:
+        raise ConfigError(f"max_replays must be 1 or more, not {max_replays}")
+    return group if group.startswith(DLQ_TOPIC_PREFIX) else DLQ_TOPIC_PREFIX + group
+
+
+def _exists(options: Mapping[str, str], topic: str) -> bool:
+    async def look(admin: Admin) -> bool:
+        try:
+            await admin.topic_route(topic)
+        except TopicNotFoundError:
+            return False
+        return True
+
+    return ask(options, look)
+
+
+def _understood(letters: DataFrame, topic: str | None, namespace: str | None) -> DataFrame:
+    """With ``target`` (NULL for none), ``replays``, ``origin`` and ``id``."""
+    given = sql.col("properties")
+
+    def named(name: str) -> Column:
+        return sql.nullif(given[name], sql.lit(""))
+
+    target = sql.coalesce(named(PropertyName.DLQ_ORIGIN_TOPIC.value), named(PropertyName.RETRY_TOPIC.value))
+    if namespace:
+        target = sql.when(target.startswith(f"{namespace}%"), sql.substr(target, sql.lit(len(namespace) + 2))).otherwise(target)
+    elsewhere = ~(target.startswith(DLQ_TOPIC_PREFIX) | target.startswith(RETRY_TOPIC_PREFIX))
+    place = (sql.col(name).cast("string") for name in ("topic", "brokerName", "queueId", "offset", "msgId"))
+    return letters.withColumns(
+        {
+            "target": sql.coalesce(sql.when(elsewhere, target), sql.lit(topic).cast("string")),
+            "replays": sql.coalesce(given[REPLAYS_PROPERTY].try_cast("int"), sql.lit(0)),
+            "origin": sql.coalesce(named(ORIGIN_PROPERTY), named(PropertyName.DLQ_ORIGIN_MESSAGE_ID.value), sql.col("msgId")),
+            "id": sql.concat_ws("/", sql.lit("dlq"), *place),
+        }
+    )
+
+
+def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
+    """Where to send to, and when the oldest dead letter from there was stored."""
+    found = (
+        letters.where(sql.col("target").isNotNull() & (sql.col("replays") < max_replays))
+        .groupBy("target")
+        .agg(sql.unix_millis(sql.min("storeTimestamp")).alias("oldest"))
+        .limit(MOST_TOPICS + 1)
+        .collect()
+    )
+    if len(found) > MOST_TOPICS:
+        raise ConfigError(f"the dead letters come from more than {MOST_TOPICS} topics; choose some with where")
+    return {row.target: datetime.fromtimestamp(row.oldest / 1000, UTC) for row in found}
+
+
+def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets: Mapping[str, datetime]) -> DataFrame:
+    """The ids of what earlier runs have sent: column ``done``."""
+    reading = options_for(
+        "batch read",
+        options,
+        subscribe=",".join(sorted(targets)),
+        columns="properties",
+        **window(min(targets.values()), None),
+    )
+    ids = spark.read.format("rocketmq").options(**reading).load().select(sql.col("properties")[ID_PROPERTY].alias("done"))
+    return ids.where(sql.col("done").startswith(f"dlq/{source}/")).distinct()
+
+
+def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str], max_replays: int) -> DataFrame:
+    """With ``verdict``: the name of a count of ``Replayed``."""
+    if done is None:
+        joined = letters.withColumn("done", sql.lit(None).cast("string"))
+    else:
+        joined = letters.join(done, letters["id"] == done["done"], "left")
+    verdict = (
+        sql.when(sql.col("target").isNull() | sql.col("target").isin(*missing), "no_target")
+        .when(sql.col("done").isNotNull(), "before")
+        .when(sql.col("replays") >= max_replays, "guarded")
+        .otherwise("to_send")
+    )
+    return joined.withColumn("verdict", verdict)
+
+
+def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progress: Progress) -> Replayed:
+    """Tells a line per target."""
+
+    def count(verdict: str) -> Column:
+        return sql.count_if(sql.col("verdict") == verdict).alias(verdict)
+
+    example = sql.struct("msgId", "keys")
+    rows = (
+        judged.groupBy("target")
+        .agg(
+            sql.count(sql.lit(1)).alias("found"),
+            *(count(verdict) for verdict in ("to_send", "before", "guarded", "no_target")),
+            sql.date_format(sql.min("storeTimestamp"), "yyyy-MM-dd'T'HH:mm:ss.SSSXXX").alias("oldest"),
+            sql.date_format(sql.max("storeTimestamp"), "yyyy-MM-dd'T'HH:mm:ss.SSSXXX").alias("newest"),
+            sql.min_by(example, "storeTimestamp").alias("first"),
+            sql.max_by(example, "storeTimestamp").alias("last"),
+        )
+        .orderBy(sql.desc("found"), "target")
+        .collect()
+    )
+    for row in rows:
+        figures = {name: row[name] for name in ("found", "to_send", "before", "guarded", "no_target", "oldest", "newest")}
+        examples = dict.fromkeys(f"{one.msgId}" + (f" ({one['keys']})" if one["keys"] else "") for one in (row.first, row.last))
+        progress({"topic": row.target or "(none)", **figures, "examples": "; ".join(examples)})
+    sums = {name: sum(row[name] for row in rows) for name in ("found", "to_send", "before", "guarded", "no_target")}
+    topics = {row.target: row.to_send for row in rows if row.to_send}
+    return Replayed(dry_run=not send, topics=topics, missing_topics=missing, **sums)
+
+
+def _send(judged: DataFrame, options: Mapping[str, str]) -> None:
+    """In the order of the dead-letter queues, one task for each of these at most."""
+    given = sql.col("properties")
+    kept = sql.map_filter(
+        given, lambda name, value: ~(name.isin(*_LEFT_OUT) | name.startswith(_TRANSIENT)) & ~value.rlike(r"^\s*$")
+    )
+    counted = sql.create_map(
+        sql.lit(REPLAYS_PROPERTY), (sql.col("replays") + 1).cast("string"), sql.lit(ORIGIN_PROPERTY), sql.col("origin")
+    )  # fmt: skip
+    messages = (
+        judged.where(sql.col("verdict") == "to_send")
+        .repartition("brokerName", "queueId")
+        .sortWithinPartitions("brokerName", "queueId", "offset")
+        .select(
+            sql.col("target").alias("topic"),
+            "body",
+            "tags",
+            "keys",
+            sql.map_concat(kept, counted).alias("properties"),
+            given[PropertyName.SHARDING_KEY.value].alias("shardingKey"),
+            "flag",
+            "id",
+        )
+    )
+    writing = options_for("batch write", options, idColumn="id")
+    messages.write.format("rocketmq").mode("append").options(**writing).save()
+
+
+class _DlqReplay:
+    DESCRIPTION = (
+        "Dead letters of a group back to the topics they came from. Without --send nothing is sent: it is shown what would be. "
+        "Every group that reads these topics gets the messages again."
+    )
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("group", help="the consumer group whose dead letters, %%DLQ%%GROUP, are replayed")
+        parser.add_argument("--send", action="store_true", help="send them; without it this is a dry run")
+        parser.add_argument("--topic", help="where to send messages that do not say where they come from")
+        parser.add_argument(
+            "--from", dest="since", type=moment, metavar="WHEN", help="only what died then or later; UTC where it names no zone"
+        )
+        parser.add_argument("--to", dest="until", type=moment, metavar="WHEN", help="only what died before")
+        parser.add_argument("--tags", metavar="'A || B'", help="only messages with one of these tags")
+        parser.add_argument("--key", help="only messages with this key")
+        parser.add_argument(
+            "--where", metavar="SQL", help='only these, such as "bornTimestamp > ..." on the columns of the source'
+        )
+        parser.add_argument(
+            "--max-replays", type=whole_number(1, 1000), default=1, metavar="N",
+            help="leave messages that were replayed N times and died again; default: %(default)s",
+        )  # fmt: skip
+        parser.add_argument(
+            "--again", action="store_true", help="do not look into the target topics for what earlier runs have sent"
+        )
+        parser.add_argument("--rate", type=whole_number(1, 1 << 40), metavar="N", help="send at most so many a second")
+
+    def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> Replayed:
+        options: dict[str, Any] = connection_options(given)
+        if given.rate is not None:
+            options["maxMessagesPerSecond"] = str(given.rate)
+        return replay_dead_letters(
+            spark,
+            given.group,
+            options,
+            send=given.send,
+            topic=given.topic,
+            since=given.since,
+            until=given.until,
+            tags=given.tags,
+            key=given.key,
+            where=given.where,
+            max_replays=given.max_replays,
+            look=not given.again,
+            progress=progress,
+        )
+
+
+JOB: Final = _DlqReplay()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_job("dlq-replay", JOB, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

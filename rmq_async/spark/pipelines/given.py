@@ -1,0 +1,76 @@
+"""What pipelines are given, turned into what they need: the options of one use out of all, columns, questions to the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from pyspark.sql import Column
+from pyspark.sql import functions as sql
+
+from rmq_async.admin import Admin
+from rmq_async.errors import ConfigError
+from rmq_async.spark.connection import client_config
+from rmq_async.spark.options import OPTIONS, Use, read_options
+
+__all__ = ["ask", "column", "options_for", "window"]
+
+T = TypeVar("T")
+
+_USES: Final = {name.lower(): option.uses for option in OPTIONS for name in (option.name, *option.aliases)}
+
+
+def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[str, str]:
+    """``options`` without those that only other uses take; instead or besides those of ``over`` that are not None."""
+    fitting = {name: value for name, value in options.items() if use in _USES.get(name.lower(), (use,))}
+    chosen = {name: str(value) for name, value in over.items() if value is not None}
+    lower = {name.lower() for name in chosen}
+    return {name: value for name, value in fitting.items() if name.lower() not in lower} | chosen
+
+
+def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
+    """Options of a batch read for what was stored at ``since`` or later and before ``until``.
+
+    Raises ConfigError for a time without a zone, and where nothing can be between the two.
+    """
+    if since is not None and until is not None and since >= until:
+        raise ConfigError(f"nothing is from {since.isoformat()} to {until.isoformat()}")
+    bounds = {}
+    if since is not None:
+        bounds = {"startingTimestamp": _epoch_ms(since), "startingOffsetsByTimestampStrategy": "latest"}
+    if until is not None:
+        bounds["endingTimestamp"] = _epoch_ms(until)
+    return bounds
+
+
+def _epoch_ms(when: datetime) -> str:
+    if when.tzinfo is None:
+        raise ConfigError(f"{when.isoformat()} has no time zone")
+    return str(round(when.timestamp() * 1000))
+
+
+def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    """What an admin client of the options' cluster answers; works beside a running loop, as in a notebook. Raises RocketMQError."""
+    chosen = {name: value for name, value in options_for("batch read", options).items() if name.lower() not in _SUBJECTS}
+    access = read_options(chosen | {"topic": "any"}, streaming=False).access
+
+    async def asking() -> T:
+        async with Admin(client=client_config(access)) as admin:
+            return await question(admin)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, asking()).result()
+
+
+_SUBJECTS: Final = frozenset({"topic", "subscribe", "subscribepattern", "assign"})
+
+
+def column(option: str, name: str, columns: Iterable[str]) -> Column:
+    """The column that an option names. Raises ConfigError that lists those there are."""
+    there = list(columns)
+    if name.lower() not in (one.lower() for one in there):
+        raise ConfigError(f"{option}: there is no column {name}, only {', '.join(there)}")
+    return sql.col("`" + name.replace("`", "``") + "`")

@@ -1,0 +1,176 @@
+"""rmq spark reconcile: what is planted is found, exactly, by each kind of identity; and the exit code says so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rmq_async import Message, Producer
+from rmq_async.errors import ConfigError
+
+from .conftest import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyspark")
+
+from rmq_async.spark.pipelines import reconcile as pipeline
+from rmq_async.spark.pipelines.given import options_for, window
+from rmq_async.spark.pipelines.job import parser
+
+# -- without Spark
+
+
+def test_options_of_the_other_use_are_left_out_and_unknown_ones_are_not() -> None:
+    given = {"nameserver": "h:1", "failOnDataLoss": "false", "MAXMESSAGESPERSECOND": "5", "nonsense": "1", "topic": "a"}
+    assert options_for("batch read", given, TOPIC="b", tags=None) == {
+        "nameserver": "h:1", "failOnDataLoss": "false", "nonsense": "1", "TOPIC": "b",
+    }  # fmt: skip
+    assert options_for("batch write", given) == {
+        "nameserver": "h:1", "MAXMESSAGESPERSECOND": "5", "nonsense": "1", "topic": "a",
+    }  # fmt: skip
+
+
+def test_a_window_is_two_options_in_milliseconds() -> None:
+    start = datetime(2026, 11, 20, tzinfo=UTC)
+    assert window(None, None) == {}
+    assert window(start, start + timedelta(seconds=1.5)) == {
+        "startingTimestamp": "1795132800000",
+        "startingOffsetsByTimestampStrategy": "latest",
+        "endingTimestamp": "1795132801500",
+    }
+    with pytest.raises(ConfigError, match="nothing is from 2026-11-20"):
+        window(start, start)
+    with pytest.raises(ConfigError, match="has no time zone"):
+        window(None, datetime(2026, 11, 20))
+
+
+def _given(*arguments: str) -> argparse.Namespace:
+    made = parser("reconcile", "")
+    pipeline.JOB.arguments(made)
+    return made.parse_args(["--topic", "t", *arguments])
+
+
+def test_arguments_that_cannot_be_meant_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _given("--fail-on", "duplicates, unknown").fail_on == ["duplicate", "unknown"]
+    assert _given("--acknowledged", "sent,ok").acknowledged == ["sent", "ok"]
+    for wrong, told in (
+        (["--fail-on", "lost"], "must be some of missing, unacknowledged, unknown, duplicate, not lost"),
+        (["--acknowledged", " ,"], "names nothing"),
+        (["--slack", "-1"], "must be a whole number from 0 to 86400"),
+    ):
+        with pytest.raises(SystemExit):
+            _given(*wrong)
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("by", "fail_on", "table", "told"),
+    [
+        ("body", (), pipeline.SentTable(), "by must be id, key, spark-id or property:NAME, not body"),
+        ("property:", (), pipeline.SentTable(), "by must be"),
+        ("id", ("lost",), pipeline.SentTable(), "fail_on: lost is none of missing,"),
+        ("key", (), pipeline.SentTable(), "by key: no column of the table is named to look for"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(by: str, fail_on: tuple[str, ...], table: pipeline.SentTable, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        pipeline.reconcile(None, None, "t", {}, by=by, fail_on=fail_on, table=table)  # type: ignore[arg-type]
+
+
+def test_an_acknowledged_row_that_cannot_be_looked_for_is_a_failure() -> None:
+    totals = {"sent": 3, "acknowledged": 3, "without_id": 0}
+    seen = {"messages": 3, "messages_without_id": 1, "matched": 3, "copies": 1, "oldest": None} | dict.fromkeys(
+        pipeline.KINDS, 0
+    )
+    assert not pipeline._summary(totals, seen, 0, ("missing",)).failed
+    assert pipeline._summary(totals | {"without_id": 1}, seen, 0, ("missing",)).failed
+    assert not pipeline._summary(totals, seen | {"duplicate": 1}, 0, ("missing",)).failed
+    assert pipeline._summary(totals, seen | {"duplicate": 1}, 0, ("missing", "duplicate")).failed
+
+
+# -- on the real broker
+
+
+def test_what_is_planted_is_found_and_nothing_else(
+    spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = topics.make(queues=3)
+    good = 200
+
+    async def send() -> dict[str, str]:
+        async with Producer("reconciled", namesrv=topics.namesrv) as producer:
+            names = [f"good-{number}" for number in range(good)] + ["twice", "unknown", "pending"]
+            results = (await producer.send_batch([Message(topic, b"x", keys=name) for name in names])).results
+            ids = {name: result.msg_id for name, result in zip(names, results, strict=True)}
+            await producer.send(Message(topic, b"x", keys="twice", unique_id=ids["twice"]))
+            await producer.send(Message(topic, b"x"))
+        return ids
+
+    ids = topics.loop.run(send())
+    nameless = next(message.msg_id for message in topics.read(topic) if not message.properties.get("KEYS"))
+    rows = [
+        (ids[name], name, "SEND_OK" if number % 2 else "sent") for number, name in enumerate(ids) if name.startswith("good")
+    ]
+    rows += [(ids["twice"], "twice", "SENT"), ("00" * 16, "lost", "SENT"), (ids["pending"], "pending", "PENDING")]
+    rows += [(ids["good-0"], "good-0", "FAILED"), ("11" * 16, "never", "FAILED")]
+    place = str(tmp_path / "sent")
+    spark.createDataFrame(rows, "message string, key string, state string").coalesce(1).write.parquet(place)
+    common = ["--namesrv", topics.namesrv, "--topic", topic, "--sent", place, "--key-column", "key", "--json"]
+
+    out = str(tmp_path / "findings")
+    assert pipeline.main([*common, "--id-column", "message", "--out", out]) == 1
+    found = {(row.kind, row.key): row for row in spark.read.parquet(out).collect()}
+    assert set(found) == {
+        ("missing", "lost"), ("duplicate", "twice"), ("unacknowledged", "pending"), ("unknown", "unknown"), ("unknown", None),
+    }  # fmt: skip
+    missing, twice = found["missing", "lost"], found["duplicate", "twice"]
+    assert (missing.id, missing.state, missing["count"], missing.places) == ("00" * 16, "SENT", 0, [])
+    assert (twice.id, twice["count"], twice.sent, len(set(twice.places))) == (ids["twice"], 2, 1, 2)
+    held = {f"{topic}/{m.queue.broker_name}/{m.queue.queue_id}/{m.queue_offset}": m.msg_id for m in topics.read(topic)}
+    assert {held[where] for where in twice.places} == {ids["twice"]}
+    assert found["unacknowledged", "pending"].state == "PENDING"
+    assert found["unknown", None].id == nameless
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert Counter(line["kind"] for line in lines if "kind" in line) == Counter(kind for kind, _ in found)
+    summary = lines[-1]
+    oldest = datetime.fromisoformat(summary.pop("oldest"))
+    assert abs(datetime.now(UTC) - oldest.astimezone(UTC)) < timedelta(minutes=5)
+    assert summary == {
+        "event": "summary", "sent": good + 5, "acknowledged": good + 2, "messages": good + 5, "matched": good + 1, "missing": 1,
+        "unacknowledged": 1, "unknown": 2, "duplicate": 1, "copies": 1, "without_id": 0, "messages_without_id": 0, "deleted": 0,
+        "failed": True,
+    }  # fmt: skip
+
+    # By key, where a key may have been sent more than once: the second row of good-0 may be a message, "twice" may not.
+    keyed = pipeline.reconcile(
+        spark,
+        spark.read.parquet(place).where("key not in ('lost', 'never')"),
+        topic,
+        {"nameserver": topics.namesrv},
+        by="key",
+        table=pipeline.SentTable(id="message", key="key"),
+    )
+    kinds = sorted((row.kind, row.key) for row in keyed.findings.collect())
+    keyed.findings.unpersist()
+    assert kinds == [("duplicate", "twice"), ("unacknowledged", "pending"), ("unknown", "unknown")]
+    assert (keyed.summary.failed, keyed.summary.messages_without_id, keyed.summary.matched) == (False, 1, good + 1)
+
+
+def test_rows_of_which_none_is_acknowledged_prove_nothing(
+    spark: SparkSession, topics: Topics, reading: Callable[..., Any]
+) -> None:
+    sent = spark.range(3).selectExpr("cast(id as string) msgId", "'DONE' state")
+    options = {"nameserver": topics.namesrv}
+    with pytest.raises(ConfigError, match="column state holds DONE, and SEND_OK, SENT would mean that"):
+        pipeline.reconcile(spark, sent, "t", options)
+    with pytest.raises(ConfigError, match="id column: there is no column outbox_id, only msgId, state"):
+        pipeline.reconcile(spark, sent, "t", options, table=pipeline.SentTable(id="outbox_id"))
