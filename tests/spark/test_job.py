@@ -142,7 +142,7 @@ def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         "progress messages 3",
         "summary  messages 3, failed True, at 2026-11-22T12:00:00+00:00",
         "         offsets:",
-        "           t/b/0 1 4",
+        "           t/b/0 1 to 4",
     ]
     for outcome, code in (
         (ConfigError("wrong\nuse"), 2),
@@ -230,11 +230,13 @@ def queues(topic: str, count: int, broker: str = "b") -> tuple[MessageQueue, ...
     return tuple(MessageQueue(topic, broker, number) for number in range(count))
 
 
-def test_queues_of_the_same_name_stay_and_the_others_are_dealt_out() -> None:
-    plan = replay.routes([lane(number) for number in (3, 0, 1)], {"x": queues("x", 2)}, "x", 2, exact=False)
-    assert [(route.lane.queue_id, route.queue) for route in plan] == [
-        (0, MessageQueue("x", "b", 0)), (1, MessageQueue("x", "b", 1)), (3, MessageQueue("x", "b", 0)),
-    ]  # fmt: skip
+def test_queues_of_the_same_name_stay_and_the_others_go_where_every_window_sends_them() -> None:
+    targets = {"x": queues("x", 2)}
+    plan = replay.routes([lane(number) for number in (3, 0, 1, 2)], targets, "x", 2, exact=False)
+    assert [route.lane.queue_id for route in plan] == [0, 1, 2, 3]
+    assert [route.queue for route in plan[:2]] == list(queues("x", 2))
+    assert {route.queue for route in plan[2:]} == set(queues("x", 2))
+    assert [route.queue for route in replay.routes([lane(3)], targets, "x", 1, exact=False)] == [plan[3].queue]
     back = replay.routes([lane(0), lane(0, topic="u")], {"t": queues("t", 1), "u": queues("u", 1)}, None, 2, exact=True)
     assert [route.queue.topic for route in back] == ["t", "u"]
 

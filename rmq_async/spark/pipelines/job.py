@@ -15,12 +15,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError, RocketMQError
@@ -165,8 +167,9 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
     spark: SparkSession | None = None
     try:
         connection_options(given)
-        spark = running or _session(name, given)
-        summary = job.run(spark, given, told.progress)
+        with _quiet():
+            spark = running or _session(name, given)
+            summary = job.run(spark, given, told.progress)
     except (RocketMQError, PySparkException, Py4JError, OSError) as error:
         return told.trouble(*explained(error))
     except KeyboardInterrupt:
@@ -178,9 +181,22 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
     return FAILED if summary.failed else 0
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what PySpark logs of an error that it also raises: the whole trace, as JSON."""
+    names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+    loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, names)]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
 def _session(name: str, given: argparse.Namespace) -> SparkSession:
-    for noisy in ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     builder = SparkSession.builder.appName(f"rmq spark {name}")
     builder = builder.config("spark.sql.session.timeZone", "UTC")
     builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -249,9 +265,13 @@ class _Told:
             text = f"{event:<9}" + ", ".join(f"{key} {_plain(value)}" for key, value in flat.items() if value is not None)
             for key, value in figures.items():
                 if isinstance(value, Mapping) and value:
-                    text += f"\n{'':9}{key}:" + "".join(f"\n{'':11}{name} {_plain(each)}" for name, each in value.items())
+                    text += f"\n{'':9}{key}:" + "".join(f"\n{'':11}{name} {_pair(each)}" for name, each in value.items())
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
+
+
+def _pair(value: object) -> str:
+    return " to ".join(str(_plain(each)) for each in value) if isinstance(value, tuple) else str(_plain(value))
 
 
 def _plain(value: object) -> object:

@@ -1,7 +1,7 @@
 """An archive back to topics, each queue in its order.
 
 First one pass over the small columns tells what is in the window, by queue. From that follows where each queue goes: to the queue
-of the same name where the target has it, else they are dealt out in turn. So whatever had an order, messages of one queue and with
+of the same name where the target has it, else to one that only depends on its name. So whatever had an order, messages of one queue and with
 them those of one sharding key, keeps it, and one task sends all of a queue, its offsets ascending. Queues that share a task go side
 by side, each as far along as the others.
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -187,7 +188,8 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
 def routes(
     lanes: Sequence[Lane], targets: Mapping[str, Sequence[MessageQueue]], topic: str | None, tasks: int, *, exact: bool
 ) -> list[Route]:
-    """Every lane to one queue: to the one of its name, else in turn; tasks get about the same number of messages.
+    """Every lane to one queue: to the one of its name, else to one that is the same for every window; tasks get about the same
+    number of messages.
 
     Raises ConfigError where ``exact`` and the target does not have a queue.
     """
@@ -198,7 +200,7 @@ def routes(
         slots[lane] = slot
         heapq.heappush(bins, (size + lane.messages, slot))
     plan = []
-    for turn, lane in enumerate(sorted(lanes)):
+    for lane in sorted(lanes):
         target = topic if topic is not None else lane.topic
         queues = targets[target]
         queue = MessageQueue(target, lane.broker, lane.queue_id)
@@ -208,7 +210,7 @@ def routes(
                 raise ConfigError(f"topic {target} has no queue {lane.broker}/{lane.queue_id} to write to, only {there}")
             if not queues:
                 raise PipelineError(f"topic {target} has no queue that can be written to")
-            queue = queues[turn % len(queues)]
+            queue = queues[(crc32(f"{lane.topic}/{lane.broker}".encode()) + lane.queue_id) % len(queues)]
         plan.append(Route(lane, queue, slots[lane]))
     return plan
 

@@ -1,0 +1,132 @@
+"""Topics of the real broker archived, run after run; what is in the archive is compared with what the broker holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rmq_async import Message, Producer
+
+from .conftest import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def send(topics: Topics, topic: str, bodies: range) -> None:
+    async def send() -> None:
+        async with Producer("sends", namesrv=topics.namesrv) as producer:
+            for start in range(bodies.start, bodies.stop, 100):
+                part = range(start, min(start + 100, bodies.stop))
+                await producer.send_batch([Message(topic, b"%d" % n, tags=f"t{n % 2}", keys=f"k{n}") for n in part])
+
+    topics.loop.run(send())
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[dict[str, Any]], str]:
+    from rmq_async.spark.pipelines.archive import main
+
+    code = main([str(each) for each in arguments])
+    told = capsys.readouterr()
+    return code, [json.loads(line) for line in told.out.splitlines()], told.err
+
+
+def test_two_runs_archive_everything_once(
+    spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = topics.make(name="0070"), topics.make(queues=2)  # Spark would read the first one's name as a number
+    path = tmp_path / "archive"
+    given = ["--json", "--namesrv", topics.namesrv, "--path", path, "--topic", first]
+    send(topics, first, range(600))
+
+    code, events, error = run(capsys, *given, "--max-offsets", 250)
+    assert (code, error) == (0, "")
+    *progress, summary = events
+    assert [event["messages"] for event in progress] == [250, 250, 100]
+    assert [event["left"] for event in progress] == [350, 100, 0]
+    assert (summary["messages"], summary["batches"], summary["failed"]) == (600, 3, False)
+    assert summary["bytes"] == sum(len(str(number)) for number in range(600))
+
+    send(topics, first, range(600, 700))
+    send(topics, second, range(700, 750))
+    code, (*progress, again), _ = run(capsys, *given, "--topic", second)
+    assert (code, again["messages"], again["batches"]) == (0, 150, 1)
+    ends = {key: end for key, (_, end) in summary["offsets"].items()}
+    assert {key: start for key, (start, _) in again["offsets"].items() if key in ends} == ends
+    code, (nothing,), _ = run(capsys, *given, "--topic", second)
+    assert (code, nothing["messages"], nothing["batches"]) == (0, 0, 0)
+    assert nothing["offsets"] == {key: [end, end] for key, (_, end) in again["offsets"].items()}
+
+    there = [*topics.read(first), *topics.read(second)]
+    expected = Counter(
+        (m.topic, m.queue.broker_name, m.queue.queue_id, m.queue_offset, m.body, m.tags, m.properties["KEYS"], m.msg_id)
+        for m in there
+    )
+    from rmq_async.spark.pipelines.archive import ARCHIVE_DDL
+
+    rows = spark.read.schema(ARCHIVE_DDL).parquet(str(path)).collect()
+    assert (
+        Counter((r.topic, r.brokerName, r.queueId, r.offset, bytes(r.body), r.tags, r.keys, r.msgId) for r in rows) == expected
+    )
+    assert {r.date for r in rows} == {datetime.fromtimestamp(m.store_time_ms / 1000, UTC).date() for m in there}
+    assert {r.storeTimestamp.astimezone(UTC).date() if r.storeTimestamp.tzinfo else None for r in rows} <= {None, *dates(there)}
+    places = {found.parent.relative_to(path).parts[0] for found in path.rglob("*.parquet")}
+    assert places == {f"topic={first}", f"topic={second}"}
+
+    for arguments, sentence in mistakes(given, path, second):
+        code, _, error = run(capsys, *arguments)
+        assert (code, sentence in error) == (2, True), error
+        assert error.count("\n") == 1
+
+
+def dates(messages: Any) -> set[date]:
+    return {datetime.fromtimestamp(each.store_time_ms / 1000, UTC).date() for each in messages}
+
+
+def mistakes(given: list[Any], path: Path, other: str) -> list[tuple[list[Any], str]]:
+    """Each would leave messages out, or mix what does not belong together."""
+    lonely, full, checkpoint = path.with_name("lonely"), path.with_name("full"), path / "_checkpoint"
+    shutil.copytree(path, lonely, ignore=shutil.ignore_patterns("_checkpoint"))
+    full.mkdir()
+    (full / "notes.txt").write_text("mine")
+    elsewhere = [*given[:4], path.with_name("new"), *given[5:]]
+    return [
+        ([*given[:-1], other], f"checkpoint {checkpoint} is of an archive of topic 0070, which {other} does not include"),
+        ([*given[:4], lonely, *given[5:]], f"{lonely} holds an archive of 4 micro-batches, but its checkpoint"),
+        ([*elsewhere, "--checkpoint", checkpoint], "says that 4 micro-batches are archived, but"),
+        ([*given[:4], full, *given[5:]], f"{full} is no archive and not empty"),
+        ([*elsewhere, "--option", "colums=a"], "unknown option colums; is columns meant?"),
+    ]
+
+
+def test_a_later_start_and_tags(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:
+    from rmq_async.spark.pipelines.archive import archive
+
+    topic = topics.make(queues=1)
+    send(topics, topic, range(100))
+    middle = datetime.now(UTC)
+    send(topics, topic, range(100, 140))
+    told: list[Any] = []
+    summary = archive(
+        spark,
+        topic,
+        str(tmp_path / "a"),
+        checkpoint=str(tmp_path / "c"),
+        starting=middle,
+        tags="t1",
+        files=1,
+        compression="zstd",
+        options={"nameserver": topics.namesrv},
+        progress=told.append,
+    )
+    assert summary.messages == 20
+    assert list(summary.offsets.values()) == [(100, 140)]
+    bodies = [int(bytes(row.body)) for row in spark.read.parquet(str(tmp_path / "a")).select("body").collect()]
+    assert sorted(bodies) == list(range(101, 140, 2))
+    assert [figures["messages"] for figures in told] == [20]
