@@ -42,23 +42,23 @@ __all__ = ["DecodedMessages", "decode_messages", "decode_pull", "encode_stored",
 _HOSTS_V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _COMPRESSED: Final = int(SysFlag.COMPRESSED)
 _INNER_BATCH: Final = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
-_FIXED: Final = {
+FIXED: Final = {
     0: struct.Struct(">iiiiiqqiq4siq4siiqi"),
     int(SysFlag.BORN_HOST_V6): struct.Struct(">iiiiiqqiq16siq4siiqi"),
     int(SysFlag.STORE_HOST_V6): struct.Struct(">iiiiiqqiq4siq16siiqi"),
     _HOSTS_V6: struct.Struct(">iiiiiqqiq16siq16siiqi"),
 }
-_FIXED_V4: Final = _FIXED[0]
+FIXED_V4: Final = FIXED[0]
 _HEAD: Final = struct.Struct(">ii")
 _PORT_AND_OFFSET: Final = struct.Struct(">iq")
 _MAGIC_BYTES: Final = frozenset(
     magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE)
 )
-_MIN_RECORD: Final = _FIXED_V4.size + 3
+MIN_RECORD: Final = FIXED_V4.size + 3
 _BYTE: Final = struct.Struct(">b")
 _SHORT: Final = struct.Struct(">h")
 _IPV4_SIZE: Final = 4
-_MAX_PORT: Final = 0xFFFF
+MAX_PORT: Final = 0xFFFF
 
 _WORK_PER_BLOCK: Final = 32  # decompressed bytes produced for one block, bombs included, as a multiple of max_decompressed_size
 _MESSAGE_COST: Final = 512  # bytes of memory an expanded message takes besides its body
@@ -92,7 +92,7 @@ def decode_messages(
     ``resume_at`` says where to pull again, else these records are among the corrupt ones. ``unwrap_batches``: inner batches
     give their messages; a broken one is passed on as it is.
     """
-    block = _Block(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
+    block = Block(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
     return block.decode()
 
 
@@ -114,7 +114,7 @@ def decode_pull(
     and, out of a transaction, ``transaction_id``. ``tags`` ("*" or "a || b") are compared as texts, since brokers compare
     hashes only. The rest as in ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` that name none.
     """
-    block = _Block(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
+    block = Block(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.queue = queue
     block.tags = parse_tags(tags)
     block.offset_delta = offset_delta or 0
@@ -137,8 +137,12 @@ class _Full(Exception):  # noqa: N818 - a signal inside this module
     """No room for another decompressed body."""
 
 
-class _Block:
-    """One call's input, limits and results. ``fields``: what ``_FIXED`` unpacks, in the order of the record."""
+class Block:
+    """One call's input, limits and results. ``fields``: what ``FIXED`` unpacks, in the order of the record.
+
+    ``columns`` reads with it too, and keeps what it accepts in another form. ``stopped_at``: the byte that belongs to
+    ``resume_at``.
+    """
 
     __slots__ = (
         "_allow_partial",
@@ -159,6 +163,7 @@ class _Block:
         "added",
         "offset_delta",
         "queue",
+        "stopped_at",
         "tags",
     )
 
@@ -178,6 +183,7 @@ class _Block:
         self._messages: list[MessageExt] = []
         self._corrupt: list[CorruptMessageError] = []
         self._resume_at: int | None = None
+        self.stopped_at: int | None = None
         self._topics: dict[bytes, str] = {}
         self._queues: dict[tuple[str, int], MessageQueue] = {}
         self.queue: MessageQueue | None = None
@@ -194,15 +200,15 @@ class _Block:
     def _record(self, position: int) -> int:
         """Reads the record at ``position``; gives the place of the next one, the end where nothing more can be read."""
         data, end = self._data, self._end
-        if position + _MIN_RECORD > end:
+        if position + MIN_RECORD > end:
             return self._remainder(position)
-        fixed = _FIXED_V4
+        fixed = FIXED_V4
         fields = fixed.unpack_from(data, position)
         total, magic, sys_flag = fields[0], fields[1], fields[7]
         if magic != MAGIC_CODE_V1 and magic != MAGIC_CODE_V2:
             return self._no_message(position, total, magic)
         if sys_flag & _HOSTS_V6:
-            fixed = _FIXED[sys_flag & _HOSTS_V6]
+            fixed = FIXED[sys_flag & _HOSTS_V6]
             if position + fixed.size > end:
                 return self._lost(position, total, f"{end - position} bytes are left of a record with IPv6 hosts")
             fields = fixed.unpack_from(data, position)
@@ -234,7 +240,7 @@ class _Block:
             self._report(position, str(error), fields, properties)
         except _Full:
             if self._allow_partial:
-                self._resume_at = fields[5] + self.offset_delta
+                self._resume_at, self.stopped_at = fields[5] + self.offset_delta, position
                 return end
             reason = f"not decoded: the decompressed bodies of one block would take more than {self._max_size} bytes"
             self._report(position, reason, fields, properties)
@@ -257,7 +263,7 @@ class _Block:
             sound = sound or crc32(body) == crc
         if not sound:
             return f"the CRC of the body is not {crc}, as the record says"
-        if (fields[10] | fields[13]) & ~_MAX_PORT:
+        if (fields[10] | fields[13]) & ~MAX_PORT:
             return f"the hosts have the ports {fields[10]} and {fields[13]}"
         topic = self._topics.get(topic_bytes)
         if topic is None:
@@ -357,7 +363,7 @@ class _Block:
             total, magic = _HEAD.unpack_from(self._data, position)
             if magic == BLANK_MAGIC_CODE:
                 return self._no_message(position, total, magic)
-        self._report(position, f"{left} bytes are left, a record takes at least {_MIN_RECORD}")
+        self._report(position, f"{left} bytes are left, a record takes at least {MIN_RECORD}")
         return self._end
 
     def _no_message(self, position: int, total: int, magic: int) -> int:
@@ -378,7 +384,7 @@ class _Block:
         return self._end
 
     def _begins_at(self, position: int, total: int) -> bool:
-        if total < _MIN_RECORD or position > self._end:
+        if total < MIN_RECORD or position > self._end:
             return False
         return position == self._end or self._data[position + 4 : position + 8] in _MAGIC_BYTES
 
@@ -466,7 +472,7 @@ def encode_stored(
             version = 1 if len(name) <= MAX_TOPIC_LENGTH else 2
         if version == 1 and len(name) > MAX_TOPIC_LENGTH:
             raise LocalProtocolError(f"topic {topic!r} has {len(name)} bytes, version 1 holds {MAX_TOPIC_LENGTH}")
-        fixed = _FIXED[sys_flag & _HOSTS_V6]
+        fixed = FIXED[sys_flag & _HOSTS_V6]
         head = fixed.pack(
             fixed.size + len(body) + version + len(name) + 2 + len(properties),
             MAGIC_CODE_V1 if version == 1 else MAGIC_CODE_V2,

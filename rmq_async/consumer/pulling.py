@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
@@ -22,7 +22,7 @@ from ..client import ClientInstance
 from ..errors import broker_error
 from ..results import PullResult, PullStatus
 
-__all__ = ["pull_once"]
+__all__ = ["PulledBody", "pull_body", "pull_once"]
 
 DECODE_IN_THREAD: Final = 64 * 1024
 """Bytes of a body from which on it is decoded outside the loop's thread."""
@@ -34,6 +34,18 @@ _STATUS: Final[dict[int, PullStatus]] = {
     ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
 _NOTHING: Final = DecodedMessages((), ())
+
+
+class PulledBody(NamedTuple):
+    """One answer, with its records as they came. ``address``: who gave it."""
+
+    status: PullStatus
+    body: bytes
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    offset_delta: int | None
+    address: str
 
 
 async def pull_once(
@@ -48,6 +60,38 @@ async def pull_once(
     timeout: float,
     calls: set[asyncio.Future[RemotingCommand]],
 ) -> PullResult:
+    """One request and its messages. The rest as in ``pull_body``."""
+    answer = await pull_body(
+        instance, group, queue, offset, max_messages=max_messages, tags=tags, suspend=suspend, timeout=timeout, calls=calls
+    )
+    decoded = _NOTHING
+    if answer.status is PullStatus.FOUND:
+        decoded = await _decode(instance, answer.body, queue, tags, answer.offset_delta)
+        for corrupt in decoded.corrupt:
+            corrupt.broker, corrupt.address = queue.broker_name, answer.address
+    resume_at = decoded.resume_at
+    return PullResult(
+        status=answer.status,
+        messages=instance.names.shown_messages(decoded.messages),
+        next_offset=answer.next_offset if resume_at is None else resume_at,
+        min_offset=answer.min_offset,
+        max_offset=answer.max_offset,
+        corrupt=decoded.corrupt,
+    )
+
+
+async def pull_body(
+    instance: ClientInstance,
+    group: str,
+    queue: MessageQueue,
+    offset: int,
+    *,
+    max_messages: int,
+    tags: str,
+    suspend: float,
+    timeout: float,
+    calls: set[asyncio.Future[RemotingCommand]],
+) -> PulledBody:
     """One request. ``suspend``: seconds the broker may hold it while it has nothing; ``timeout``: seconds for all of it.
 
     Raises BrokerError for an answer that is no pull result, and whatever finding and asking the broker raises.
@@ -85,19 +129,8 @@ async def pull_once(
     except RemoteProtocolError as error:
         error.broker, error.address = queue.broker_name, address
         raise
-    decoded = _NOTHING
-    if status is PullStatus.FOUND:
-        decoded = await _decode(instance, response.body, queue, tags, answer.offsetDelta)
-        for corrupt in decoded.corrupt:
-            corrupt.broker, corrupt.address = queue.broker_name, address
-    resume_at = decoded.resume_at
-    return PullResult(
-        status=status,
-        messages=instance.names.shown_messages(decoded.messages),
-        next_offset=answer.nextBeginOffset if resume_at is None else resume_at,
-        min_offset=answer.minOffset,
-        max_offset=answer.maxOffset,
-        corrupt=decoded.corrupt,
+    return PulledBody(
+        status, response.body, answer.nextBeginOffset, answer.minOffset, answer.maxOffset, answer.offsetDelta, address
     )
 
 

@@ -1,17 +1,44 @@
-"""Messages as columns of Arrow, and columns as messages."""
+"""Messages as columns of Arrow.
+
+Rows come as the fields of stored records (``rmq_protocol.columns``), and only the columns that are wanted are made of them, whole
+columns at a time: numbers go through ``array``, texts that are the same in every row are repeated, bodies and ids become one buffer
+with offsets, and properties are split by Arrow itself. Where a properties text is not as clients write it (no UTF-8,
+a name twice, an empty one) that batch is read one by one, as everything else here reads properties.
+"""
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rmq_protocol.message import MessageExt
+from rmq_protocol.columns import (
+    BORN_IP,
+    BORN_PORT,
+    BORN_TIME,
+    COMMIT_LOG_OFFSET,
+    FLAG,
+    QUEUE_OFFSET,
+    RECONSUME_TIMES,
+    STORE_IP,
+    STORE_PORT,
+    STORE_TIME,
+    SYS_FLAG,
+    StoredColumns,
+)
+from rmq_protocol.ids import format_host, pack_offset_id
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.properties import decode_properties
 
 from .schema import SOURCE_COLUMNS
 
-__all__ = ["ROWS", "arrow_schema", "record_batches"]
+__all__ = ["BYTES", "ROWS", "Rows", "arrow_schema", "record_batches"]
 
 ROWS: Final = 4096
 """Rows of a record batch that is read."""
@@ -19,14 +46,69 @@ BYTES: Final = 16 * 1024 * 1024
 """Bytes of bodies from which on a record batch has fewer."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_MAP: Final = pa.map_(pa.string(), pa.string())
 _TYPES: Final[dict[str, Any]] = {
     "string": pa.string(),
     "int": pa.int32(),
     "bigint": pa.int64(),
     "binary": pa.binary(),
     "timestamp": _TIMESTAMP,
-    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "map<string,string>": _MAP,
 }
+_OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
+_ID: Final = struct.Struct(">4siq")
+
+
+class Rows:
+    """Rows of one record batch while it is filled: ``stored``, and which queue they are of by ``came``.
+
+    ``shown``: the name of a topic as users know it. ``runs``: queues, and the row that the rows of each end before.
+    """
+
+    def __init__(self, columns: Iterable[str], shown: Callable[[str], str] = str) -> None:
+        self.shown = shown
+        wanted = set(columns)
+        self.stored = StoredColumns(
+            topics="topic" in wanted, bodies="body" in wanted, properties=not wanted.isdisjoint(_OF_PROPERTIES)
+        )
+        self.runs: list[tuple[MessageQueue, int]] = []
+        self._properties: tuple[Any, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def full(self) -> bool:
+        return len(self.stored) >= ROWS or self.stored.size >= BYTES
+
+    def came(self, queue: MessageQueue) -> None:
+        """What was added to ``stored`` since the last call is of ``queue``."""
+        if self.runs and self.runs[-1][0] == queue:
+            self.runs[-1] = (queue, len(self.stored))
+        else:
+            self.runs.append((queue, len(self.stored)))
+
+    # -- what columns are made of
+
+    def each(self, place: int) -> Iterator[Any]:
+        return map(itemgetter(place), self.stored.fields)
+
+    def by_queue(self, value: Callable[[MessageQueue], Any], kind: Any) -> Any:
+        parts = []
+        start = 0
+        for queue, end in self.runs:
+            parts.append(pa.repeat(pa.scalar(value(queue), kind), end - start))
+            start = end
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def properties(self) -> tuple[Any, Any]:
+        """The texts as Arrow has them, and their maps; made once."""
+        if self._properties is None:
+            self._properties = _maps(self.stored.properties)
+        return self._properties
+
+    def property(self, name: str) -> Any:
+        return pc.map_lookup(self.properties()[1], name, "last")
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
@@ -34,62 +116,136 @@ def arrow_schema(columns: Iterable[str]) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES[SOURCE_COLUMNS[name]]) for name in columns])
 
 
-def record_batches(batches: Iterable[list[MessageExt]], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Of at most ``ROWS`` rows and some ``BYTES`` bytes each."""
+def record_batches(filled: Iterable[Rows], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Of at most ``ROWS`` rows each."""
     schema = arrow_schema(columns)
     makers = [_MAKERS[name] for name in columns]
-    rows: list[MessageExt] = []
-    size = 0
-    for messages in batches:
-        for message in messages:
-            rows.append(message)
-            size += len(message.body)
-            if len(rows) >= ROWS or size >= BYTES:
-                yield _batch(rows, makers, schema)
-                rows, size = [], 0
-    if rows:
-        yield _batch(rows, makers, schema)
+    for rows in filled:
+        batch = pa.RecordBatch.from_arrays([make(rows) for make in makers], schema=schema)
+        for start in range(0, len(rows), ROWS):
+            yield batch.slice(start, ROWS)
 
 
-def _batch(rows: list[MessageExt], makers: list[Callable[[list[MessageExt]], Any]], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([make(rows) for make in makers], schema=schema)
+# -- columns
 
 
-def _texts(values: list[str | None]) -> Any:
+def _numbers(code: str, values: Iterable[int], kind: Any) -> Any:
+    numbers = array(code, values)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _integers(place: int) -> Callable[[Rows], Any]:
+    return lambda rows: _numbers("i", rows.each(place), pa.int32())
+
+
+def _moments(place: int) -> Callable[[Rows], Any]:
+    """A time too far away for microseconds is NULL."""
+
+    def make(rows: Rows) -> Any:
+        millis = _numbers("q", rows.each(place), pa.int64())
+        try:
+            return pc.multiply_checked(millis, 1000).cast(_TIMESTAMP)
+        except pa.ArrowInvalid:
+            moments = [value * 1000 for value in millis.to_pylist()]
+            return pa.array([moment if -(1 << 63) <= moment < 1 << 63 else None for moment in moments], pa.int64()).cast(
+                _TIMESTAMP
+            )
+
+    return make
+
+
+def _of_bytes(kind: Any, values: Sequence[bytes]) -> Any:
+    offsets = array("i", accumulate(map(len, values), initial=0))
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))])
+
+
+def _texts(values: list[str]) -> Any:
+    """Mostly one and the same."""
+    if values.count(values[0]) == len(values):
+        return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
     return pa.array(values, pa.string())
 
 
-def _moments(values: list[int]) -> Any:
-    return pa.array([value * 1000 for value in values], pa.int64()).cast(_TIMESTAMP)
+def _topics(rows: Rows) -> Any:
+    shown = {name: rows.shown(name) for name in rows.stored.topic_names.values()}
+    return _texts([shown[name] for name in rows.stored.topics])
 
 
-def _properties(rows: list[MessageExt]) -> Any:
+def _hosts(ip: int, port: int) -> Callable[[Rows], Any]:
+    return lambda rows: _texts(list(map(format_host, rows.each(ip), rows.each(port))))
+
+
+def _offset_ids(rows: Rows) -> Any:
+    """Store host and commit log offset as 32 digits; IPv6 hosts take more."""
+    fields = rows.stored.fields
+    if any(map((4).__ne__, map(len, rows.each(STORE_IP)))):
+        hosts = map(format_host, rows.each(STORE_IP), rows.each(STORE_PORT))
+        return pa.array(list(map(pack_offset_id, hosts, rows.each(COMMIT_LOG_OFFSET))), pa.string())
+    packed = map(_ID.pack, rows.each(STORE_IP), rows.each(STORE_PORT), rows.each(COMMIT_LOG_OFFSET))
+    digits = b"".join(packed).hex().upper().encode()
+    offsets = array("i", range(0, len(digits) + 1, 32))
+    return pa.Array.from_buffers(pa.string(), len(fields), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
+
+
+def _ids(rows: Rows) -> Any:
+    unique = rows.property("UNIQ_KEY")
+    return unique if not unique.null_count else pc.coalesce(unique, _offset_ids(rows))
+
+
+def _maps(texts: Sequence[bytes]) -> tuple[Any, Any]:
+    raw = _of_bytes(pa.string(), [text.removesuffix(b"\x02") for text in texts])
+    return raw, _split(raw) or _maps_one_by_one(texts)
+
+
+def _split(texts: Any) -> Any:
+    """Their maps; None where one of them has to be looked at more closely."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    entries = pc.split_pattern(texts, "\x02")
+    pairs = pc.split_pattern(entries.values, "\x01", max_splits=1)
+    if not pc.all(pc.equal(pc.list_value_length(pairs), 2)).as_py():
+        return None
+    names, values = pc.list_element(pairs, 0), pc.list_element(pairs, 1)
+    if pc.any(pc.equal(names, "")).as_py() or pc.any(pc.equal(values, "")).as_py():
+        return None
+    shapes = pc.unique(pc.binary_join(pa.ListArray.from_arrays(entries.offsets, names), "\x01")).to_pylist()
+    for shape in shapes:
+        in_order = shape.split("\x01")
+        if len(set(in_order)) != len(in_order):
+            return None
+    return pa.MapArray.from_arrays(entries.offsets, names, values)
+
+
+def _maps_one_by_one(texts: Sequence[bytes]) -> Any:
     offsets = [0]
     names: list[str] = []
     values: list[str] = []
-    for row in rows:
-        names += row.properties.keys()
-        values += row.properties.values()
+    for text in texts:
+        properties = decode_properties(text)
+        names += properties.keys()
+        values += properties.values()
         offsets.append(len(names))
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(names, pa.string()), pa.array(values, pa.string()))
 
 
-_MAKERS: Final[dict[str, Callable[[list[MessageExt]], Any]]] = {
-    "topic": lambda rows: _texts([row.topic for row in rows]),
-    "brokerName": lambda rows: _texts([row.queue.broker_name for row in rows]),
-    "queueId": lambda rows: pa.array([row.queue.queue_id for row in rows], pa.int32()),
-    "offset": lambda rows: pa.array([row.queue_offset for row in rows], pa.int64()),
-    "msgId": lambda rows: _texts([row.msg_id for row in rows]),
-    "offsetMsgId": lambda rows: _texts([row.offset_msg_id for row in rows]),
-    "tags": lambda rows: _texts([row.tags for row in rows]),
-    "keys": lambda rows: _texts([row.properties.get("KEYS") for row in rows]),
-    "body": lambda rows: pa.array([row.body for row in rows], pa.binary()),
-    "properties": _properties,
-    "bornTimestamp": lambda rows: _moments([row.born_time_ms for row in rows]),
-    "storeTimestamp": lambda rows: _moments([row.store_time_ms for row in rows]),
-    "bornHost": lambda rows: _texts([row.born_host for row in rows]),
-    "storeHost": lambda rows: _texts([row.store_host for row in rows]),
-    "reconsumeTimes": lambda rows: pa.array([row.reconsume_times for row in rows], pa.int32()),
-    "flag": lambda rows: pa.array([row.flag for row in rows], pa.int32()),
-    "sysFlag": lambda rows: pa.array([row.sys_flag for row in rows], pa.int32()),
+_MAKERS: Final[dict[str, Callable[[Rows], Any]]] = {
+    "topic": _topics,
+    "brokerName": lambda rows: rows.by_queue(lambda queue: queue.broker_name, pa.string()),
+    "queueId": lambda rows: rows.by_queue(lambda queue: queue.queue_id, pa.int32()),
+    "offset": lambda rows: _numbers("q", rows.each(QUEUE_OFFSET), pa.int64()),
+    "msgId": _ids,
+    "offsetMsgId": _offset_ids,
+    "tags": lambda rows: rows.property("TAGS"),
+    "keys": lambda rows: rows.property("KEYS"),
+    "body": lambda rows: _of_bytes(pa.binary(), rows.stored.bodies),
+    "properties": lambda rows: rows.properties()[1],
+    "bornTimestamp": _moments(BORN_TIME),
+    "storeTimestamp": _moments(STORE_TIME),
+    "bornHost": _hosts(BORN_IP, BORN_PORT),
+    "storeHost": _hosts(STORE_IP, STORE_PORT),
+    "reconsumeTimes": _integers(RECONSUME_TIMES),
+    "flag": _integers(FLAG),
+    "sysFlag": _integers(SYS_FLAG),
 }

@@ -1,0 +1,156 @@
+"""Columns hold what ``decode_pull`` gives, row by row: golden vectors, damaged blocks, whatever hypothesis thinks of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_samples import COMPRESSED, inner_batch, record
+from strategies_messages import damaged, encode, fuzz, stored_records
+from test_stored import BAD, DAMAGE
+
+from rmq_protocol.columns import (
+    BORN_IP,
+    BORN_PORT,
+    BORN_TIME,
+    COMMIT_LOG_OFFSET,
+    FLAG,
+    QUEUE_OFFSET,
+    RECONSUME_TIMES,
+    STORE_IP,
+    STORE_PORT,
+    STORE_TIME,
+    SYS_FLAG,
+    StoredColumns,
+    read_columns,
+)
+from rmq_protocol.compression import CompressionType, compress
+from rmq_protocol.errors import CorruptMessageError, LocalProtocolError
+from rmq_protocol.ids import format_host
+from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.properties import decode_properties
+from rmq_protocol.stored import decode_pull
+from vectors import Suite, data, load
+
+QUEUE = MessageQueue("TopicTest", "broker-a", 3)
+Row = tuple[Any, ...]
+
+
+def rows_of(columns: StoredColumns) -> list[Row]:
+    assert columns.size == sum(map(len, columns.bodies))
+    return [
+        (
+            fields[QUEUE_OFFSET], fields[COMMIT_LOG_OFFSET], fields[SYS_FLAG], fields[FLAG], fields[BORN_TIME], fields[STORE_TIME],
+            format_host(fields[BORN_IP], fields[BORN_PORT]), format_host(fields[STORE_IP], fields[STORE_PORT]),
+            fields[RECONSUME_TIMES], topic, body, decode_properties(properties),
+        )
+        for fields, topic, body, properties in zip(
+            columns.fields, columns.topics, columns.bodies, columns.properties, strict=True
+        )
+    ]  # fmt: skip
+
+
+def row_of(message: MessageExt) -> Row:
+    return (
+        message.queue_offset, message.commit_log_offset, message.sys_flag, message.flag, message.born_time_ms,
+        message.store_time_ms, message.born_host, message.store_host, message.reconsume_times, message.topic, message.body,
+        message.properties,
+    )  # fmt: skip
+
+
+def told(errors: tuple[CorruptMessageError, ...]) -> list[tuple[Any, ...]]:
+    return [(str(error), error.position, error.msg_id, error.queue_offset, error.broker) for error in errors]
+
+
+def check_same(block: bytes, tags: str = "*", offset_delta: int | None = None, limit: int = 1 << 24) -> None:
+    columns = StoredColumns()
+    found = read_columns(block, columns, QUEUE, tags=tags, offset_delta=offset_delta, max_decompressed_size=limit,
+                         offsets=(-1 << 63, 1 << 63))  # fmt: skip
+    expected = decode_pull(block, QUEUE, tags=tags, offset_delta=offset_delta, max_decompressed_size=limit, allow_partial=True)
+    assert rows_of(columns) == list(map(row_of, expected.messages))
+    assert told(found.corrupt) == told(expected.corrupt)
+    assert (found.resume is None) == (expected.resume_at is None)
+
+
+def test_golden_vectors_of_pulls() -> None:
+    cases = [case for path in Suite("messages").files() for case in load(path) if case.type == "pull_process"]
+    assert len(cases) > 5
+    for case in cases:
+        check_same(data(case.given["bytes"]), case.given["subscription"], case.given["offsetDelta"])
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_records_are_reported_alike_and_hide_no_other(name: str) -> None:
+    bad, _ = DAMAGE[name]
+    for block in (record(0) + record(1) + bad + record(3), bad + bad + record(1) + bad, record(0) + bad[:-3]):
+        check_same(block)
+
+
+@given(st.lists(stored_records().map(encode), max_size=5), st.sampled_from([None, 0, 7]))
+@fuzz
+def test_sound_records_of_every_kind(blocks: list[bytes], delta: int | None) -> None:
+    check_same(b"".join(blocks), offset_delta=delta)
+
+
+@given(damaged(st.lists(stored_records().map(encode), max_size=4).map(b"".join)))
+@fuzz
+def test_damaged_blocks(block: bytes) -> None:
+    check_same(block, limit=10_000)
+
+
+def test_tags_are_compared_as_texts_also_inside_batches() -> None:
+    plain = b"".join(record(offset, properties={"TAGS": tag}) for offset, tag in enumerate("ABCA"))
+    block = plain + inner_batch(4, 5) + record(9, properties={"UNIQ_KEY": "x"})
+    for tags in ("*", "A", "A || C", "D"):
+        check_same(block, tags)
+    with pytest.raises(LocalProtocolError):
+        read_columns(block, StoredColumns(), QUEUE, tags="||")
+
+
+def test_only_the_offsets_that_are_wanted_also_of_a_batch_and_of_damage() -> None:
+    block = record(2) + inner_batch(3, 5) + record(8) + DAMAGE["CRC wrong"][0] + record(9)
+    columns = StoredColumns()
+    found = read_columns(block, columns, QUEUE, offsets=(4, 9))
+    assert [fields[QUEUE_OFFSET] for fields in columns.fields] == [4, 5, 6, 7, 8]
+    assert found == ((), None)
+    assert read_columns(block, StoredColumns(), QUEUE, offsets=(2, 3)).corrupt
+
+
+def test_only_the_columns_that_are_wanted() -> None:
+    block = record(0) + record(1, compress(b"long" * 99, CompressionType.ZLIB), sys_flag=COMPRESSED) + record(2)
+    columns = StoredColumns(topics=False, bodies=False, properties=False)
+    assert read_columns(block, columns, QUEUE) == ((), None)
+    assert (len(columns), columns.size) == (3, 406)
+    assert columns.topics == columns.bodies == columns.properties == []
+
+
+@pytest.mark.parametrize("kind", list(CompressionType))
+def test_what_does_not_fit_is_read_by_further_calls(kind: CompressionType) -> None:
+    body = bytes(3000)
+    bomb = compress(body, kind)
+    block = b"".join(
+        record(offset, bomb if offset % 3 else b"plain", sys_flag=COMPRESSED | kind if offset % 3 else 0)
+        for offset in range(50)
+    )
+    offsets: list[int] = []
+    position: int | None = 0
+    calls = 0
+    while position is not None:
+        columns = StoredColumns()
+        found = read_columns(block, columns, QUEUE, max_decompressed_size=10_000, position=position)
+        assert not found.corrupt
+        assert columns.size <= 10_000 + 5 * len(columns)
+        assert found.resume is None or found.resume > position
+        offsets += [fields[QUEUE_OFFSET] for fields in columns.fields]
+        position = found.resume
+        calls += 1
+    assert offsets == list(range(50))
+    assert calls > 5
+
+
+def test_other_buffers_are_read() -> None:
+    columns = StoredColumns()
+    read_columns(bytearray(BAD), columns, QUEUE)
+    assert len(columns) == 1

@@ -1,0 +1,224 @@
+"""Ranges of queues through a ``Puller``, without Spark, from brokers in memory: order, gaps, tags, losses, memory, early ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from rmq_async import CorruptMessageError, Message, MessageQueue, OffsetRangeError, Producer, RequestTimeoutError
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.spark import pulling
+from rmq_async.spark.arrow import BYTES, Rows
+from rmq_async.spark.options import read_options
+from rmq_async.spark.planning import Range
+from rmq_async.spark.pulling import Puller
+from rmq_async.spark.worker import Worker
+from rmq_protocol.columns import QUEUE_OFFSET
+
+from .conftest import Loop, Topics
+
+BROKER = "broker-a"
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Worker]:
+    made = Worker()
+    yield made
+    made.close()
+
+
+def fill(topics: Topics, topic: str, queue_id: int, count: int, *, tags: tuple[str, ...] = (), body: bytes = b"") -> None:
+    """``tags``: of the messages, in turn."""
+
+    async def send() -> None:
+        async with Producer("fills", namesrv=topics.namesrv) as producer:
+            for start in range(0, count, 64):
+                messages = [
+                    Message(topic, b"%d" % number + body, tags=tags[number % len(tags)] if tags else None)
+                    for number in range(start, min(start + 64, count))
+                ]
+                await producer.send_batch(messages, queue=MessageQueue(topic, BROKER, queue_id))
+
+    topics.loop.run(send())
+
+
+def puller(here: Worker, namesrv: str, ranges: list[Range], **options: Any) -> Puller:
+    given = {"nameserver": namesrv, "topic": ranges[0].topic, **{name: str(value) for name, value in options.items()}}
+    chosen = read_options(given, streaming=False)
+    return Puller(here, here.reader(chosen.access, chosen.group), ranges, chosen)
+
+
+def found(batches: Iterator[Rows]) -> list[tuple[int, int]]:
+    """Queue and offset of every row, in order."""
+    pairs: list[tuple[int, int]] = []
+    for rows in batches:
+        start = 0
+        for queue, end in rows.runs:
+            pairs += [(queue.queue_id, fields[QUEUE_OFFSET]) for fields in rows.stored.fields[start:end]]
+            start = end
+        assert start == len(rows)
+    return pairs
+
+
+def by_queue(pairs: list[tuple[int, int]]) -> dict[int, list[int]]:
+    offsets: dict[int, list[int]] = {}
+    for queue_id, offset in pairs:
+        offsets.setdefault(queue_id, []).append(offset)
+    return offsets
+
+
+@pytest.mark.parametrize("size", [32, 1024, 7])
+def test_each_queue_in_order_and_nothing_outside_the_ranges(here: Worker, embedded_topics: Topics, size: int) -> None:
+    topic = embedded_topics.make(2)
+    fill(embedded_topics, topic, 0, 700)
+    fill(embedded_topics, topic, 1, 300)
+    ranges = [Range(topic, BROKER, 0, 5, 699), Range(topic, BROKER, 1, 0, 300), Range(topic, BROKER, 0, 2, 4)]
+    pairs = found(puller(here, embedded_topics.namesrv, ranges, pullBatchSize=size).batches())
+    assert by_queue(pairs)[1] == list(range(300))
+    offsets = by_queue(pairs)[0]
+    assert [offset for offset in offsets if offset > 4] == list(range(5, 699))
+    assert [offset for offset in offsets if offset <= 4] == [2, 3]
+
+
+def test_tags_that_match_one_in_a_hundred(here: Worker, embedded_topics: Topics) -> None:
+    topic = embedded_topics.make(1)
+    fill(embedded_topics, topic, 0, 5000, tags=("rare", *["often"] * 99))
+    whole = [Range(topic, BROKER, 0, 0, 5000)]
+    namesrv = embedded_topics.namesrv
+    assert found(puller(here, namesrv, whole, tags="rare").batches()) == [(0, offset) for offset in range(0, 5000, 100)]
+    assert found(puller(here, namesrv, whole, tags="none").batches()) == []
+    part = [Range(topic, BROKER, 0, 100, 4901)]
+    assert len(found(puller(here, namesrv, part, tags="rare || often").batches())) == 4801
+
+
+def test_large_bodies_make_small_batches_and_few_answers_wait(
+    here: Worker, embedded_topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = embedded_topics.make(1)
+    body = bytes(1 << 20)
+    fill(embedded_topics, topic, 0, 1)
+
+    async def send() -> None:
+        async with Producer("fills", namesrv=embedded_topics.namesrv) as producer:
+            for _ in range(40):
+                await producer.send_batch([Message(topic, body)], queue=MessageQueue(topic, BROKER, 0))
+
+    embedded_topics.loop.run(send())
+    monkeypatch.setattr(pulling, "WAITING_BYTES", 2 << 20)
+    pulled = puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 0, 41)])
+    sizes = []
+    total = 0
+    for rows in pulled.batches():
+        sizes.append(rows.stored.size)
+        total += len(rows)
+        time.sleep(0.05)
+        assert pulled.waiting <= (2 + 16) << 20
+    assert total == 41
+    assert max(sizes) <= BYTES + (1 << 20)
+    assert len(sizes) >= 2
+
+
+def test_deleted_messages_fail_the_read_or_are_left_out(here: Worker, loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    servers = EmbeddedRocketMQ(max_memory=200_000)
+    loop.run(servers.start())
+    try:
+        topics = Topics(loop, servers.namesrv)
+        topic = topics.make(1)
+        fill(topics, topic, 0, 1000, body=bytes(800))
+        whole = [Range(topic, BROKER, 0, 0, 1000)]
+        with pytest.raises(OffsetRangeError, match=f"{topic}/broker-a/0: messages were deleted.*failOnDataLoss=false"):
+            found(puller(here, servers.namesrv, whole).batches())
+        caplog.set_level(logging.WARNING)
+        pairs = found(puller(here, servers.namesrv, whole, failOnDataLoss="false").batches())
+        first = pairs[0][1]
+        assert 0 < first < 1000
+        assert pairs == [(0, offset) for offset in range(first, 1000)]
+        assert "data is lost, the query goes on" in caplog.text
+    finally:
+        loop.run(servers.stop())
+
+
+def test_an_end_beyond_the_queue(here: Worker, embedded_topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "ILLEGAL_PATIENCE", 0.1)
+    topic = embedded_topics.make(1)
+    fill(embedded_topics, topic, 0, 10)
+    with pytest.raises(OffsetRangeError, match="beyond the last message"):
+        found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 12, 20)]).batches())
+    with pytest.raises(
+        RequestTimeoutError, match=r"gave nothing at offset 10 .* 20 was to be reached \(option pullTimeoutMs\)"
+    ):
+        found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 0, 20)], pullTimeoutMs=200).batches())
+
+
+def test_a_broker_that_is_away_for_a_while_is_waited_for(here: Worker, loop: Loop) -> None:
+    servers = EmbeddedRocketMQ()
+    loop.run(servers.start())
+    try:
+        topics = Topics(loop, servers.namesrv)
+        topic = topics.make(1)
+        fill(topics, topic, 0, 2000)
+        batches = puller(here, servers.namesrv, [Range(topic, BROKER, 0, 0, 2000)], requestTimeoutMs=500).batches()
+
+        async def restart() -> None:
+            await servers.stop()
+            await asyncio.sleep(0.5)
+            await servers.start()
+
+        restarting = loop.start(restart())
+        assert found(batches) == [(0, offset) for offset in range(2000)]
+        restarting.result(20)
+    finally:
+        loop.run(servers.stop())
+
+
+def test_leaving_early_ends_the_pulls(here: Worker, embedded_topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.spark.arrow.ROWS", 10)
+    topic = embedded_topics.make(1)
+    fill(embedded_topics, topic, 0, 1000)
+    with closing(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 0, 1000)]).batches()) as batches:
+        assert len(next(batches)) >= 10
+        assert len(next(batches)) >= 10
+
+    async def left() -> list[str]:
+        return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("rmq_async spark " + topic)]
+
+    deadline = time.monotonic() + 5
+    while here.run(left()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert here.run(left()) == []
+
+
+def _records(servers: EmbeddedRocketMQ, topic: str) -> list[bytes]:
+    queue = servers._brokers[0].state.topics.find_queue(topic, 0)
+    assert queue is not None
+    return queue._records
+
+
+def test_damaged_records(here: Worker, loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    servers = EmbeddedRocketMQ()
+    loop.run(servers.start())
+    try:
+        topics = Topics(loop, servers.namesrv)
+        topic = topics.make(1)
+        fill(topics, topic, 0, 100)
+        records = _records(servers, topic)
+        damaged = bytearray(records[50])
+        damaged[88] ^= 1
+        records[50] = bytes(damaged)
+        whole = [Range(topic, BROKER, 0, 0, 100)]
+        with pytest.raises(CorruptMessageError, match="CRC") as caught:
+            found(puller(here, servers.namesrv, whole).batches())
+        assert (caught.value.queue_offset, caught.value.broker) == (50, BROKER)
+        caplog.set_level(logging.WARNING)
+        pairs = found(puller(here, servers.namesrv, whole, failOnDataLoss="false").batches())
+        assert pairs == [(0, offset) for offset in range(100) if offset != 50]
+        assert caplog.text.count("a damaged message is left out") == 1
+        assert len(found(puller(here, servers.namesrv, [whole[0]._replace(end=50)]).batches())) == 50
+    finally:
+        loop.run(servers.stop())
