@@ -223,7 +223,18 @@ def test_importing_the_package_loads_no_more_than_a_client_needs() -> None:
     loaded = python("import sys, rmq_async; print(*sys.modules)").split()
     unwanted = ("embedded", "spark", "outbox", "otel", "testing", "cli")
     assert not {f"rmq_async.{part}" for part in unwanted} & set(loaded)
-    packages = {"click", "rich", "pytest", "hypothesis", "psutil", "uvloop", "sqlalchemy", "pyspark", "opentelemetry"}
+    packages = {
+        "click",
+        "rich",
+        "pytest",
+        "hypothesis",
+        "psutil",
+        "uvloop",
+        "sqlalchemy",
+        "pyspark",
+        "pyarrow",
+        "opentelemetry",
+    }
     assert not packages & set(loaded)
 
 

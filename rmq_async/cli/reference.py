@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from importlib import import_module
 from typing import Final
 
 import click
 
 from .app import rmq
+from .spark import spark
 
 __all__ = ["reference"]
 
@@ -36,7 +41,7 @@ rmq message query OrderTopic order-17
 
 
 def reference() -> str:
-    """The page."""
+    """The page. The extra ``spark`` must be installed: its pipelines tell their options themselves."""
     return "\n".join([_OPENING, *_sections(rmq, "rmq", None)])
 
 
@@ -49,10 +54,27 @@ def _sections(command: click.Command, name: str, parent: click.Context | None) -
         max_content_width=WIDTH,
         help_option_names=["-h", "--help"],
     )
-    yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    is_pipeline = parent is not None and parent.command is spark
+    told = _pipelines_help(name) if is_pipeline else command.get_help(context)
+    yield f"## {context.command_path}\n\n```text\n{told}\n```\n"
     if isinstance(command, click.Group):
         for each in sorted(command.commands):
             yield from _sections(command.commands[each], each, context)
+
+
+def _pipelines_help(name: str) -> str:
+    told = io.StringIO()
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(WIDTH)
+    try:
+        with redirect_stdout(told):
+            import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}").main(["--help"])
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+    return told.getvalue().rstrip()
 
 
 if __name__ == "__main__":
