@@ -1,9 +1,9 @@
 """An archive back to topics, each queue in its order.
 
 First one pass over the small columns tells what is in the window, by queue. From that follows where each queue goes: to the queue
-of the same name where the target has it, else to one that only depends on its name. So whatever had an order, messages of one queue and with
-them those of one sharding key, keeps it, and one task sends all of a queue, its offsets ascending. Queues that share a task go side
-by side, each as far along as the others.
+of the same name where the target has it, else to one that only depends on its name. So whatever had an order, messages of one queue
+and with them those of one sharding key, keeps it, and one task sends all of a queue, its offsets ascending. Queues that share a
+task go side by side, each as far along as the others.
 
 As a program: ``rmq spark replay``, or this file given to ``spark-submit``.
 """
