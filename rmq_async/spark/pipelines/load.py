@@ -1,0 +1,329 @@
+"""``rmq spark load``: messages from the executors at a rate, in one mode after another, and what came of them.
+
+Each mode is a Spark job of ``tasks`` tasks that send side by side and write what they counted to result files; the topic's
+offsets are asked before and after it, so that what was acknowledged is compared with what is stored. ``--report`` makes the
+figures from result files again, of any number of runs.
+
+A task that Spark tries again sends its messages again: then more is stored than was attempted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic, sleep, time
+from typing import Final
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from rmq_async.admin import Admin
+from rmq_async.client.text import printable
+from rmq_async.errors import ConfigError, RocketMQError
+from rmq_async.spark.options import WriteOptions, write_options
+from rmq_async.spark.pipelines.given import ask
+from rmq_async.spark.pipelines.job import Progress, connection_options, no_progress, run_job, whole_number
+from rmq_async.spark.pipelines.load_plot import needs_matplotlib, plot
+from rmq_async.spark.pipelines.load_report import WHOLE, RunReport, read_results, report
+from rmq_async.spark.pipelines.load_tasks import COLUMNS, MODES, STORED, LoadPlan, Result, results_of
+from rmq_async.spark.pipelines.outgoing import Arrivals, target_queues
+
+__all__ = ["LoadSummary", "load", "main"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GROUP: Final = "spark-rocketmq-load"
+OTHERS: Final = ("idColumn", "batchBytes", "maxMessagesPerSecond")
+"""Options of a write that a load has no use for."""
+MAX_BATCH: Final = 4 * 1024 * 1024
+WATCH: Final = 2.0
+"""Seconds between two looks at the topic while tasks run."""
+SETTLED: Final = 0.2
+PATIENCE: Final = 5.0
+"""Seconds in which one-way messages are stored that a broker has read."""
+
+
+@dataclass(frozen=True)
+class LoadSummary:
+    """``runs``: of a report of several runs, how many; the figures are of all of them together."""
+
+    runs: int
+    attempted: int
+    acknowledged: int
+    handed_over: int
+    failed_messages: int
+    missed: int
+    lost: int
+    problems: Sequence[str]
+    results: str
+    plot: str | None
+    topic: str | None
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problems)
+
+
+def load(
+    spark: SparkSession,
+    *,
+    topic: str,
+    results: str,
+    options: Mapping[str, str],
+    rate: float | None = 1000.0,
+    size: int = 1024,
+    modes: Sequence[str] = ("sync",),
+    seconds: float = 10.0,
+    tasks: int | None = None,
+    callers: int = 64,
+    batch: int = 32,
+    progress: Progress = no_progress,
+) -> RunReport:
+    """Sends to ``topic`` and returns what came of it, after it was added to the files in ``results``, a directory that all
+    executors can write to.
+
+    ``options``: of format rocketmq: ``nameserver``, users, ``sendTimeoutMs``, ... ``rate``: messages a second of all tasks
+    together, None: as many as go; ``size``: bytes of a body; ``seconds``: of each mode; ``tasks``: default: as many as Spark runs
+    side by side; ``callers``: coroutines of each task that await a send, in mode "sync"; ``batch``: messages of a request in mode
+    "batch".
+
+    Failed sends are counted. Raises ConfigError for what cannot be done, and TopicNotFoundError, NameServerError, ... where the
+    topic cannot be asked for its offsets.
+    """
+    sending = _write_options(options, topic)
+    _check(tuple(modes), rate, size, seconds, callers, batch)
+    at_once = _tasks(spark, tasks)
+    plan = LoadPlan(secrets.token_hex(6), sending, topic, modes[0], rate, size, seconds, at_once, callers, batch)
+    target_queues(sending.access, [topic])
+    stored = []
+    for mode in modes:
+        began, arrivals = time(), Arrivals(sending.access, [topic])
+        with _watched(arrivals, mode, progress):
+            _send(spark, replace(plan, mode=mode), results)
+        if (grown := _grown(arrivals)) is not None:
+            stored.append(Result(plan.run, -1, mode, WHOLE, STORED, grown, 0, {}, 0.0, began, time()))
+    if stored:
+        spark.createDataFrame(stored, COLUMNS).coalesce(1).write.mode("append").parquet(results)
+    (made,) = report(read_results(spark, results).where(f"run = '{plan.run}'"))
+    return made
+
+
+def _send(spark: SparkSession, plan: LoadPlan, results: str) -> None:
+    sent = spark.sparkContext.parallelize(range(plan.tasks), plan.tasks).mapPartitions(partial(_task, plan))
+    spark.createDataFrame(sent, COLUMNS).write.mode("append").parquet(results)
+
+
+def _task(plan: LoadPlan, numbers: Iterator[int]) -> Iterator[Result]:
+    context = TaskContext.get()
+    for number in numbers:
+        yield from results_of(plan, number, fresh=context is not None and context.attemptNumber() > 0)
+
+
+# -- what is asked for
+
+
+def _write_options(options: Mapping[str, str], topic: str) -> WriteOptions:
+    for name in options:
+        if name.lower() in {other.lower() for other in OTHERS}:
+            raise ConfigError(f"option {name} says nothing to a load: rate, size and batches are arguments of its own")
+    return write_options({"producerGroup": DEFAULT_GROUP, **options, "topic": topic}, streaming=False)
+
+
+def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, callers: int, batch: int) -> None:
+    if not modes:
+        raise ConfigError("a load needs at least one mode")
+    for mode in modes:
+        if mode not in MODES:
+            raise ConfigError(f"there is no mode {mode!r}, only {', '.join(MODES)}")
+    if len(set(modes)) < len(modes):
+        raise ConfigError(f"modes {', '.join(modes)}: one is named twice")
+    if rate is not None and not 0 < rate <= 1e9:
+        raise ConfigError(f"rate must be above 0 and at most 1e9 messages a second, not {rate:g}")
+    if not 0 < seconds <= 86_400:
+        raise ConfigError(f"seconds must be above 0 and at most 86400, not {seconds:g}")
+    for name, value, high in (("size", size, MAX_BATCH), ("callers", callers, 65_536), ("batch", batch, 4096)):
+        if not 1 <= value <= high:
+            raise ConfigError(f"{name} must be from 1 to {high}, not {value}")
+    if "batch" in modes and batch * (size + 256) > MAX_BATCH:
+        raise ConfigError(f"a batch of {batch} messages of {size} bytes is above the {MAX_BATCH} bytes that a broker takes")
+
+
+def _tasks(spark: SparkSession, wanted: int | None) -> int:
+    """Raises ConfigError for more tasks than this machine runs side by side: the second half would send after the first."""
+    context = spark.sparkContext
+    at_once = context.defaultParallelism
+    if wanted is None:
+        return at_once
+    if wanted < 1 or (wanted > at_once and str(context.master).startswith("local")):
+        raise ConfigError(f"tasks must be from 1 to {at_once}, what --master {context.master} runs at a time, not {wanted}")
+    return wanted
+
+
+# -- the topic, from the driver
+
+
+def _grown(arrivals: Arrivals) -> int | None:
+    """What the topic has grown by, when that has come to an end; one-way messages are stored a moment later."""
+    until = monotonic() + PATIENCE
+    grown = arrivals.count()
+    while grown is not None and monotonic() < until:
+        sleep(SETTLED)
+        before, grown = grown, arrivals.count()
+        if grown == before:
+            break
+    return grown
+
+
+@contextmanager
+def _watched(arrivals: Arrivals, mode: str, progress: Progress) -> Iterator[None]:
+    """Tells ``progress`` now and then how the topic grows."""
+    over = threading.Event()
+
+    def watch() -> None:
+        last, since = 0, monotonic()
+        while not over.wait(WATCH):
+            try:
+                grown, now = arrivals.count(), monotonic()
+            except RocketMQError as error:
+                logger.info("the topic cannot be asked now: %s", printable(error))
+                continue
+            if grown is None:
+                return
+            progress({"mode": mode, "stored": grown, "rate": round((grown - last) / (now - since))})
+            last, since = grown, now
+
+    watching = threading.Thread(target=watch, name="rmq_async spark load", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def _create(options: Mapping[str, str], topic: str, queues: int) -> None:
+    """The topic, where it is not there."""
+
+    async def create(admin: Admin) -> None:
+        if topic not in await admin.topics():
+            await admin.create_topic(topic, queues=queues)
+
+    ask(options, create)
+
+
+# -- the command
+
+
+class _Load:
+    DESCRIPTION = """\
+Sends messages from Spark's executors at a rate, counts what comes of each, compares that with the topic's
+offsets, and tells throughput and latencies. A latency is counted from the time that a message was due, so
+that waiting for a slow broker is part of it.
+
+Exit code 1 if a message failed or an acknowledged one is not in the topic."""
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        where = parser.add_mutually_exclusive_group(required=True)
+        where.add_argument("--topic", metavar="NAME", help="where to send to")
+        where.add_argument(
+            "--report", metavar="PATH", help="send nothing: tell what is in these result files, of all their runs"
+        )
+        parser.add_argument(
+            "--results", metavar="PATH", help="directory that result files (Parquet) are added to; needed with --topic"
+        )
+        parser.add_argument("--create", type=whole_number(1, 1024), metavar="QUEUES", help="make the topic if there is none")
+        parser.add_argument(
+            "--rate",
+            type=float,
+            default=1000.0,
+            metavar="N",
+            help="messages a second, all tasks together; 0: as many as go; default: 1000",
+        )
+        parser.add_argument(
+            "--size", type=whole_number(1, MAX_BATCH), default=1024, metavar="BYTES", help="of a body; default: 1024"
+        )
+        parser.add_argument(
+            "--modes", default="sync", metavar="A,B", help=f"one after another, of {', '.join(MODES)}; default: sync"
+        )
+        parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="of each mode; default: 10")
+        parser.add_argument(
+            "--tasks", type=whole_number(1, 100_000), metavar="N", help="senders; default: what Spark runs side by side"
+        )
+        parser.add_argument(
+            "--callers",
+            type=whole_number(1, 65_536),
+            default=64,
+            metavar="N",
+            help="coroutines of mode sync in a task; default: 64",
+        )
+        parser.add_argument(
+            "--batch",
+            type=whole_number(1, 4096),
+            default=32,
+            metavar="N",
+            help="messages of a request in mode batch; default: 32",
+        )
+        parser.add_argument("--plot", metavar="FILE", help="picture of the run, PNG or SVG, on this machine (extra bench)")
+
+    def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> LoadSummary:
+        if given.plot is not None:
+            needs_matplotlib()
+        began = monotonic()
+        path: str = given.report or given.results
+        reports = report(read_results(spark, path)) if given.report else [self._load(spark, given, progress)]
+        for each in reports:
+            for mode in each.modes:
+                progress({"run": each.run, **mode.as_fields()} if given.report else mode.as_fields())
+        if given.plot is not None and reports:
+            plot(reports[-1], given.plot)
+        return LoadSummary(
+            runs=len(reports),
+            attempted=sum(each.attempted for each in reports),
+            acknowledged=sum(each.acknowledged for each in reports),
+            handed_over=sum(each.handed_over for each in reports),
+            failed_messages=sum(each.failed for each in reports),
+            missed=sum(each.missed for each in reports),
+            lost=sum(each.lost for each in reports),
+            problems=[problem for each in reports for problem in each.problems()],
+            results=path,
+            plot=given.plot,
+            topic=given.topic,
+            seconds=round(monotonic() - began, 3),
+        )
+
+    def _load(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> RunReport:
+        if given.results is None:
+            raise ConfigError("--topic needs --results: where to put the result files")
+        options = connection_options(given)
+        if given.create is not None:
+            _create(options, given.topic, given.create)
+        return load(
+            spark,
+            topic=given.topic,
+            results=given.results,
+            options=options,
+            rate=given.rate or None,
+            size=given.size,
+            modes=[mode.strip() for mode in given.modes.split(",")],
+            seconds=given.seconds,
+            tasks=given.tasks,
+            callers=given.callers,
+            batch=given.batch,
+            progress=progress,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_job("load", _Load(), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
