@@ -18,7 +18,7 @@ from rmq_async import ConfigError, InvalidMessageError, RocketMQError
 
 from . import INTERRUPTED
 from .demo import DemoSettings, run_demo
-from .demo.settings import MAX_MESSAGES, MAX_SIZE, MIN_SIZE
+from .demo.settings import MAX_MESSAGES, MAX_SIZE, MIN_SIZE, MODE_MESSAGES, SPARK_MESSAGES, spark_too_much
 from .message import message
 from .options import FAILED, WRONG_USE, json_option, namesrv_option, needs_command, run, timeout_option
 from .output import Output
@@ -26,7 +26,7 @@ from .pull import pull
 from .security import security_given, security_options, security_settings
 from .send import send
 from .server import MAX_BROKERS, MAX_MEGABYTES, run_server
-from .spark import spark
+from .spark import needs_spark, spark
 from .topic import topic
 
 __all__ = ["rmq", "run_command"]
@@ -111,10 +111,8 @@ def rmq(context: click.Context) -> int:
 @click.option(
     "--messages",
     type=click.IntRange(1, MAX_MESSAGES),
-    default=5_000,
-    show_default=True,
     metavar="N",
-    help="Messages in each mode.",
+    help=f"Messages in each mode, default {MODE_MESSAGES}; with --spark in all, default {SPARK_MESSAGES}.",
 )
 @click.option(
     "--size",
@@ -125,25 +123,50 @@ def rmq(context: click.Context) -> int:
     help="Size of a message's body.",
 )
 @click.option("--keep-topic", is_flag=True, help="Leave the topic and its messages on the cluster.")
-def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size: int, keep_topic: bool) -> int:
+@click.option("--spark", "on_spark", is_flag=True, help="Publish, read, archive, replay and reconcile on Spark instead.")
+def demo(
+    namesrv: str | None, timeout: float, as_json: bool, messages: int | None, size: int, keep_topic: bool, on_spark: bool
+) -> int:
     """Send messages in every mode, read all of them back, and check that none is missing.
 
     Without --namesrv a broker is started inside this process, in memory; $NAMESRV_ADDR is not looked at. With --namesrv a topic is
     created on that cluster and deleted again.
 
     Ends within ten seconds. Exit code 1 if an acknowledged message is missing or damaged, or anything else failed.
+
+    With --spark (extra `spark` and Java) a DataFrame goes to a topic of the broker in this process, is read back, archived as
+    Parquet, replayed to a second topic, and both are reconciled with it; that takes half a minute, a third of it Spark's start.
     """
+    if on_spark:
+        return _demo_on_spark(namesrv, keep_topic, messages or SPARK_MESSAGES, size, Output(as_json=as_json))
     if namesrv is None and security_given():
         raise click.UsageError("the broker in this process knows neither users nor TLS: give --namesrv too")
     security = {} if namesrv is None else security_settings()
     settings = DemoSettings(
-        namesrv=namesrv, security=security, timeout=timeout, messages=messages, size=size, keep_topic=keep_topic
+        namesrv=namesrv,
+        security=security,
+        timeout=timeout,
+        messages=messages or MODE_MESSAGES,
+        size=size,
+        keep_topic=keep_topic,
     )
     too_much = settings.too_much()
     if too_much:
         raise click.UsageError(too_much)
     logging.getLogger("rmq_async").setLevel(logging.ERROR)  # warnings of the client would only say what the demo counts anyway
     return run(run_demo(settings, Output(as_json=as_json)))
+
+
+def _demo_on_spark(namesrv: str | None, keep_topic: bool, messages: int, size: int, output: Output) -> int:
+    if namesrv is not None or keep_topic or security_given():
+        raise click.UsageError("--spark runs on the broker in this process: no --namesrv, --keep-topic, user or TLS")
+    if too_much := spark_too_much(messages, size):
+        raise click.UsageError(too_much)
+    needs_spark()
+    logging.getLogger("rmq_async").setLevel(logging.ERROR)
+    from .demo.with_spark import run_spark_demo
+
+    return run_spark_demo(messages, size, output)
 
 
 @rmq.command(short_help="Run a name server and brokers in memory.")

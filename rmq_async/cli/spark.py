@@ -9,7 +9,7 @@ import click
 
 from .options import WRONG_USE, needs_command
 
-__all__ = ["spark"]
+__all__ = ["needs_spark", "spark"]
 
 PIPELINES: Final = {
     "archive": "A topic into partitioned Parquet, exactly once.",
@@ -47,16 +47,19 @@ def _pipeline(name: str, summary: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
     def command(arguments: tuple[str, ...]) -> int:
-        missing = [package for package in _NEEDED if not _is_installed(package)]
-        if missing:
-            raise _NotInstalled(
-                f"{missing[0]} is not installed; pip install 'rmq-async[spark]' brings all that this command needs"
-            )
+        needs_spark()
         module = import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}")
         code: int = module.main(arguments)
         return code
 
     return command
+
+
+def needs_spark() -> None:
+    """Raises ClickException where a package of the extra is not installed."""
+    missing = [package for package in _NEEDED if not _is_installed(package)]
+    if missing:
+        raise _NotInstalled(f"{missing[0]} is not installed; pip install 'rmq-async[spark]' brings all that this command needs")
 
 
 class _NotInstalled(click.ClickException):

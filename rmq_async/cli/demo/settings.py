@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["MAX_MESSAGES", "MAX_SIZE", "MIN_SIZE", "DemoSettings"]
+__all__ = ["MAX_MESSAGES", "MAX_SIZE", "MIN_SIZE", "MODE_MESSAGES", "SPARK_MESSAGES", "DemoSettings", "spark_too_much"]
+
+MODE_MESSAGES: Final = 5_000
+SPARK_MESSAGES: Final = 20_000
 
 MAX_MESSAGES: Final = 100_000
 MIN_SIZE: Final = 32
@@ -30,15 +33,23 @@ class DemoSettings:
     namesrv: str | None = None
     security: Mapping[str, Any] = field(default_factory=dict)
     timeout: float = 3.0
-    messages: int = 5_000
+    messages: int = MODE_MESSAGES
     size: int = 128
     keep_topic: bool = False
     time_limit: float = 8.5
 
     def too_much(self) -> str | None:
         """Why these messages are more than the demo sends, or None."""
-        needed = MODES * self.messages * (self.size + RECORD_SIZE)
-        if needed <= MAX_MEMORY:
-            return None
-        taken = f"{self.messages} messages of {self.size} bytes in each mode take {needed >> 20} MiB"
-        return f"{taken}, the limit is {MAX_MEMORY >> 20} MiB"
+        return _above_memory(MODES, self.messages, self.size, "in each mode")
+
+
+def spark_too_much(messages: int, size: int) -> str | None:
+    """Why the demo on Spark does not send these, or None. A message is stored in two topics."""
+    return _above_memory(2, messages, size, "twice")
+
+
+def _above_memory(times: int, messages: int, size: int, how: str) -> str | None:
+    needed = times * messages * (size + RECORD_SIZE)
+    if needed <= MAX_MEMORY:
+        return None
+    return f"{messages} messages of {size} bytes {how} take {needed >> 20} MiB, the limit is {MAX_MEMORY >> 20} MiB"
