@@ -52,6 +52,11 @@ def test_what_cannot_be_meant_is_refused(group: str, more: dict[str, object], to
         pipeline.replay_dead_letters(None, group, {}, **more)  # type: ignore[arg-type]
 
 
+def test_options_name_no_topic() -> None:
+    with pytest.raises(ConfigError, match="option Topic is not one of this pipeline"):
+        pipeline.replay_dead_letters(None, "g", {"nameserver": "h:1", "Topic": "t"})  # type: ignore[arg-type]
+
+
 def test_a_group_without_dead_letters_is_told(embedded_topics: Topics) -> None:
     with pytest.raises(TopicNotFoundError, match="group nobody has no dead letters: there is no topic %DLQ%nobody"):
         pipeline.replay_dead_letters(None, "nobody", {"nameserver": embedded_topics.namesrv})  # type: ignore[arg-type]
@@ -82,26 +87,13 @@ def test_dead_letters_go_home_once(spark: SparkSession, topics: Topics, capsys: 
     async def more() -> None:
         async with Producer("dies", namesrv=topics.namesrv) as producer:
             await producer.send(Message(dead, b"from nowhere"))
+            await producer.send(Message(refunds, b"refund 3"))
 
         async with Admin(namesrv=topics.namesrv) as admin:
             await admin.delete_topic(lost)
 
     topics.loop.run(more())
-
-    command = [group, "--namesrv", topics.namesrv, "--json"]
-    assert pipeline.main(command) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    by_topic = {line["topic"]: line for line in lines[:-1]}
-    assert {name: (line["found"], line["to_send"], line["no_target"]) for name, line in by_topic.items()} == {
-        orders: (6, 6, 0), refunds: (3, 3, 0), lost: (1, 0, 1), "(none)": (1, 0, 1),
-    }  # fmt: skip
-    assert any(f"{message.msg_id} ({' '.join(message.keys)})" in by_topic[orders]["examples"] for message in first)
-    assert lines[-1] == {
-        "event": "summary", "dry_run": True, "found": 11, "replayed": 0, "to_send": 9, "before": 0, "guarded": 0, "no_target": 2,
-        "topics": {orders: 6, refunds: 3}, "missing_topics": lines[-1]["missing_topics"], "failed": False,
-    }  # fmt: skip
-    assert lost in str(lines[-1]["missing_topics"])
-    assert len(topics.read(orders)) == 6
+    new = next(message for message in topics.read(refunds) if message.body == b"refund 3")
 
     options = {"nameserver": topics.namesrv}
     some = pipeline.replay_dead_letters(spark, group, options, send=True, tags="a", key="all", where="keys != 'k1 all'")
@@ -109,7 +101,9 @@ def test_dead_letters_go_home_once(spark: SparkSession, topics: Topics, capsys: 
     rest = pipeline.replay_dead_letters(spark, group, options, send=True)
     assert (rest.found, rest.before, rest.replayed, rest.no_target, rest.to_send) == (11, 2, 7, 2, 0)
     assert rest.topics == {orders: 4, refunds: 3}
-    again = {message.body: message for topic in (orders, refunds) for message in topics.read(topic) if message not in first}
+    again = {
+        message.body: message for topic in (orders, refunds) for message in topics.read(topic) if message not in (*first, new)
+    }
     assert len(topics.read(orders)) == 12
     assert len(again) == 9
     for message in first[:-1]:
@@ -125,11 +119,44 @@ def test_dead_letters_go_home_once(spark: SparkSession, topics: Topics, capsys: 
         assert not copy.properties.keys() & {"RETRY_TOPIC", "DELAY", "REAL_TOPIC", "RECONSUME_TIME", "MAX_RECONSUME_TIMES"}
     assert len({copy.properties["__SHARDINGKEY"] + str(copy.queue) for copy in again.values() if copy.topic == orders}) == 1
 
-    bury(topics, group, [again[b"order 1"]])
-    guarded = pipeline.replay_dead_letters(spark, group, options, send=True)
-    assert (guarded.found, guarded.before, guarded.guarded, guarded.replayed) == (12, 9, 1, 0)
-    last = pipeline.replay_dead_letters(spark, group, options, send=True, max_replays=2, key="k1")
+    # One dies again, and one for the first time: what would be sent is told, and not sent.
+    bury(topics, group, [again[b"order 1"], new])
+    assert pipeline.main([group, "--namesrv", topics.namesrv, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    by_topic = {line["topic"]: line for line in lines[:-1]}
+    assert {name: (line["found"], line["to_send"], line["no_target"]) for name, line in by_topic.items()} == {
+        orders: (7, 0, 0), refunds: (4, 1, 0), lost: (1, 0, 1), "(none)": (1, 0, 1),
+    }  # fmt: skip
+    oldest = next(message for message in first if message.body == b"order 0")
+    assert by_topic[orders]["examples"].startswith(f"{oldest.msg_id} (k0 all); ")
+    assert lines[-1] == {
+        "event": "summary", "dry_run": True, "found": 13, "replayed": 0, "to_send": 1, "before": 9, "guarded": 1, "no_target": 2,
+        "topics": {refunds: 1}, "missing_topics": lines[-1]["missing_topics"], "failed": False,
+    }  # fmt: skip
+    assert lost in str(lines[-1]["missing_topics"])
+
+    last = pipeline.replay_dead_letters(spark, group, options, send=True, max_replays=2, key="k1", rate=1000)
     assert (last.found, last.before, last.replayed) == (2, 1, 1)
     twice = [message for message in topics.read(orders) if message.properties.get("RMQ_DLQ_REPLAYS") == "2"]
     origin = next(message for message in first if message.body == b"order 1")
     assert [(message.body, message.properties["RMQ_DLQ_ORIGIN_ID"]) for message in twice] == [(b"order 1", origin.msg_id)]
+    assert [len(topics.read(topic)) for topic in (orders, refunds)] == [13, 7]
+
+
+def test_where_a_dead_letter_goes(spark: SparkSession) -> None:
+    """By its properties; the columns of the source without a broker."""
+    given = [
+        {"DLQ_ORIGIN_TOPIC": "a", "RETRY_TOPIC": "b", "RMQ_DLQ_REPLAYS": "3", "DLQ_ORIGIN_MESSAGE_ID": "first"},
+        {"DLQ_ORIGIN_TOPIC": "", "RETRY_TOPIC": "ns%b", "RMQ_DLQ_REPLAYS": "many", "RMQ_DLQ_ORIGIN_ID": "older"},
+        {"RETRY_TOPIC": "%RETRY%g"},
+        {"RETRY_TOPIC": "%DLQ%g"},
+        {"who": "me"},
+    ]
+    schema = "topic string, brokerName string, queueId int, offset bigint, msgId string, properties map<string,string>"
+    rows = [("%DLQ%g", "broker-a", 0, number, f"id{number}", properties) for number, properties in enumerate(given)]
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+    found = pipeline._understood(frame, None, "ns").unionByName(pipeline._understood(frame, "t", None)).collect()
+    assert [row.target for row in found] == ["a", "b", None, None, None, "a", "ns%b", "t", "t", "t"]
+    assert [row.replays for row in found[:5]] == [3, 0, 0, 0, 0]
+    assert [row.origin for row in found[:5]] == ["first", "older", "id2", "id3", "id4"]
+    assert found[4].id == "dlq/%DLQ%g/broker-a/0/4/id4"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytest.importorskip("pyspark")
+
+from pyspark.sql import Observation
 
 from rmq_async.spark.pipelines import reconcile as pipeline
 from rmq_async.spark.pipelines.given import options_for, window
@@ -166,11 +167,44 @@ def test_what_is_planted_is_found_and_nothing_else(
 
 
 def test_rows_of_which_none_is_acknowledged_prove_nothing(
-    spark: SparkSession, topics: Topics, reading: Callable[..., Any]
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sent = spark.range(3).selectExpr("cast(id as string) msgId", "'DONE' state")
-    options = {"nameserver": topics.namesrv}
-    with pytest.raises(ConfigError, match="column state holds DONE, and SEND_OK, SENT would mean that"):
-        pipeline.reconcile(spark, sent, "t", options)
-    with pytest.raises(ConfigError, match="id column: there is no column outbox_id, only msgId, state"):
-        pipeline.reconcile(spark, sent, "t", options, table=pipeline.SentTable(id="outbox_id"))
+    sent = tmp_path / "sent.csv"
+    sent.write_text("msgId;state\n1;DONE\n2;WAITS\n3;\n")
+    command = ["--namesrv", "127.0.0.1:1", "--topic", "t", "--sent", str(sent), "--format", "csv", "--read-option", "sep=;"]
+    assert pipeline.main(command) == 2
+    assert "column state holds DONE, None, WAITS, and SEND_OK, SENT would mean that" in capsys.readouterr().err
+    assert pipeline.main([*command, "--id-column", "outbox_id"]) == 2
+    assert "id column: there is no column outbox_id, only msgId, state" in capsys.readouterr().err
+
+
+def test_edges_of_a_window_have_slack_on_both_sides(spark: SparkSession) -> None:
+    """Seconds since the start of a window of 100 s, with 10 s of slack: of the table's rows, and of the topic's messages."""
+    start = datetime(2026, 11, 20, tzinfo=UTC)
+    sent = [
+        ("late", 99, "SENT"), ("early", -1, "SENT"), ("lost", 50, "SENT"), ("lost before", -5, "SENT"), (None, 50, "SENT"),
+        (" ", 50, "PENDING"), ("long ago", -500, "SENT"), ("none", 50, "PENDING"), ("retried", 50, "FAILED"),
+        ("retried", 51, " sent "),
+    ]  # fmt: skip
+    stored = [("late", 105), ("early", 1), ("odd before", -3), ("odd", 20), (None, 30), ("early", 2), ("retried", 52)]
+    rows = [(name, "k", state, start + timedelta(seconds=second)) for name, second, state in sent]
+    messages = [
+        ("t", "b", 0, number, f"id{number}", "k", {"outbox": name} if name else {}, start + timedelta(seconds=second))
+        for number, (name, second) in enumerate(stored)
+    ]
+    columns = "topic string, brokerName string, queueId int, offset bigint, msgId string, keys string"
+    window = start, start + timedelta(seconds=100)
+    table = pipeline.SentTable(id="name", key="key", time="at")
+    left = spark.createDataFrame(rows, "name string, key string, state string, at timestamp").coalesce(1)
+    right = spark.createDataFrame(messages, f"{columns}, properties map<string,string>, storeTimestamp timestamp").coalesce(1)
+    by = "property:outbox"
+    expected = pipeline._rows(left, by, table, *window, timedelta(seconds=10))
+    seen = Observation()
+    joined = expected.join(pipeline._messages(right, by, *window), "identity", "full_outer")
+    found = pipeline._findings(joined, seen, by).collect()
+    assert sorted((row.kind, row.id, row["count"], row.places) for row in found) == [
+        ("duplicate", "early", 2, ["t/b/0/1", "t/b/0/5"]), ("missing", "lost", 0, []), ("unknown", "odd", 1, ["t/b/0/3"]),
+    ]  # fmt: skip
+    counts = seen.get
+    assert (counts["messages"], counts["messages_without_id"], counts["matched"], counts["copies"]) == (5, 1, 3, 1)
+    assert pipeline._totals(expected)["without_id"] == 1

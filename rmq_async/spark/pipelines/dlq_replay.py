@@ -15,8 +15,8 @@ import argparse
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -24,12 +24,12 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError, TopicNotFoundError
-from rmq_async.spark.pipelines.given import ask, options_for, window
+from rmq_async.spark.pipelines.given import ask, options_for, refuse_topics, window
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
+from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
 from rmq_async.spark.rows import ID_PROPERTY
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, PropertyName
 from rmq_protocol.errors import InvalidMessageError
-from rmq_protocol.properties import RESERVED_NAMES
 from rmq_protocol.validation import check_group, check_topic
 
 __all__ = ["JOB", "ORIGIN_PROPERTY", "REPLAYS_PROPERTY", "Replayed", "main", "replay_dead_letters"]
@@ -41,24 +41,10 @@ ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"
 
 MOST_TOPICS: Final = 1000
 """Targets that are told one by one; more of them would be a mistake."""
+CLOCKS: Final = timedelta(minutes=5)
+"""By how much the clocks of two brokers may differ."""
 
 _COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properties,storeTimestamp,flag"
-_COUNTED_BY: Final = (
-    PropertyName.INNER_NUM,
-    PropertyName.INNER_BASE,
-    PropertyName.CHECK_IMMUNITY_TIME_IN_SECONDS,
-    PropertyName.TRANSACTION_ID,
-    PropertyName.TRANSACTION_CHECK_TIMES,
-    PropertyName.SHARDING_KEY,
-    PropertyName.PROPERTY_FORWARD_QUEUE_ID,
-    PropertyName.REDIRECT,
-    PropertyName.START_DELIVER_TIME,
-)
-_OURS: Final = (ID_PROPERTY, REPLAYS_PROPERTY, ORIGIN_PROPERTY)
-_LEFT_OUT: Final = sorted({*RESERVED_NAMES, *(name.value for name in _COUNTED_BY), *_OURS})
-"""Properties of the first life of a message: reserved ones, which a sender may not set, and what brokers and clients count by.
-The sharding key is written through its column."""
-_TRANSIENT: Final = "__RMQ.TRANSIENT."
 
 
 @dataclass(frozen=True)
@@ -96,6 +82,7 @@ def replay_dead_letters(
     where: str | None = None,
     max_replays: int = 1,
     look: bool = True,
+    rate: int | None = None,
     progress: Progress = no_progress,
 ) -> Replayed:
     """Sends the dead letters of ``group`` to where they came from, or only counts them where ``send`` is false.
@@ -103,12 +90,16 @@ def replay_dead_letters(
     ``options``: of format rocketmq, for both directions. ``topic``: for messages that do not say where they come from. ``since``,
     ``until``: when they died, aware, ``until`` exclusive. ``tags``: "a || b". ``where``: SQL on the columns of the source.
     ``max_replays``: times that one message may be replayed, over all of its lives. ``look``: false to send without looking into
-    the target topics for what earlier runs have sent. ``progress``: called once per target topic.
+    the target topics for what earlier runs have sent. ``rate``: messages a second at most. ``progress``: called once per target
+    topic, and while sending.
 
     Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError, TopicNotFoundError
     where the group has no dead letters, and what Spark raises; after a failure the next run sends the rest.
     """
     source = _checked(group, topic, max_replays)
+    refuse_topics(options)
+    writing = options_for("batch write", options, idColumn="id")
+    namespace = access_for(writing).namespace
     bounds = window(since, until)
     if not _exists(options, source):
         raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}")
@@ -118,7 +109,7 @@ def replay_dead_letters(
         letters = letters.where(sql.array_contains(sql.split("keys", " "), key))
     if where is not None:
         letters = letters.where(where)
-    letters = _understood(letters, topic, options.get("namespace")).persist(StorageLevel.DISK_ONLY)
+    letters = _understood(letters, topic, namespace).persist(StorageLevel.DISK_ONLY)
     done: DataFrame | None = None
     try:
         targets = _targets(letters, max_replays)
@@ -128,8 +119,8 @@ def replay_dead_letters(
         judged = _judged(letters, done, missing, max_replays)
         summary = _counted(judged, missing, send=send, progress=progress)
         if send and summary.to_send:
-            _send(judged, options)
-            summary = dataclasses.replace(summary, replayed=summary.to_send, to_send=0)
+            written = write(_messages(judged, writing, rate), writing, summary.topics, progress, summary.to_send)
+            summary = dataclasses.replace(summary, replayed=written.messages, to_send=0)
         return summary
     finally:
         letters.unpersist()
@@ -204,7 +195,7 @@ def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets:
         options,
         subscribe=",".join(sorted(targets)),
         columns="properties",
-        **window(min(targets.values()), None),
+        **window(min(targets.values()) - CLOCKS, None),
     )
     ids = spark.read.format("rocketmq").options(**reading).load().select(sql.col("properties")[ID_PROPERTY].alias("done"))
     return ids.where(sql.col("done").startswith(f"dlq/{source}/")).distinct()
@@ -254,32 +245,31 @@ def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progres
     return Replayed(dry_run=not send, topics=topics, missing_topics=missing, **sums)
 
 
-def _send(judged: DataFrame, options: Mapping[str, str]) -> None:
-    """In the order of the dead-letter queues, one task for each of these at most."""
+def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> DataFrame:
+    """What is sent, in the order of the dead-letter queues. The sink leaves out what brokers and clients have put into properties;
+    ``writing`` gets each task's share of ``rate``."""
     given = sql.col("properties")
-    kept = sql.map_filter(
-        given, lambda name, value: ~(name.isin(*_LEFT_OUT) | name.startswith(_TRANSIENT)) & ~value.rlike(r"^\s*$")
-    )
+    kept = sql.map_filter(given, lambda name, value: ~name.isin(REPLAYS_PROPERTY, ORIGIN_PROPERTY))
     counted = sql.create_map(
         sql.lit(REPLAYS_PROPERTY), (sql.col("replays") + 1).cast("string"), sql.lit(ORIGIN_PROPERTY), sql.col("origin")
-    )  # fmt: skip
-    messages = (
-        judged.where(sql.col("verdict") == "to_send")
-        .repartition("brokerName", "queueId")
-        .sortWithinPartitions("brokerName", "queueId", "offset")
-        .select(
-            sql.col("target").alias("topic"),
-            "body",
-            "tags",
-            "keys",
-            sql.map_concat(kept, counted).alias("properties"),
-            given[PropertyName.SHARDING_KEY.value].alias("shardingKey"),
-            "flag",
-            "id",
-        )
     )
-    writing = options_for("batch write", options, idColumn="id")
-    messages.write.format("rocketmq").mode("append").options(**writing).save()
+    chosen = judged.where(sql.col("verdict") == "to_send")
+    if rate is None:
+        spread = chosen.repartition("brokerName", "queueId")
+    else:
+        tasks, each = shared_rate(rate, judged.sparkSession.sparkContext.defaultParallelism)
+        writing["maxMessagesPerSecond"] = str(each)
+        spread = chosen.repartition(tasks, "brokerName", "queueId")
+    return spread.sortWithinPartitions("brokerName", "queueId", "offset").select(
+        sql.col("target").alias("topic"),
+        "body",
+        "tags",
+        "keys",
+        sql.map_concat(kept, counted).alias("properties"),
+        given[PropertyName.SHARDING_KEY.value].alias("shardingKey"),
+        "flag",
+        "id",
+    )
 
 
 class _DlqReplay:
@@ -311,13 +301,10 @@ class _DlqReplay:
         parser.add_argument("--rate", type=whole_number(1, 1 << 40), metavar="N", help="send at most so many a second")
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> Replayed:
-        options: dict[str, Any] = connection_options(given)
-        if given.rate is not None:
-            options["maxMessagesPerSecond"] = str(given.rate)
         return replay_dead_letters(
             spark,
             given.group,
-            options,
+            connection_options(given),
             send=given.send,
             topic=given.topic,
             since=given.since,
@@ -327,6 +314,7 @@ class _DlqReplay:
             where=given.where,
             max_replays=given.max_replays,
             look=not given.again,
+            rate=given.rate,
             progress=progress,
         )
 

@@ -16,10 +16,11 @@ from rmq_async.errors import ConfigError
 from rmq_async.spark.connection import client_config
 from rmq_async.spark.options import OPTIONS, Use, read_options
 
-__all__ = ["ask", "column", "options_for", "window"]
+__all__ = ["ask", "column", "options_for", "refuse_topics", "window"]
 
 T = TypeVar("T")
 
+_SUBJECTS: Final = frozenset({"topic", "subscribe", "subscribepattern", "assign"})
 _USES: Final = {name.lower(): option.uses for option in OPTIONS for name in (option.name, *option.aliases)}
 
 
@@ -29,6 +30,12 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
     chosen = {name: str(value) for name, value in over.items() if value is not None}
     lower = {name.lower() for name in chosen}
     return {name: value for name, value in fitting.items() if name.lower() not in lower} | chosen
+
+
+def refuse_topics(options: Mapping[str, str]) -> None:
+    """Raises ConfigError where options say what a pipeline is told otherwise: a written topic would win over that of each row."""
+    if given := sorted(name for name in options if name.lower() in _SUBJECTS):
+        raise ConfigError(f"option {given[0]} is not one of this pipeline, which is told its topics otherwise")
 
 
 def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
@@ -54,8 +61,7 @@ def _epoch_ms(when: datetime) -> str:
 
 def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
     """What an admin client of the options' cluster answers; works beside a running loop, as in a notebook. Raises RocketMQError."""
-    chosen = {name: value for name, value in options_for("batch read", options).items() if name.lower() not in _SUBJECTS}
-    access = read_options(chosen | {"topic": "any"}, streaming=False).access
+    access = read_options(options_for("batch read", options, topic="any"), streaming=False).access
 
     async def asking() -> T:
         async with Admin(client=client_config(access)) as admin:
@@ -63,9 +69,6 @@ def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, A
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, asking()).result()
-
-
-_SUBJECTS: Final = frozenset({"topic", "subscribe", "subscribepattern", "assign"})
 
 
 def column(option: str, name: str, columns: Iterable[str]) -> Column:

@@ -24,7 +24,7 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError
-from rmq_async.spark.pipelines.given import ask, column, options_for, window
+from rmq_async.spark.pipelines.given import ask, column, options_for, refuse_topics, window
 from rmq_async.spark.pipelines.job import (
     Progress,
     connection_options,
@@ -43,6 +43,7 @@ ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
 """States that say that a broker has taken the message, in any case."""
 
 _SHOWN_STATES: Final = 8
+_RETENTION: Final = "{} messages of these topics were deleted by retention, all before {}: what is missing may be among them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,7 @@ def reconcile(
     """
     table = table or SentTable()
     _check(by, fail_on, table)
+    refuse_topics(options)
     inside = window(since, until)
     if table.time is None:
         slack = timedelta()
@@ -410,10 +412,14 @@ class _Reconcile:
             out=given.out,
             progress=progress,
         )
-        for row in found.findings.limit(given.show).collect() if given.show else ():
+        worst_first = sql.array_position(sql.array(*map(sql.lit, KINDS)), sql.col("kind"))
+        for row in found.findings.orderBy(worst_first, "id").limit(given.show).collect() if given.show else ():
             progress({name: value for name, value in row.asDict().items() if value not in (None, [])})
         found.findings.unpersist()
-        return found.summary
+        summary = found.summary
+        if summary.missing and summary.deleted:
+            progress({"note": _RETENTION.format(summary.deleted, summary.oldest)})
+        return summary
 
 
 def _names(text: str) -> list[str]:
