@@ -24,7 +24,7 @@ class Access:
     """``name_servers``: as given or from the environment of the driver. ``files``: authorities, certificate, its key."""
 
     name_servers: tuple[str, ...]
-    access_key: str | None = None
+    access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
     tls: bool = False

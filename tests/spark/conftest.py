@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
+
+LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %p %c: %m%n%ex
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,8 +109,8 @@ def loop() -> Iterator[Loop]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
-    if not shutil.which("java") and not os.environ.get("JAVA_HOME"):
-        missing.append("Java")
+    if (version := _java_version()) < 17:
+        missing.append(f"Java 17 or later, there is {version or 'none'}")
     if missing:
         reason = f"for Spark is missing: {', '.join(missing)}"
         if os.environ.get("RMQ_REQUIRE_SPARK") == "1":
@@ -108,6 +120,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     place = tmp_path_factory.mktemp("spark")
+    (place / "events").mkdir()
+    (place / "log4j2.properties").write_text(LOGGING.format(file=place / "log"))
     session = (
         SparkSession.builder.master("local[2,2]")
         .appName("tests")
@@ -120,11 +134,28 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(place / "warehouse"))
         .config("spark.local.dir", str(place / "local"))
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}")
+        .config("spark.test.log", str(place / "log"))
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.dir", (place / "events").as_uri())
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.rolling.enabled", "false")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+def _java_version() -> int:
+    """The first number of what Spark would start; 0 where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home, "bin", "java")) if home else "java"
+    if shutil.which(program) is None:
+        return 0
+    told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', told)
+    return int(found[1]) if found else 0
 
 
 @pytest.fixture(scope="session")

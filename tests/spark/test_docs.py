@@ -67,9 +67,9 @@ def test_the_pipelines_are_those_of_the_command() -> None:
 
 
 def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where ``127.0.0.1:9876`` is the cluster, ``/data`` a directory, and the two topics have names of their own."""
+    """Where ``127.0.0.1:9876`` is the cluster, ``./`` a directory, and the two topics have names of their own."""
     page = PAGE.read_text()
-    stands_for = {"127.0.0.1:9876": topics.namesrv, '"/data/': f'"{tmp_path}/'}
+    stands_for = {"127.0.0.1:9876": topics.namesrv, '"./': f'"{tmp_path}/'}
     stands_for |= {"OrderCopies": topics.make(2), "Orders": topics.make(2)}
     names: dict[str, Any] = {"__name__": "page"}
     blocks = [(page.count("\n", 0, found.start(2)), found[2]) for found in BLOCK.finditer(page) if found[1] == "python"]

@@ -122,7 +122,7 @@ def test_a_wrong_write_is_told_before_anything_is_sent(
         name, kind = column.split()
         columns.add(name, kind)
     source = RocketMQDataSource(ADDRESS | options)
-    assert text_of(lambda: source.writer(columns, overwrite)) == told
+    assert text_of(lambda: source.writer(columns, overwrite)).startswith(told)
 
 
 class TestTheWayOut:
