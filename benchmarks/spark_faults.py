@@ -14,6 +14,7 @@ import asyncio
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from faults.history import Run
 
 from rmq_async.testing.cluster import RealCluster
 
+FAULTS = 5
+"""Tasks that fail in one run, each in a micro-batch of its own."""
 Case = Callable[[runs.Bench, int], list[Run]]
 
 
@@ -38,7 +41,7 @@ def failing(place: str, action: str, sink: str, **options: object) -> Case:
     what = "raises" if action == "raise" else "loses its worker (SIGKILL)"
     together = ", queues read together" if options else ""
     return lambda bench, seed: [
-        runs.task_faults(bench, f"task {names[place]} {what}{together}", seed, sink, (place, action), **options)
+        runs.task_faults(bench, f"task {names[place]} {what}{together}", seed, sink, *[(place, action)] * FAULTS, **options)
     ]
 
 
@@ -80,6 +83,7 @@ def session(place: Path) -> Any:
     made = (
         SparkSession.builder.master("local[2,2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
@@ -170,7 +174,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only cases with one of these in their names")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no further run after this time")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep histories, checkpoints and files here")
-    verdicts = matrix(parser.parse_args())
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # drivers and brokers are ended on the way out
+    verdicts = matrix(options)
     print(table(verdicts))
     bad = [verdict for verdict in verdicts if not verdict.good]
     for verdict in bad:

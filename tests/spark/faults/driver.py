@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,16 +18,10 @@ if __name__ == "__main__":
 from pyspark.sql import SparkSession
 
 from .history import Run, ticks
-from .queries import finish, register, start
+from .queries import register, start
 
-
-AT_ONCE = 3
-
-
-def _is_starting(run: Run, query: Any) -> bool:
-    """Whether the newest start of its query has not come to its micro-batches yet."""
-    events = [event["event"] for event in run.history() if event["event"] in ("start", "initial")]
-    return bool(query.isActive) and events[-1] == "start"
+LATE = "Python worker failed to connect back"
+"""What a query fails with when the machine is so busy that one of its processes needs 10 s to start; it is started again."""
 
 
 def main(logging: str, what: str, directories: list[str]) -> None:
@@ -36,6 +29,7 @@ def main(logging: str, what: str, directories: list[str]) -> None:
     session = (
         SparkSession.builder.master("local[64,2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
@@ -46,22 +40,41 @@ def main(logging: str, what: str, directories: list[str]) -> None:
         .getOrCreate()
     )
     register(session)
-    runs = [Run.from_json((Path(directory) / "run.json").read_text()) for directory in directories]
-    queries: list[Any] = []
-    for run in runs:
-        # Spark gives a planner 10 s to connect back; many that start at once on a small machine are later than that.
-        for _ in ticks("queries did not come up"):
-            if sum(_is_starting(*pair) for pair in zip(runs, queries, strict=False)) < AT_ONCE:
-                break
-        queries.append(start(session, run, faults=what == "faults", available_now=what == "none"))
+    for directory in directories:
+        run = Run.from_json((Path(directory) / "run.json").read_text())
+        go_on(session, run) if what == "none" else hold(session, run)
     while what == "faults":
-        for run, query in zip(runs, queries, strict=True):
-            if (error := query.exception()) and not run.history("failed"):
-                run.note("failed", error=str(error))
-        time.sleep(0.2)
-    for run, query in zip(runs, queries, strict=True):
-        finish(run, query)
+        time.sleep(1)
     session.stop()
+
+
+def hold(session: SparkSession, run: Run) -> None:
+    """Starts it, to be at its point some time later."""
+    for _ in range(10):
+        query = start(session, run, available_now=False)
+        for _ in ticks(f"{run.case}: it did not come up"):
+            if run.history("initial"):
+                return
+            if not query.isActive:
+                break
+        if LATE not in str(query.exception()):
+            run.note("failed", error=str(query.exception()))
+            return
+
+
+def go_on(session: SparkSession, run: Run) -> None:
+    """To the end of what there is."""
+    for _ in range(10):
+        query = start(session, run, faults=False)
+        for _ in ticks(f"{run.case}: the query did not end"):
+            if not query.isActive:
+                break
+        error = query.exception()
+        if error is None:
+            return
+        if LATE not in str(error):
+            run.note("failed", error=str(error))
+            return
 
 
 if __name__ == "__main__":
