@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ pytest.importorskip("pyarrow")
 from rmq_async.cli.spark import PIPELINES
 from rmq_async.spark import SINK_COLUMNS, SOURCE_COLUMNS
 from rmq_async.spark.options import OPTIONS
+from rmq_async.spark.pipelines import job
 from rmq_async.spark.reference import options_table, with_tables
 
 from .conftest import Topics
@@ -64,6 +67,20 @@ def test_the_columns_are_those_of_the_code(after: str, columns: dict[str, tuple[
 
 def test_the_pipelines_are_those_of_the_command() -> None:
     assert [name.strip("`") for name, _ in rows(PAGE.read_text(), "\n## Pipelines")] == list(PIPELINES)
+
+
+def test_the_commands_are_understood() -> None:
+    """Each ``rmq spark ...`` of the page, by the pipeline's own parser; nothing is run."""
+    lines = [line for _, text in BLOCK.findall(PAGE.read_text()) for line in text.splitlines() if line.startswith("rmq spark ")]
+    assert {line.split()[2] for line in lines} == set(PIPELINES)
+    for line in lines:
+        name, *arguments = shlex.split(line, comments=True)[2:]
+        module = import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}")
+        (kind,) = [one for one in vars(module).values() if isinstance(one, type) and "DESCRIPTION" in vars(one)]
+        pipeline = kind()
+        understood = job.parser(name, pipeline.DESCRIPTION)
+        pipeline.arguments(understood)
+        understood.parse_args(arguments)
 
 
 def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
