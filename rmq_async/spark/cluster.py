@@ -94,8 +94,8 @@ class Cluster:
 
         return self._ask(search)
 
-    def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """For dashboards, so it is tried once: failing is logged, and nothing else."""
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
+        """For dashboards, so it is tried once; whether brokers took them all. Failing is logged, and nothing else."""
         group = self._options.group
 
         async def commit(reader: SparkReader) -> None:
@@ -117,6 +117,7 @@ class Cluster:
         if failed:
             text = printable(failed[0])
             logger.warning("group %s: offsets of %d queues were not committed, first: %s", group, len(failed), text)
+        return not failed
 
     # -- inside
 

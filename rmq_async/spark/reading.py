@@ -214,8 +214,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._options.commit:
             offset = EndOffset.from_json(end)
             known = self._committed or offset.init or {}
-            self._cluster.commit({queue: at for queue, at in offset.queues.items() if known.get(queue) != at})
-            self._committed = offset.queues
+            if self._cluster.commit({queue: at for queue, at in offset.queues.items() if known.get(queue) != at}):
+                self._committed = offset.queues
 
     def stop(self) -> None:
         """Nothing is held on a broker, and Spark does not call this when a query is stopped."""

@@ -4,7 +4,9 @@ brokers in memory for it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
@@ -12,15 +14,29 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from rmq_async import Admin, Message, MessageQueue, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.spark import worker as workers
 from rmq_async.spark.options import read_options
 from rmq_async.spark.planning import Range
 from rmq_async.spark.reading import BatchReader, PushingReader, Slice, StreamReader
 
 from .conftest import Loop
 
-__all__ = ["Broker", "Planner", "batch", "offsets", "ranges_of", "rows_of"]
+__all__ = ["Broker", "Planner", "batch", "offsets", "ranges_of", "rows_of", "worker_of_its_own"]
 
-Offset = dict[str, Any]
+
+@contextmanager
+def worker_of_its_own() -> Iterator[None]:
+    """A process that has no worker yet, and has none afterwards."""
+    before, workers._worker = workers._worker, None
+    logger = logging.getLogger("rmq_async")
+    level = logger.level
+    try:
+        yield
+    finally:
+        made, workers._worker = workers._worker, before
+        if made is not None:
+            made.close()
+        logger.setLevel(level)
 
 
 class Broker:

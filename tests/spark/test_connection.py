@@ -27,6 +27,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 
 from .conftest import Topics
+from .scripted import worker_of_its_own
 
 HUSH = "hush-hush"
 BARE: dict[str, Any] = {
@@ -95,14 +96,9 @@ class TestAccess:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that has no worker yet, and has none afterwards."""
-    monkeypatch.setattr(workers, "_worker", None)
-    level = logging.getLogger("rmq_async").level
-    yield
-    if workers._worker is not None:
-        workers._worker.close()
-    logging.getLogger("rmq_async").setLevel(level)
+def alone() -> Iterator[None]:
+    with worker_of_its_own():
+        yield
 
 
 async def first_offset(reader: workers.SparkReader, topic: str) -> int:
