@@ -14,6 +14,7 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
+from ..client import ClientInstance
 from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
 from ..client.route_table import TopicRoute
@@ -28,6 +29,7 @@ __all__ = ["Cluster", "may_pass"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Find = Callable[[ClientInstance, MessageQueue], Awaitable[int]]
 
 
 def may_pass(error: RocketMQError) -> bool:
@@ -61,6 +63,17 @@ class Cluster:
             return self._ask(queues)
         except _MissingError as error:
             return error.found
+
+    def newest(self, *, settled: bool = False) -> dict[MessageQueue, int]:
+        """``latest`` of the queues of a stream that runs. A broker that does not come back is left out when its route is gone."""
+
+        async def newest(reader: SparkReader) -> dict[MessageQueue, int]:
+            queues = await self._queues(reader, True)
+            if settled:
+                await self._settle(reader, queues)
+            return await _each(reader, queues, queue_offsets.max_offset)
+
+        return self._ask(newest)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         return self._offsets(queues, queue_offsets.min_offset)
@@ -140,12 +153,8 @@ class Cluster:
         reader = here.reader(options.access, options.group)
         return here.run(asking())
 
-    def _offsets(self, queues: Iterable[MessageQueue], find: Callable[..., Awaitable[int]]) -> dict[MessageQueue, int]:
-        async def offsets(reader: SparkReader) -> dict[MessageQueue, int]:
-            instance = reader.instance
-            return await for_each(queues, lambda queue: find(instance, instance.names.wire_queue(queue)))
-
-        return self._ask(offsets)
+    def _offsets(self, queues: Iterable[MessageQueue], find: Find) -> dict[MessageQueue, int]:
+        return self._ask(lambda reader: _each(reader, queues, find))
 
     async def _settle(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> None:
         instance = reader.instance
@@ -192,6 +201,11 @@ class Cluster:
         if not any(found.values()) and not begun:
             raise ConfigError(f"option subscribePattern: no topic matches {pattern}")
         return tuple(queue for topic in topics for queue in found[topic])
+
+
+async def _each(reader: SparkReader, queues: Iterable[MessageQueue], find: Find) -> dict[MessageQueue, int]:
+    instance = reader.instance
+    return await for_each(queues, lambda queue: find(instance, instance.names.wire_queue(queue)))
 
 
 def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:

@@ -170,7 +170,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._snapshot = self._cluster.latest(self._cluster.queues(begun=True), settled=True)
+        self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """What there was at the last trigger, so that progress tells the lag."""
@@ -223,7 +223,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
         """What there is to read; less than was read already is asked for again before it is believed, and never of a replica."""
         cluster = self._cluster
-        latest = self._snapshot if self._snapshot is not None else cluster.latest(cluster.queues(begun=True))
+        latest = self._snapshot if self._snapshot is not None else cluster.newest()
         if begin.init is None:  # from initialOffset, which may have asked a moment later
             return {queue: max(offset, begin.queues.get(queue, 0)) for queue, offset in latest.items()}
         if fallen := [queue for queue in find_odd(begin, latest) if queue in begin.queues]:
