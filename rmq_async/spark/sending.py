@@ -147,7 +147,16 @@ class Sending:
         deadline = monotonic() + self._options.timeout
         rest = FIRST_REST
         while True:
-            result = await self._patiently(lambda left: self._producer.deliver(unit, left), deadline)
+            try:
+                result = await self._patiently(lambda left: self._producer.deliver(unit, left), deadline)
+            except RequestTimeoutError as error:
+                text = f"topic {unit.outgoing.topic}: {unit.rows} rows were not confirmed within {self._options.timeout:.3g} s"
+                raise RequestTimeoutError(
+                    f"{text} (option sendTimeoutMs): {error}",
+                    maybe_stored=error.maybe_stored,
+                    broker=error.broker,
+                    address=error.address,
+                ) from error
             if result.status is SendStatus.SEND_OK or not self._options.confirmed_only:
                 return result
             if monotonic() + rest > deadline or not self._options.retries:
