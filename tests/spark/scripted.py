@@ -55,6 +55,11 @@ class Broker:
     def close(self) -> None:
         self.loop.run(self.servers.stop())
 
+    def lose(self, name: str) -> None:
+        """A broker ends."""
+        (broker,) = (each for each in self.servers._brokers if each.name == name)
+        self.loop.run(broker.stop())
+
     def topic(self, name: str, queues: int = 1, **settings: Any) -> None:
         async def make() -> None:
             async with Admin(namesrv=self.namesrv) as admin:

@@ -223,6 +223,19 @@ class TestQueuesComeAndGo:
         planner.begin()
         assert everything(planner) == late[4:]
 
+    def test_a_broker_that_stays_away_does_not_stop_the_others(self, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+        broker.topic("t")
+        first = broker.send("t", 2) + broker.send("t", 2, ("broker-b", 0))
+        planner = Planner(broker, topic="t", startingOffsets="earliest")
+        assert planner.step() == first
+        broker.lose("broker-b")
+        more = broker.send("t", 2)
+        assert planner.step() == more
+        assert "t/broker-b/0 is in no route now; all that was seen of it is read" in caplog.text
+        planner.begin()
+        planner.reader.prepareForTriggerAvailableNow()
+        assert not planner.plan()
+
     def test_a_planned_one_is_waited_for(self, broker: Broker, loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
         broker.topic("t")
         sent = broker.send("t", 2, ("broker-b", 0))
@@ -361,10 +374,10 @@ class TestTelling:
 
         assert loop.run(committed("broker-a")) is None
         end = json.loads(planner.log[-1])
-        end["q"] |= {"t/broker-c/0": 17}
+        end["q"] |= {"t/broker-c/0": 17, "t/broker-d/0": 17}
         planner.reader.commit(end)
         assert [loop.run(committed(name)) for name in ("broker-a", "broker-b")] == [5, None]
-        assert "group dashboard: offsets of 1 queues were not committed, first: " in caplog.text
+        assert "group dashboard: offsets of 2 queues were not committed, first: " in caplog.text
         assert "broker-c" in caplog.text
         quiet = Planner(broker, topic="t")
         quiet.reader.commit(end)
