@@ -147,9 +147,13 @@ def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str
     """``job``: what the ids of rows begin with. Raises InvalidMessageError that names the row and the column."""
     number = 0
     for batch in batches:
-        if batch.num_rows:
-            yield _Reading(batch, number, partition, options).block(job)
+        first = number
         number += batch.num_rows
+        if batch.num_rows:
+            block = _Reading(batch, first, partition, options).block(job)
+            del batch  # before the next one is read: both may be large
+            yield block
+            del block
 
 
 class _Reading:

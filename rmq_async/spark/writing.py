@@ -155,6 +155,7 @@ class _Writer:
         try:
             for block in blocks_of(iterator, self._options, job, partition):
                 sending.send(block)
+                del block  # before the next one is read, they may be large
             sending.finish()
         finally:
             sending.close()
@@ -196,7 +197,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def _job(self, context: TaskContext) -> str:
-        return f"{context.getLocalProperty('sql.streaming.queryId')}:{context.getLocalProperty('streaming.sql.batchId')}"
+        query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            raise RuntimeError("Spark does not say of which query and micro-batch this task is, so its rows can have no ids")
+        return f"{query}:{batch}"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._tell(messages, f"micro-batch {batchId}")

@@ -107,6 +107,14 @@ def test_every_row_is_stored_once(write: Write, topics: Topics) -> None:
     assert len({message.queue for message in found}) == 8
 
 
+def test_topics_of_a_namespace_are_found_in_it(write: Write, topics: Topics) -> None:
+    topics.make(name="ns%there")
+    write("there", rows(3), rows(1, 3, delayLevel=[None]), rows(2, 4, shardingKey=["a", "b"]), namespace="ns")
+    found = topics.read("ns%there")
+    assert sorted(int(message.body) for message in found) == list(range(6))
+    assert {message.properties.get("INSTANCE_ID") for message in found if message.body == b"3"} == {"ns"}
+
+
 def test_a_status_that_confirms_less_is_sent_again_under_the_same_ids(
     write: Write, topics: Topics, servers: EmbeddedRocketMQ
 ) -> None:
