@@ -77,7 +77,7 @@ def judge(run: Run, found: Iterable[Found]) -> Verdict:
         unequal=unequal,
         extra=len(bodies.keys() - wanted),
         faults=len(run.history("fired")),
-        void=void(run),
+        void=void(run) or ("" if wanted else "nothing had to be read"),
         failed=errors[0]["error"][-700:] if errors else "",
     )
 
