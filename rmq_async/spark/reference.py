@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +24,9 @@ def with_tables(page: str) -> str:
     before, heading, rest = page.partition(HEADING)
     if not heading:
         raise ValueError("the page has no table of options")
-    _, _, after = rest.partition("\n\n")
-    return f"{before}{options_table()}\n{after}"
+    lines = rest.splitlines(keepends=True)
+    rows = sum(1 for _ in takewhile(lambda line: line.startswith("|"), lines))
+    return before + options_table() + "".join(lines[rows:])
 
 
 def _row(option: Option) -> str:

@@ -18,7 +18,7 @@ from rmq_async.cli.spark import PIPELINES
 from rmq_async.spark import SINK_COLUMNS, SOURCE_COLUMNS
 from rmq_async.spark.options import OPTIONS
 from rmq_async.spark.pipelines import job
-from rmq_async.spark.reference import options_table, with_tables
+from rmq_async.spark.reference import HEADING, options_table, with_tables
 
 from .conftest import Topics
 
@@ -33,6 +33,7 @@ def test_the_options_are_those_of_the_code() -> None:
     page = PAGE.read_text()
     assert options_table() in page, "write it anew: python -m rmq_async.spark.reference docs/spark.md"
     assert with_tables(page) == page
+    assert with_tables(page.replace(options_table(), HEADING)) == page, "writing it changes nothing else"
     assert len(rows(page, "\n## Options")) == len(OPTIONS)
 
 
