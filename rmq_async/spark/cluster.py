@@ -60,7 +60,7 @@ class Cluster:
             return found
 
         try:
-            return self._ask(queues)
+            return self._ask(queues, begun=begun)
         except _MissingError as error:
             return error.found
 
@@ -73,7 +73,7 @@ class Cluster:
                 await self._settle(reader, queues)
             return await _each(reader, queues, queue_offsets.max_offset)
 
-        return self._ask(newest)
+        return self._ask(newest, begun=True)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         return self._offsets(queues, queue_offsets.min_offset)
@@ -134,7 +134,8 @@ class Cluster:
 
     # -- inside
 
-    def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None) -> T:
+    def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
+        """``begun``: a topic that is not there may come back, too; it is not while its only broker is started again."""
         options = self._options
 
         async def asking() -> T:
@@ -143,7 +144,7 @@ class Cluster:
                 try:
                     return await question(reader)
                 except RocketMQError as error:
-                    if not left or not may_pass(error):
+                    if not left or not (may_pass(error) or (begun and isinstance(error, TopicNotFoundError))):
                         raise
                     logger.info("asking again in %.3g s: %s", options.fetch_interval, printable(error))
                 left -= 1

@@ -46,6 +46,7 @@ class Broker:
         self.loop = loop
         self.servers = EmbeddedRocketMQ(brokers=brokers)
         self._sent = 0
+        self._ports: dict[str, int] = {}
         loop.run(self.servers.start())
 
     @property
@@ -58,7 +59,12 @@ class Broker:
     def lose(self, name: str) -> None:
         """A broker ends."""
         (broker,) = (each for each in self.servers._brokers if each.name == name)
+        self._ports[name] = broker.listener.port
         self.loop.run(broker.stop())
+
+    async def regain(self, name: str) -> None:
+        (broker,) = (each for each in self.servers._brokers if each.name == name)
+        await broker.start("127.0.0.1", self._ports[name])
 
     def topic(self, name: str, queues: int = 1, **settings: Any) -> None:
         async def make() -> None:
