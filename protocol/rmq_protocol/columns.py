@@ -1,7 +1,8 @@
 """Stored records read into columns: for whoever wants many messages and no object for each.
 
 A record as nearly all are (version 1, IPv4 hosts, body neither compressed nor a batch, lengths that agree, the right CRC) costs
-one unpack and the slices that are wanted. Every other one is read by ``stored``, with its limits and its errors, and becomes a row
+one unpack and the slices that are wanted; its fixed part is kept as it is, so that numbers of all rows are taken out at once,
+without an object each. Every other one is read by ``stored``, with its limits and its errors, and becomes a row
 of the same form: so there is one opinion on what a record means.
 
 What does not fit into the room for decompressed bodies is not read: ``resume`` says at which byte to call again, when what was read
@@ -10,6 +11,9 @@ is used up.
 
 from __future__ import annotations
 
+import struct
+import sys
+from array import array
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .checksum import crc32
@@ -20,15 +24,13 @@ from .properties import decode_properties, properties_text
 from .stored import FIXED_V4, MAX_PORT, MIN_RECORD, Block, parse_tags
 
 __all__ = [
-    "BORN_IP",
-    "BORN_PORT",
+    "BORN_HOST",
     "BORN_TIME",
     "COMMIT_LOG_OFFSET",
     "FLAG",
     "QUEUE_OFFSET",
     "RECONSUME_TIMES",
-    "STORE_IP",
-    "STORE_PORT",
+    "STORE_HOST",
     "STORE_TIME",
     "SYS_FLAG",
     "ColumnsRead",
@@ -38,34 +40,41 @@ __all__ = [
 
 Fields: TypeAlias = tuple[Any, ...]
 
-FLAG: Final = 4
-QUEUE_OFFSET: Final = 5
-COMMIT_LOG_OFFSET: Final = 6
-SYS_FLAG: Final = 7
-BORN_TIME: Final = 8
-BORN_IP: Final = 9
-BORN_PORT: Final = 10
-STORE_TIME: Final = 11
-STORE_IP: Final = 12
-STORE_PORT: Final = 13
-RECONSUME_TIMES: Final = 14
-"""Places in ``StoredColumns.fields``. Times are milliseconds, addresses 4 or 16 bytes."""
+FLAG: Final = 16
+QUEUE_OFFSET: Final = 20
+COMMIT_LOG_OFFSET: Final = 28
+SYS_FLAG: Final = 36
+BORN_TIME: Final = 40
+BORN_HOST: Final = 48
+STORE_TIME: Final = 56
+STORE_HOST: Final = 64
+RECONSUME_TIMES: Final = 72
+"""Bytes of a row's head. Flags and counts are 4 bytes, times (milliseconds) and offsets 8, a host is 4 and a port of 4."""
 
+_SIZE: Final = FIXED_V4.size
+_STEP: Final = _SIZE // 4
+_CHECKED: Final = struct.Struct(">iii8xq8xi12xi12xi12xi")
+_SWAPPED: Final = sys.byteorder == "little"
 _UNUSUAL: Final = int(
     SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.COMPRESSED | SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
 )
 _EVERYTHING: Final = (0, 1 << 63)
+_NO_HOST: Final = bytes(4)
 
 
 class StoredColumns:
-    """Rows, in the order read: ``fields`` of each; the others are as long, or empty where they are not wanted.
+    """Rows, in the order read: ``heads``, the fixed part of each; the others are as long, or empty where they are not wanted.
 
-    ``properties``: each as its text in UTF-8, if it was valid; see ``decode_properties``. ``size``: bytes of all bodies.
+    ``properties``: each as its text, in UTF-8 if it was valid; see ``decode_properties``. ``size``: bytes of all bodies.
+    ``other_hosts``: addresses (born, store) by row, where one of them is of IPv6; the head has none then. ``topic_names``: every
+    topic that was met.
     """
 
     __slots__ = (
+        "_numbers",
         "bodies",
-        "fields",
+        "heads",
+        "other_hosts",
         "properties",
         "size",
         "topic_names",
@@ -77,15 +86,43 @@ class StoredColumns:
 
     def __init__(self, *, topics: bool = True, bodies: bool = True, properties: bool = True) -> None:
         self.wants_topics, self.wants_bodies, self.wants_properties = topics, bodies, properties
-        self.fields: list[Fields] = []
+        self.heads: list[bytes] = []
         self.topics: list[str] = []
         self.bodies: list[bytes] = []
         self.properties: list[bytes] = []
         self.size = 0
+        self.other_hosts: dict[int, tuple[bytes, bytes]] = {}
         self.topic_names: dict[bytes, str] = {}
+        self._numbers: array[int] = array("i")
 
     def __len__(self) -> int:
-        return len(self.fields)
+        return len(self.heads)
+
+    def int32(self, place: int) -> array[int]:
+        """The numbers of 4 bytes at ``place`` of every row."""
+        numbers = self._words()[place // 4 :: _STEP]
+        if _SWAPPED:
+            numbers.byteswap()
+        return numbers
+
+    def int64(self, place: int) -> array[int]:
+        numbers = array("q", self.raw64(place))
+        if _SWAPPED:
+            numbers.byteswap()
+        return numbers
+
+    def raw64(self, place: int) -> bytes:
+        """The 8 bytes at ``place`` of every row, joined."""
+        words = self._words()
+        pairs = array("i", bytes(8 * len(self.heads)))
+        pairs[0::2] = words[place // 4 :: _STEP]
+        pairs[1::2] = words[place // 4 + 1 :: _STEP]
+        return pairs.tobytes()
+
+    def _words(self) -> array[int]:
+        if len(self._numbers) != len(self.heads) * _STEP:
+            self._numbers = array("i", b"".join(self.heads))
+        return self._numbers
 
 
 class ColumnsRead(NamedTuple):
@@ -134,19 +171,18 @@ class _ColumnBlock(Block):
 
     def _plain(self, position: int) -> int:
         """Reads records as long as they are ordinary; gives the place of the first that is not, or the end."""
-        data, end, into, delta = self._data, self._end, self._into, self.offset_delta
+        data, end, into = self._data, self._end, self._into
         first, last, tags, topic_names = self._first, self._last, self.tags, self._topics
-        unpack, fixed_size, last_start = FIXED_V4.unpack_from, FIXED_V4.size, self._end - MIN_RECORD
-        keep = into.fields.append
+        unpack, last_start = _CHECKED.unpack_from, end - MIN_RECORD if not self.offset_delta else -1
+        keep = into.heads.append
         keep_body = into.bodies.append if into.wants_bodies else None
         keep_properties = into.properties.append if into.wants_properties else None
         keep_topic = into.topics.append if into.wants_topics else None
         while position <= last_start:
-            fields = unpack(data, position)
-            total, magic, crc, _, _, offset, _, flags, _, _, born_port, _, _, store_port, _, _, length = fields
-            if magic != MAGIC_CODE_V1 or flags & _UNUSUAL or delta or (born_port | store_port) & ~MAX_PORT:
+            total, magic, crc, offset, flags, born_port, store_port, length = unpack(data, position)
+            if magic != MAGIC_CODE_V1 or flags & _UNUSUAL or (born_port | store_port) & ~MAX_PORT:
                 return position
-            body_at = position + fixed_size
+            body_at = position + _SIZE
             body_end = body_at + length
             if length < 0 or body_end + 3 > end:
                 return position
@@ -161,12 +197,12 @@ class _ColumnBlock(Block):
             topic = topic_names.get(data[body_end + 1 : topic_end])
             if topic is None or crc32(body) != crc:
                 return position
-            position = following
+            head, position = data[position:body_at], following
             if not first <= offset < last:
                 continue
             if tags is not None and decode_properties(data[topic_end + 2 : following]).get("TAGS") not in tags:
                 continue
-            keep(fields)
+            keep(head)
             into.size += length
             if keep_body is not None:
                 keep_body(body)
@@ -190,12 +226,16 @@ class _ColumnBlock(Block):
         reconsume_times: int,
         prepared_offset: int,
     ) -> None:
-        offset = fields[QUEUE_OFFSET] + self.offset_delta + index
+        offset = fields[5] + self.offset_delta + index
         if not self._first <= offset < self._last or (self.tags is not None and properties.get("TAGS") not in self.tags):
             return
         into = self._into
-        head = (size, fields[1], crc, fields[3], flag, offset, fields[COMMIT_LOG_OFFSET], sys_flag)
-        into.fields.append((*head, *fields[BORN_TIME:RECONSUME_TIMES], reconsume_times, prepared_offset, len(body)))
+        born, store = fields[9], fields[12]
+        if len(born) != len(_NO_HOST) or len(store) != len(_NO_HOST):
+            into.other_hosts[len(into)] = (born, store)
+            born = store = _NO_HOST
+        ours = (flag, offset, fields[6], sys_flag, fields[8], born, fields[10], fields[11], store, fields[13], reconsume_times)
+        into.heads.append(FIXED_V4.pack(size, fields[1], crc, fields[3], *ours, prepared_offset, len(body)))
         into.size += len(body)
         if into.wants_bodies:
             into.bodies.append(body)

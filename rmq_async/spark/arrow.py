@@ -1,33 +1,29 @@
 """Messages as columns of Arrow.
 
 Rows come as the fields of stored records (``rmq_protocol.columns``), and only the columns that are wanted are made of them, whole
-columns at a time: numbers go through ``array``, texts that are the same in every row are repeated, bodies and ids become one buffer
-with offsets, and properties are split by Arrow itself. Where a properties text is not as clients write it (no UTF-8,
-a name twice, an empty one) that batch is read one by one, as everything else here reads properties.
+columns at a time: numbers are taken out of all rows at once, texts that are the same in every row are repeated, bodies and ids
+become one buffer with offsets, and properties are split by Arrow itself. Where a properties text is not as clients write it (no
+UTF-8, a name twice, an empty one) that batch is read one by one, as everything else here reads properties.
 """
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_protocol.columns import (
-    BORN_IP,
-    BORN_PORT,
+    BORN_HOST,
     BORN_TIME,
     COMMIT_LOG_OFFSET,
     FLAG,
     QUEUE_OFFSET,
     RECONSUME_TIMES,
-    STORE_IP,
-    STORE_PORT,
+    STORE_HOST,
     STORE_TIME,
     SYS_FLAG,
     StoredColumns,
@@ -56,7 +52,6 @@ _TYPES: Final[dict[str, Any]] = {
     "map<string,string>": _MAP,
 }
 _OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
-_ID: Final = struct.Struct(">4siq")
 
 
 class Rows:
@@ -89,9 +84,6 @@ class Rows:
             self.runs.append((queue, len(self.stored)))
 
     # -- what columns are made of
-
-    def each(self, place: int) -> Iterator[Any]:
-        return map(itemgetter(place), self.stored.fields)
 
     def by_queue(self, value: Callable[[MessageQueue], Any], kind: Any) -> Any:
         parts = []
@@ -129,27 +121,25 @@ def record_batches(filled: Iterable[Rows], columns: Sequence[str]) -> Iterator[p
 # -- columns
 
 
-def _numbers(code: str, values: Iterable[int], kind: Any) -> Any:
-    numbers = array(code, values)
+def _numbers(numbers: array[int], kind: Any) -> Any:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _integers(place: int) -> Callable[[Rows], Any]:
-    return lambda rows: _numbers("i", rows.each(place), pa.int32())
+    return lambda rows: _numbers(rows.stored.int32(place), pa.int32())
 
 
 def _moments(place: int) -> Callable[[Rows], Any]:
     """A time too far away for microseconds is NULL."""
 
     def make(rows: Rows) -> Any:
-        millis = _numbers("q", rows.each(place), pa.int64())
+        millis = _numbers(rows.stored.int64(place), pa.int64())
         try:
             return pc.multiply_checked(millis, 1000).cast(_TIMESTAMP)
         except pa.ArrowInvalid:
             moments = [value * 1000 for value in millis.to_pylist()]
-            return pa.array([moment if -(1 << 63) <= moment < 1 << 63 else None for moment in moments], pa.int64()).cast(
-                _TIMESTAMP
-            )
+            known = [moment if -(1 << 63) <= moment < 1 << 63 else None for moment in moments]
+            return pa.array(known, pa.int64()).cast(_TIMESTAMP)
 
     return make
 
@@ -171,20 +161,41 @@ def _topics(rows: Rows) -> Any:
     return _texts([shown[name] for name in rows.stored.topics])
 
 
-def _hosts(ip: int, port: int) -> Callable[[Rows], Any]:
-    return lambda rows: _texts(list(map(format_host, rows.each(ip), rows.each(port))))
+def _hosts(place: int) -> Callable[[Rows], Any]:
+    which = (BORN_HOST, STORE_HOST).index(place)
+
+    def make(rows: Rows) -> Any:
+        stored = rows.stored
+        raw = stored.raw64(place)
+        if raw == raw[:8] * len(rows) and not stored.other_hosts:
+            return pa.repeat(pa.scalar(_host(raw[:4], raw[4:8]), pa.string()), len(rows))
+        hosts = [_host(raw[at : at + 4], raw[at + 4 : at + 8]) for at in range(0, len(raw), 8)]
+        for row, addresses in stored.other_hosts.items():
+            hosts[row] = _host(addresses[which], raw[row * 8 + 4 : row * 8 + 8])
+        return pa.array(hosts, pa.string())
+
+    return make
+
+
+def _host(address: bytes, port: bytes) -> str:
+    return format_host(address, int.from_bytes(port, "big"))
 
 
 def _offset_ids(rows: Rows) -> Any:
     """Store host and commit log offset as 32 digits; IPv6 hosts take more."""
-    fields = rows.stored.fields
-    if any(map((4).__ne__, map(len, rows.each(STORE_IP)))):
-        hosts = map(format_host, rows.each(STORE_IP), rows.each(STORE_PORT))
-        return pa.array(list(map(pack_offset_id, hosts, rows.each(COMMIT_LOG_OFFSET))), pa.string())
-    packed = map(_ID.pack, rows.each(STORE_IP), rows.each(STORE_PORT), rows.each(COMMIT_LOG_OFFSET))
-    digits = b"".join(packed).hex().upper().encode()
-    offsets = array("i", range(0, len(digits) + 1, 32))
-    return pa.Array.from_buffers(pa.string(), len(fields), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
+    stored = rows.stored
+    parts = array("q", bytes(16 * len(rows)))
+    parts[0::2] = array("q", stored.raw64(STORE_HOST))
+    parts[1::2] = array("q", stored.raw64(COMMIT_LOG_OFFSET))
+    digits = parts.tobytes().hex().upper()
+    if stored.other_hosts:
+        ids = [digits[at : at + 32] for at in range(0, len(digits), 32)]
+        offsets = stored.int64(COMMIT_LOG_OFFSET)
+        for row, (_, address) in stored.other_hosts.items():
+            ids[row] = pack_offset_id(_host(address, bytes.fromhex(ids[row][8:16])), offsets[row])
+        return pa.array(ids, pa.string())
+    ends = array("i", range(0, len(digits) + 1, 32))
+    return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(ends), pa.py_buffer(digits.encode())])
 
 
 def _ids(rows: Rows) -> Any:
@@ -234,7 +245,7 @@ _MAKERS: Final[dict[str, Callable[[Rows], Any]]] = {
     "topic": _topics,
     "brokerName": lambda rows: rows.by_queue(lambda queue: queue.broker_name, pa.string()),
     "queueId": lambda rows: rows.by_queue(lambda queue: queue.queue_id, pa.int32()),
-    "offset": lambda rows: _numbers("q", rows.each(QUEUE_OFFSET), pa.int64()),
+    "offset": lambda rows: _numbers(rows.stored.int64(QUEUE_OFFSET), pa.int64()),
     "msgId": _ids,
     "offsetMsgId": _offset_ids,
     "tags": lambda rows: rows.property("TAGS"),
@@ -243,8 +254,8 @@ _MAKERS: Final[dict[str, Callable[[Rows], Any]]] = {
     "properties": lambda rows: rows.properties()[1],
     "bornTimestamp": _moments(BORN_TIME),
     "storeTimestamp": _moments(STORE_TIME),
-    "bornHost": _hosts(BORN_IP, BORN_PORT),
-    "storeHost": _hosts(STORE_IP, STORE_PORT),
+    "bornHost": _hosts(BORN_HOST),
+    "storeHost": _hosts(STORE_HOST),
     "reconsumeTimes": _integers(RECONSUME_TIMES),
     "flag": _integers(FLAG),
     "sysFlag": _integers(SYS_FLAG),

@@ -60,7 +60,7 @@ def found(batches: Iterator[Rows]) -> list[tuple[int, int]]:
     for rows in batches:
         start = 0
         for queue, end in rows.runs:
-            pairs += [(queue.queue_id, fields[QUEUE_OFFSET]) for fields in rows.stored.fields[start:end]]
+            pairs += [(queue.queue_id, offset) for offset in rows.stored.int64(QUEUE_OFFSET)[start:end]]
             start = end
         assert start == len(rows)
     return pairs
