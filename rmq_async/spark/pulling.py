@@ -44,6 +44,9 @@ CHUNKS_AHEAD: Final = (4, 16)
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """Bytes of answers that wait for Spark's thread from which on only the first chunk pulls."""
+PORTION: Final = 6
+PORTION_BYTES: Final = 512 * 1024
+"""Answers, and their bytes, that make it worth while to wake Spark's thread."""
 PULLS_PER_CHUNK: Final = 64
 """Where tags are filtered: a chunk of so many pulls without a gap."""
 FULL_ANSWERS: Final = 32
@@ -142,32 +145,39 @@ class Puller:
     # -- on the loop
 
     async def _next(self) -> list[_Answer] | None:
-        """What has come of the first chunk and, when that is complete, of those after it; waits for something."""
+        """What has come of the first chunk and, when that is complete, of those after it; waits for a portion of it."""
         found: list[_Answer] = []
         while True:
             self._fill()
-            while self._ahead:
-                chunk = self._ahead[0]
-                found += chunk.answers
-                chunk.answers.clear()
-                assert chunk.task is not None
-                if not chunk.task.done():
-                    break
-                if found and chunk.task.exception() is not None:
-                    break
-                chunk.task.result()
-                self._ahead.popleft()
-                self._taken.set()
-            if found:
+            failed = self._collect(found)
+            if not self._ahead and self._left:
+                continue
+            if found and (failed or not self._ahead or len(found) >= PORTION or self.waiting >= PORTION_BYTES):
                 self.waiting -= sum(len(answer.pulled.body) for answer in found)
                 self._taken.set()
                 self._fill()
                 return found
-            if not self._ahead and not self._left:
+            if not self._ahead:
                 return None
-            if self._ahead:
-                self._news.clear()
-                await self._news.wait()
+            self._fill()
+            self._news.clear()
+            await self._news.wait()
+
+    def _collect(self, found: list[_Answer]) -> bool:
+        """Takes what is complete; whether a failure is next. Raises it where there is nothing to deliver before it."""
+        while self._ahead:
+            chunk = self._ahead[0]
+            found += chunk.answers
+            chunk.answers.clear()
+            assert chunk.task is not None
+            if not chunk.task.done():
+                return False
+            if found and chunk.task.exception() is not None:
+                return True
+            chunk.task.result()
+            self._ahead.popleft()
+            self._taken.set()
+        return False
 
     def _fill(self) -> None:
         fewest, most = CHUNKS_AHEAD
