@@ -175,6 +175,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no further run after this time")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep histories, checkpoints and files here")
     options = parser.parse_args()
+    for word in options.only or ():
+        if not any(word in name for name in (*IN_SESSION, *KILLS)):
+            parser.error(f"--only {word}: no case has that in its name")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # drivers and brokers are ended on the way out
     verdicts = matrix(options)
     print(table(verdicts))

@@ -115,3 +115,25 @@ def test_a_run_without_its_fault_is_void(tmp_path: Path) -> None:
     verdict = checker.judge(run, [])
     assert verdict.void == "no fault was injected at read of micro-batch 3"
     assert not verdict.good
+
+
+def test_the_matrix_by_hand_names_its_cases_and_refuses_others() -> None:
+    script = str(Path(__file__).parents[2] / "benchmarks" / "spark_faults.py")
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=60)
+
+    told = call("--help")
+    assert told.returncode == 0
+    for word in (
+        "--seeds",
+        "--only",
+        "worker killed, write",
+        "driver killed, parquet",
+        "messages deleted",
+        "commit taken back",
+    ):
+        assert word in told.stdout
+    wrong = call("--only", "nonsense")
+    assert wrong.returncode == 2
+    assert "nonsense" in wrong.stderr
