@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from send import BenchmarkError, stored_messages, target
+from send import BenchmarkError, Target, stored_messages, target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +49,13 @@ LIMITS: Final = {
     "write, of the plain process": 0.7,
 }
 """At least; the generator counts half."""
+TUNED: Final = {
+    "maxTransferCountOnMessageInMemory": "1024",
+    "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
+    "maxTransferCountOnMessageInDisk": "1024",
+    "maxTransferBytesOnMessageInDisk": str(1024 * 1024),
+}
+"""What a broker gives for one pull."""
 EMPTY_TRIGGER_MS: Final = 300
 WORKER_GROWTH_MIB: Final = 150
 
@@ -60,6 +67,9 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="how often everything takes its turn (default: 3)")
     parser.add_argument("--parts", default="read,write,stream", help="of read, write, stream (default: all)")
     parser.add_argument("--pull-size", type=int, help="the option pullBatchSize; a stock broker gives 32 whatever it is")
+    parser.add_argument(
+        "--tuned", action="store_true", help="a broker that gives 1024 messages or 1 MiB a pull, --pull-size 1024"
+    )
     parser.add_argument("--namesrv", help="host:port of a running cluster instead of one of our own")
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE (- for the standard output)")
     parser.add_argument("--check", action="store_true", help="exit 1 when a median is beyond the project's limits")
@@ -423,6 +433,26 @@ class WorkerMemory:
         }
 
 
+@contextmanager
+def broker(options: argparse.Namespace) -> Iterator[Target]:
+    """The cluster to measure on."""
+    if not options.tuned:
+        with target(options) as place:
+            yield place
+        return
+    from rmq_async.testing.cluster import ClusterError, RealCluster
+
+    cluster = RealCluster(profile="stock", small=False, broker_conf=TUNED)
+    try:
+        asyncio.run(cluster.start())
+    except ClusterError as error:
+        raise BenchmarkError(f"no cluster: {error}") from error
+    try:
+        yield Target(cluster.namesrv)
+    finally:
+        asyncio.run(cluster.stop())
+
+
 # -- results
 
 
@@ -492,7 +522,7 @@ def measure(options: argparse.Namespace, namesrv: str, place: Path) -> dict[str,
         finally:
             memory.close()
         run.facts |= memory.facts
-    settings = {name: getattr(options, name) for name in ("messages", "body", "rounds", "parts", "pull_size")}
+    settings = {name: getattr(options, name) for name in ("messages", "body", "rounds", "parts", "pull_size", "tuned")}
     return {
         "settings": settings | {"queues": QUEUES, "cores": os.cpu_count()},
         "rates": run.figures,
@@ -507,6 +537,10 @@ def main(given: list[str] | None = None) -> int:
     options = parser.parse_args(given)
     options.parts = [part.strip() for part in options.parts.split(",") if part.strip()]
     options.broker_pid = None
+    if options.tuned:
+        options.pull_size = options.pull_size or 1024
+        if options.namesrv:
+            parser.error("--tuned is of a broker of our own, --namesrv names another")
     if options.messages < QUEUES or options.body < 16 or options.rounds < 1:
         parser.error(f"--messages must be {QUEUES} at least, --body 16, --rounds 1")
     if unknown := set(options.parts) - {"read", "write", "stream"}:
@@ -516,7 +550,7 @@ def main(given: list[str] | None = None) -> int:
         return 0
     place = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
     try:
-        with target(options) as cluster:
+        with broker(options) as cluster:
             result = measure(options, cluster.namesrv, place)
     except (BenchmarkError, OSError) as error:
         print(f"spark.py: {error}", file=sys.stderr)

@@ -55,6 +55,18 @@ async def test_help_names_modes_and_options(script: str) -> None:
         assert word in out
 
 
+async def test_the_benchmark_of_spark_says_what_it_takes_and_refuses_the_rest() -> None:
+    code, out, error = await run("spark.py", "--help")
+    assert (code, error) == (0, "")
+    for word in ("--messages", "--body", "--rounds", "--parts", "--tuned", "--namesrv", "--json", "--check"):
+        assert word in out
+    code, out, error = await run("spark.py", "--parts", "read,delete")
+    assert (code, out) == (2, "")
+    assert "delete; there are read, write, stream" in error
+    code, _, error = await run("spark.py", "--tuned", "--namesrv", "a:1")
+    assert (code, "--tuned is of a broker of our own" in error) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [(("--modes", "depth-1,depth-2"), "depth-2"), (("--rounds", "0"), "must be above 0"), (("--modes", ""), "none given")],
