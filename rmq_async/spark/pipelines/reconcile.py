@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from pyspark import StorageLevel
@@ -338,7 +338,13 @@ def _findings(joined: DataFrame, seen: Observation, by: str) -> DataFrame:
 def _summary(totals: Mapping[str, Any], seen: Mapping[str, Any], deleted: int, fail_on: Collection[str]) -> Reconciled:
     counts = dict(seen)
     failed = totals["without_id"] > 0 or any(counts[kind] for kind in fail_on)
+    counts["oldest"] = _in_utc(counts["oldest"])
     return Reconciled(**totals, **counts, deleted=deleted, failed=failed)
+
+
+def _in_utc(value: Any) -> Any:
+    """A time that Spark gave, which is local and does not say so; anything else as it is."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
 class _Reconcile:
@@ -414,7 +420,7 @@ class _Reconcile:
         )
         worst_first = sql.array_position(sql.array(*map(sql.lit, KINDS)), sql.col("kind"))
         for row in found.findings.orderBy(worst_first, "id").limit(given.show).collect() if given.show else ():
-            progress({name: value for name, value in row.asDict().items() if value not in (None, [])})
+            progress({name: _in_utc(value) for name, value in row.asDict().items() if value not in (None, [])})
         found.findings.unpersist()
         summary = found.summary
         if summary.missing and summary.deleted:
