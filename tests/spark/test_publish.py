@@ -68,7 +68,7 @@ def test_a_frame_at_a_rate(spark: SparkSession, topics: Topics) -> None:
     frame = spark.range(0, 300, 1, 2).selectExpr("id", "cast(id as string) text", "array('a', null, cast(id as string)) parts")
     summary = publish(frame, topic, body="parts", keys=["id", "text"], rate=200, options={"nameserver": topics.namesrv})
     assert (summary.messages, summary.arrived, summary.failed) == (300, 300, False)
-    assert 1.0 < summary.seconds < 15.0
+    assert summary.seconds > 1.0
     messages = topics.read(topic)
     assert sorted(int(json.loads(message.body)[2]) for message in messages) == list(range(300))
     numbers = [json.loads(message.body)[2] for message in messages]
