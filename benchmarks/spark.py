@@ -272,9 +272,12 @@ class Run:
     # -- what is measured
 
     def warm(self, topic: str) -> None:
-        """Python workers and the JVM's compiler; nothing of it counts."""
+        """Python workers and the compilers of both JVMs; nothing of it counts."""
         noop(self.generated(None))
-        noop(self.frame(topic))
+        in_process("read", self.namesrv, topic, self.options)
+        for _ in range(3):
+            noop(self.frame(topic))
+        noop(self.frame(topic, NARROW))
         self.write(self.topic(), min(self.options.messages, 20_000))
 
     def generated(self, columns: str | None) -> DataFrame:
