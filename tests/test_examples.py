@@ -38,7 +38,11 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+ON_SPARK = {path.name for path in EXAMPLES.glob("spark_*.py")}
+"""Run by tests/spark, in one session."""
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ON_SPARK))
 def test_an_example_runs_and_says_what_it_should(name: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
     pytest_or_not = ["-m", "pytest"] if name.startswith("test_") else []
@@ -52,8 +56,9 @@ def test_an_example_runs_and_says_what_it_should(name: str) -> None:
 
 def test_every_example_is_in_the_list_of_examples() -> None:
     listed = (EXAMPLES / "README.md").read_text()
-    assert {path.name for path in EXAMPLES.glob("*.py")} == SAYS.keys()
-    assert not [name for name in SAYS if f"]({name})" not in listed]
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == SAYS.keys() | ON_SPARK
+    assert not [name for name in names if f"]({name})" not in listed]
 
 
 def parts_of(name: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class _Demo:
         self._options = {"nameserver": server.namesrv}
         self._topic = f"rmq_demo_{secrets.token_hex(4)}"
         self._copy = f"{self._topic}_copy"
-        self._bar = TaskID(0)
+        self._bar: TaskID | None = None
         output.line(f"embedded broker {server.namesrv}, {messages} messages, bodies of {size} bytes")
 
     def run(self, spark: SparkSession) -> None:
@@ -150,18 +150,18 @@ class _Demo:
     def step(self, name: str) -> Iterator[dict[str, Any]]:
         """What is put into the dict is told, with the time it took."""
         began = perf_counter()
-        self._bar = self.bars.add_task(name, total=self._messages)
+        bar = self._bar = self.bars.add_task(name, total=self._messages)
         done: dict[str, Any] = {}
         yield done
         seconds = perf_counter() - began
-        self.bars.update(self._bar, completed=self._messages)
+        self.bars.update(bar, completed=self._messages)
         self._output.record({"type": "step", "step": name, **done, "seconds": round(seconds, 3)})
         count = f"{done['messages']:,} messages" if "messages" in done else ""
         self._output.line(f"{name:<12}{count:>18}  {seconds:5.1f} s  {done['what']}")
 
     def _progress(self, figures: Mapping[str, Any]) -> None:
         number = figures.get("arrived", figures.get("messages"))
-        if isinstance(number, int):
+        if isinstance(number, int) and self._bar is not None:
             self.bars.update(self._bar, completed=min(number, self._messages))
 
     def _check(self, what: str, number: int | None) -> None:
