@@ -228,9 +228,12 @@ class Puller:
                 if self._nothing(chunk, pulled, monotonic() - since):
                     return
             except RocketMQError as error:
+                planned = isinstance(
+                    error, TopicNotFoundError
+                )  # it was there: name servers forget topics of brokers that are down
                 if (
                     isinstance(error, OffsetRangeError)
-                    or not may_pass(error)
+                    or not (planned or may_pass(error))
                     or monotonic() - since > self._options.pull_timeout
                 ):
                     raise
