@@ -26,7 +26,7 @@ from rmq_protocol.message import MessageQueue
 from ..client import ClientInstance
 from ..client.text import printable
 from ..consumer.pulling import PulledBody, pull_body
-from ..errors import OffsetRangeError, RequestTimeoutError, RocketMQError
+from ..errors import OffsetRangeError, RequestTimeoutError, RocketMQError, TopicNotFoundError
 from ..results import PullStatus
 from .arrow import Rows
 from .cluster import may_pass
@@ -228,14 +228,9 @@ class Puller:
                 if self._nothing(chunk, pulled, monotonic() - since):
                     return
             except RocketMQError as error:
-                planned = isinstance(
-                    error, TopicNotFoundError
-                )  # it was there: name servers forget topics of brokers that are down
-                if (
-                    isinstance(error, OffsetRangeError)
-                    or not (planned or may_pass(error))
-                    or monotonic() - since > self._options.pull_timeout
-                ):
+                # What was planned was there: name servers forget the topics of brokers that are down.
+                waits = may_pass(error) or isinstance(error, TopicNotFoundError)
+                if isinstance(error, OffsetRangeError) or not waits or monotonic() - since > self._options.pull_timeout:
                     raise
                 logger.info("pulling again in %.3g s: %s", rest, printable(error))
             await asyncio.sleep(rest)
