@@ -78,7 +78,7 @@ def test_what_is_missing_damaged_or_twice_there_is_found(spark: SparkSession, tm
 def ended(environment: dict[str, str], *arguments: str, before: str = "") -> tuple[int, str, str]:
     program = f"{before}import sys; from rmq_async.cli.app import run_command; sys.exit(run_command({list(arguments)!r}))"
     kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "NAMESRV_ADDR")}
-    command = [sys.executable, "-W", "error", "-c", program]
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=kept | environment)
     return done.returncode, done.stdout, done.stderr
 

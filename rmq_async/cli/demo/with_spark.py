@@ -219,13 +219,20 @@ def _session(place: Path) -> Iterator[SparkSession]:
         with _errors_to(said):
             spark = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
-        lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()] if said.exists() else []
-        raise click.ClickException(f"Spark does not start: {lines[-1] if lines else error}") from None
+        raise click.ClickException(f"Spark does not start: {_first_trouble(said) or error}") from None
     try:
         spark.sparkContext.setLogLevel("OFF")
         yield spark
     finally:
         spark.stop()
+
+
+def _first_trouble(said: Path) -> str | None:
+    """What Java says when it cannot start, without what the script around it adds."""
+    lines = said.read_text(errors="replace").splitlines() if said.exists() else []
+    return next(
+        (line for line in lines if line.strip() and not line.startswith("WARNING") and "/spark-class: " not in line), None
+    )
 
 
 @contextmanager
