@@ -78,7 +78,7 @@ def judge(run: Run, found: Iterable[Found]) -> Verdict:
         extra=len(bodies.keys() - wanted),
         faults=len(run.history("fired")),
         void=void(run) or ("" if wanted else "nothing had to be read"),
-        failed=errors[0]["error"][-700:] if errors else "",
+        failed=errors[0]["error"][:600] if errors else "",
     )
 
 
