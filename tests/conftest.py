@@ -39,6 +39,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return "spark"
             return "real servers" if nodeid.startswith(REAL_SERVERS) else "others"
 
+    config.option.loadscopereorder = False  # in the order of the directories: Spark last, whatever the number of its tests
     return ByGroup(config, log)
 
 
