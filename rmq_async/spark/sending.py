@@ -50,15 +50,20 @@ PACES: Final = 4
 
 
 class Sending:
-    """``rows``, ``bytes``, ``retried``: of what was acknowledged; ``retried`` counts rows that took more than one attempt."""
+    """``rows``, ``bytes``, ``retried``: of what was acknowledged; ``retried`` counts rows that took more than one attempt.
 
-    def __init__(self, worker: Worker, producer: SinkProducer, options: WriteOptions) -> None:
+    ``topic_known``: the topic was there before, so one that no name server knows is waited for: it forgets the topics of brokers
+    that are down.
+    """
+
+    def __init__(self, worker: Worker, producer: SinkProducer, options: WriteOptions, *, topic_known: bool = False) -> None:
         self.rows = 0
         self.bytes = 0
         self.retried = 0
         self._worker = worker
         self._producer = producer
         self._options = options
+        self._topic_known = topic_known
         self._most = 1 << 30 if options.rate is None else max(1, int(options.rate / PACES))
         self._started = monotonic()
         self._handed = 0
@@ -178,7 +183,7 @@ class Sending:
             try:
                 return await request(max(left, 0.001))
             except RocketMQError as error:
-                if not self._options.retries or not _worth_waiting(error) or monotonic() + rest > deadline:
+                if not self._options.retries or not self._worth_waiting(error) or monotonic() + rest > deadline:
                     raise
                 logger.info("sent again in %.3g s: %s", rest, printable(error))
             await asyncio.sleep(rest)
@@ -201,12 +206,11 @@ class Sending:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-
-def _worth_waiting(error: RocketMQError) -> bool:
-    """Whether the same unit may be taken a little later: not where a broker has said what is wrong with it."""
-    last: BaseException | None = error.__cause__ if isinstance(error, SendError) else error
-    if isinstance(last, TopicNotFoundError):
-        return False
-    if isinstance(last, BrokerError) and last.backs_off:
-        return True
-    return isinstance(last, RocketMQError) and may_pass(last)
+    def _worth_waiting(self, error: RocketMQError) -> bool:
+        """Whether the same unit may be taken a little later: not where a broker has said what is wrong with it."""
+        last: BaseException | None = error.__cause__ if isinstance(error, SendError) else error
+        if isinstance(last, TopicNotFoundError):
+            return self._topic_known
+        if isinstance(last, BrokerError) and last.backs_off:
+            return True
+        return isinstance(last, RocketMQError) and may_pass(last)

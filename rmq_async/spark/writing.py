@@ -151,7 +151,7 @@ class _Writer:
             )  # fmt: skip
         producer = here.producer(self._options, fresh=attempt > 0)
         job = self._job(context)
-        sending = Sending(here, producer, self._options)
+        sending = Sending(here, producer, self._options, topic_known=self._topic_known(context))
         try:
             for block in blocks_of(iterator, self._options, job, partition):
                 sending.send(block)
@@ -162,6 +162,10 @@ class _Writer:
         return Sent(partition, attempt, sending.rows, sending.bytes, sending.retried)
 
     def _job(self, context: TaskContext) -> str:
+        raise NotImplementedError
+
+    def _topic_known(self, context: TaskContext) -> bool:
+        """Whether somebody has seen the topic of the option before this task."""
         raise NotImplementedError
 
     def _tell(self, messages: Sequence[Any], what: str) -> None:
@@ -188,6 +192,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _job(self, context: TaskContext) -> str:
         return f"{self._id}:0"
 
+    def _topic_known(self, context: TaskContext) -> bool:
+        return self._options.topic is not None  # it was looked for when the write was planned
+
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._tell(messages, "write")
 
@@ -201,6 +208,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         if not query or not batch:
             raise RuntimeError("Spark does not say of which query and micro-batch this task is, so its rows can have no ids")
         return f"{query}:{batch}"
+
+    def _topic_known(self, context: TaskContext) -> bool:
+        return self._options.topic is not None and context.getLocalProperty("streaming.sql.batchId") != "0"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._tell(messages, f"micro-batch {batchId}")

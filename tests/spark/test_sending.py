@@ -289,6 +289,22 @@ def test_what_a_broker_will_never_take_is_not_sent_for_half_a_minute(
     assert monotonic() - started < 10
 
 
+def test_a_topic_that_was_there_is_waited_for(here: Worker, topics: Topics, servers: EmbeddedRocketMQ) -> None:
+    options = _options(servers.namesrv, "comes-back", {})
+    sending = Sending(here, here.producer(options), options, topic_known=True)
+
+    coming = threading.Timer(0.3, topics.make, kwargs={"name": "comes-back"})
+    coming.start()
+    try:
+        for block in blocks_of(iter([rows(3)]), options, "job", 0):
+            sending.send(block)
+        sending.finish()
+    finally:
+        sending.close()
+        coming.join()
+    assert len(topics.read("comes-back")) == sending.rows == 3
+
+
 def test_planning_finds_a_topic_that_is_not_there_or_will_be_made(
     servers: EmbeddedRocketMQ, topics: Topics, loop: Loop
 ) -> None:
