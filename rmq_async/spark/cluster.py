@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
@@ -56,7 +56,7 @@ class Cluster:
             found = await self._queues(reader, begun or bool(wanted))
             missing = [queue for queue in wanted if queue not in found]
             if missing:
-                raise _MissingError(f"{key_of(missing[0])} is in no route", found)
+                raise _MissingError(f"{key_of(missing[0])} is in no route", found=found)
             return found
 
         try:
@@ -221,6 +221,6 @@ _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 class _MissingError(BrokerNotFoundError):
     """``found``: the queues that are there."""
 
-    def __init__(self, message: str, found: tuple[MessageQueue, ...]) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "", *, found: tuple[MessageQueue, ...] = (), **details: Any) -> None:
+        super().__init__(message, **details)
         self.found = found

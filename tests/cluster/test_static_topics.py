@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
 from collections import Counter
 
-from rmq_async import Message, Producer, PullConsumer, run
+from rmq_async import Message, MessageQueue, Producer, PullConsumer, TopicNotFoundError, run
 from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.constants import RequestCode
@@ -47,6 +48,18 @@ async def create_static_topic(cluster: RealCluster, topic: str) -> None:
         )
         assert answer is not None
         assert answer.code == 0, answer.remark
+    for server in cluster.namesrv.split(";"):  # brokers tell each of them in their own time
+        async with PullConsumer("static", namesrv=server) as consumer:
+            async with asyncio.timeout(20):
+                while len(await queues_of(consumer, topic)) < QUEUES:
+                    await asyncio.sleep(0.1)
+
+
+async def queues_of(consumer: PullConsumer, topic: str) -> tuple[MessageQueue, ...]:
+    try:
+        return await consumer.queues(topic)
+    except TopicNotFoundError:
+        return ()
 
 
 def test_a_static_topic_is_written_to_and_read_where_its_queues_are(two_brokers: RealCluster) -> None:

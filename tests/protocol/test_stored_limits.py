@@ -79,11 +79,11 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("allow_partial", [False, True], ids=["whole", "partial"])
-def test_no_block_of_4_mib_takes_longer_than_a_second(name: str, allow_partial: bool) -> None:
+def test_no_block_of_4_mib_takes_longer_than_two_seconds(name: str, allow_partial: bool) -> None:
     data = HOSTILE[name]()
-    started = time.process_time()
+    started = time.thread_time()
     decode_messages(data, allow_partial=allow_partial)
-    assert time.process_time() - started < 1
+    assert time.thread_time() - started < 2
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
