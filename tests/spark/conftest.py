@@ -170,6 +170,14 @@ def _java_version() -> int:
     return int(found[1]) if found else 0
 
 
+@pytest.fixture(autouse=True)
+def active(request: pytest.FixtureRequest) -> None:
+    """Makes the session the thread's own: without one Spark finds no source of Python's, and tests that end sessions leave none."""
+    if "spark" in request.fixturenames:
+        session = request.getfixturevalue("spark")
+        session._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+
+
 @pytest.fixture(scope="session")
 def embedded(loop: Loop) -> Iterator[EmbeddedRocketMQ]:
     """Two brokers in memory, shared."""
