@@ -58,6 +58,10 @@ def plan_for(topics: Topics, mode: str, **changes: Any) -> LoadPlan:
     return LoadPlan("run", write_options({**options, "topic": topic}, streaming=False), topic, mode, **chosen)
 
 
+def counted_by(plan: LoadPlan, task: int = 0) -> list[Result]:
+    return results_of(plan, task, fresh=False, ready=lambda: None)
+
+
 def totals(results: list[Result]) -> Counter[str]:
     found: Counter[str] = Counter()
     for result in results:
@@ -68,7 +72,7 @@ def totals(results: list[Result]) -> Counter[str]:
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway", "batch"])
 def test_a_task_sends_what_is_due_and_counts_it(mode: str, embedded_topics: Topics, embedded: EmbeddedRocketMQ) -> None:
     plan = plan_for(embedded_topics, mode, seconds=0.25)
-    results = results_of(plan, 3, fresh=False)
+    results = counted_by(plan, 3)
     found = totals(results)
     wanted = 104 if mode == "batch" else 100
     assert found == {"scheduled": wanted, "attempted": wanted, "handed over" if mode == "oneway" else "acknowledged": wanted}
@@ -97,7 +101,7 @@ def test_a_broker_that_stands_still_is_seen_by_everything_that_was_due(
 
     halting = threading.Thread(target=stand_still)
     halting.start()
-    results = results_of(plan, 0, fresh=False)
+    results = counted_by(plan)
     halting.join()
     slow = sum(
         number for result in results for bucket, number in result.latencies.items() if highest_in(bucket) > 0.1
@@ -117,7 +121,7 @@ def test_failures_are_counted_by_kind(embedded_topics: Topics, embedded: Embedde
         embedded.fail_next(ResponseCode.FLUSH_DISK_TIMEOUT, 5, request=code)
 
     embedded_topics.loop.run(refuse())
-    found = totals(results_of(plan, 0, fresh=False))
+    found = totals(counted_by(plan))
     assert found == {
         "scheduled": 100, "attempted": 100, "acknowledged": 88, "SystemBusyError": 7, "FLUSH_DISK_TIMEOUT": 5,
     }  # fmt: skip
@@ -131,7 +135,7 @@ def test_what_cannot_be_begun_in_time_is_missed(embedded_topics: Topics, embedde
 
     embedded_topics.loop.run(slow(0.05))
     try:
-        found = totals(results_of(plan, 0, fresh=False))
+        found = totals(counted_by(plan))
     finally:
         embedded_topics.loop.run(slow(0.0))
     assert found["scheduled"] == 120
@@ -139,7 +143,7 @@ def test_what_cannot_be_begun_in_time_is_missed(embedded_topics: Topics, embedde
 
 
 def test_without_a_rate_as_many_go_as_go(embedded_topics: Topics) -> None:
-    results = results_of(plan_for(embedded_topics, "async", seconds=0.2, rate=None), 0, fresh=False)
+    results = counted_by(plan_for(embedded_topics, "async", seconds=0.2, rate=None))
     found = totals(results)
     assert found["scheduled"] == found["attempted"] == found["acknowledged"] > 100
 

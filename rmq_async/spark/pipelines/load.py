@@ -1,10 +1,11 @@
 """``rmq spark load``: messages from the executors at a rate, in one mode after another, and what came of them.
 
-Each mode is a Spark job of ``tasks`` tasks that send side by side and write what they counted to result files; the topic's
+Each mode is a Spark job of ``tasks`` tasks that begin together and write what they counted to result files; the topic's
 offsets are asked before and after it, so that what was acknowledged is compared with what is stored. ``--report`` makes the
 figures from result files again, of any number of runs.
 
-A task that Spark tries again sends its messages again: then more is stored than was attempted.
+Spark runs the tasks all at once or not at all, and tries all of them again where one of them fails (a barrier): their messages are
+sent again then, and more is stored than was attempted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import partial
 from time import monotonic, sleep, time
 from typing import Final
 
-from pyspark import TaskContext
+from pyspark import BarrierTaskContext
 from pyspark.sql import SparkSession
 
 from rmq_async.admin import Admin
@@ -43,6 +44,8 @@ DEFAULT_GROUP: Final = "spark-rocketmq-load"
 OTHERS: Final = ("idColumn", "batchBytes", "maxMessagesPerSecond")
 """Options of a write that a load has no use for."""
 MAX_BATCH: Final = 4 * 1024 * 1024
+ALL_HERE: Final = 1.1
+"""Seconds after which every task knows that the last one has come: Spark looks once a second."""
 WATCH: Final = 2.0
 """Seconds between two looks at the topic while tasks run."""
 SETTLED: Final = 0.2
@@ -117,14 +120,20 @@ def load(
 
 
 def _send(spark: SparkSession, plan: LoadPlan, results: str) -> None:
-    sent = spark.sparkContext.parallelize(range(plan.tasks), plan.tasks).mapPartitions(partial(_task, plan))
+    sent = spark.sparkContext.parallelize(range(plan.tasks), plan.tasks).barrier().mapPartitions(partial(_task, plan))
     spark.createDataFrame(sent, COLUMNS).write.mode("append").parquet(results)
 
 
 def _task(plan: LoadPlan, numbers: Iterator[int]) -> Iterator[Result]:
-    context = TaskContext.get()
+    context = BarrierTaskContext.get()
     for number in numbers:
-        yield from results_of(plan, number, fresh=context is not None and context.attemptNumber() > 0)
+        yield from results_of(plan, number, fresh=context.attemptNumber() > 0, ready=partial(_together, context))
+
+
+def _together(context: BarrierTaskContext) -> None:
+    """Returns in all tasks at the same time, as well as the clocks of their machines agree."""
+    begin = max(map(float, context.allGather(repr(time())))) + ALL_HERE
+    sleep(max(begin - time(), 0.0))
 
 
 # -- what is asked for

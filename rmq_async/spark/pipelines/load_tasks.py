@@ -99,10 +99,13 @@ COLUMNS: Final = (
 )
 
 
-def results_of(plan: LoadPlan, task: int, *, fresh: bool) -> list[Result]:
-    """Does the work of a task. ``fresh``: on connections of its own. Raises what starting the producer raises."""
+def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], object]) -> list[Result]:
+    """Does the work of a task. ``fresh``: on connections of its own. ``ready`` is called before the clock starts, and may wait for
+    the other tasks. Raises what starting the producer raises."""
     here = worker()
-    return _Run(plan, task, here.producer(plan.options, fresh=fresh)).results(here)
+    run = _Run(plan, task, here.producer(plan.options, fresh=fresh))
+    ready()
+    return run.results(here)
 
 
 class _Tally:
