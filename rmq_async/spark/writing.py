@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -131,7 +132,7 @@ def warn_of_speculation(session: SparkSession) -> None:
         )  # fmt: skip
 
 
-class _Writer:
+class _Writer(ABC):
     """What both do in a task."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
@@ -161,12 +162,13 @@ class _Writer:
             sending.close()
         return Sent(partition, attempt, sending.rows, sending.bytes, sending.retried)
 
+    @abstractmethod
     def _job(self, context: TaskContext) -> str:
-        raise NotImplementedError
+        """What the ids of rows begin with: the same for all attempts of all tasks."""
 
+    @abstractmethod
     def _topic_known(self, context: TaskContext) -> bool:
         """Whether somebody has seen the topic of the option before this task."""
-        raise NotImplementedError
 
     def _tell(self, messages: Sequence[Any], what: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]

@@ -203,6 +203,7 @@ def _session(name: str, given: argparse.Namespace) -> SparkSession:
     if given.master is not None:
         builder = builder.master(given.master)
     elif "SPARK_ENV_LOADED" not in os.environ and "MASTER" not in os.environ:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers are whatever python3 the PATH has
         builder = builder.master("local[*]")
         builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
     for setting, value in named_values("--conf", given.conf).items():

@@ -26,6 +26,7 @@ from rmq_async.errors import NoPermissionError, RocketMQError, TopicNotFoundErro
 from rmq_async.spark.connection import Access, client_config
 from rmq_async.spark.options import write_options
 from rmq_async.spark.pipelines.job import Progress
+from rmq_async.spark.writing import warn_of_speculation
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import publish_queues
 
@@ -112,6 +113,7 @@ def write(
     frame: DataFrame, options: Mapping[str, str], topics: Iterable[str], progress: Progress, expected: int | None = None
 ) -> Written:
     """Writes a frame that has the sink's columns. ``expected``: how many rows that are, for the progress."""
+    warn_of_speculation(frame.sparkSession)
     arrivals = Arrivals(access_for(options), topics)
     seen = Observation()
     observed = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))
