@@ -220,7 +220,8 @@ def python(program: str, *options: str) -> str:
 
 
 def test_importing_the_package_loads_no_more_than_a_client_needs() -> None:
-    loaded = python("import sys, rmq_async; print(*sys.modules)").split()
+    loaded = python("import sys; from rmq_async import *; print(*sys.modules)").split()
+    assert {"rmq_async.producer", "rmq_async.admin"} <= set(loaded)
     unwanted = ("embedded", "spark", "outbox", "otel", "testing", "cli")
     assert not {f"rmq_async.{part}" for part in unwanted} & set(loaded)
     packages = {
@@ -236,6 +237,18 @@ def test_importing_the_package_loads_no_more_than_a_client_needs() -> None:
         "opentelemetry",
     }
     assert not packages & set(loaded)
+
+
+def test_a_name_is_loaded_when_it_is_asked_for() -> None:
+    program = """
+import sys, rmq_async
+before = set(sys.modules)
+assert set(rmq_async.__all__) <= set(dir(rmq_async))
+assert not any(name.startswith("rmq_async.") for name in before)
+error, again = rmq_async.RocketMQError, rmq_async.RocketMQError
+print(error is again, "asyncio" in sys.modules, *(name for name in set(sys.modules) - before if name.startswith("rmq_async.")))
+"""
+    assert python(program) == "True False rmq_async.errors"
 
 
 def test_the_embedded_broker_is_there_when_it_is_asked_for() -> None:

@@ -42,6 +42,9 @@ appender.file.layout.pattern = %p %c: %m%n%ex
 """
 
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of Java, which never gets warm here."""
+
 SHORT = frozenset(
     {
         "test_first.py", "test_batch_read.py", "test_batch_write.py", "test_stream_read.py", "test_stream_write.py",
@@ -146,7 +149,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(place / "warehouse"))
         .config("spark.local.dir", str(place / "local"))
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}")
+        .config("spark.driver.extraJavaOptions", f"{QUICK} -Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}")
+        .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.test.log", str(place / "log"))
         .config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.dir", (place / "events").as_uri())
