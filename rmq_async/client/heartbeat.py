@@ -197,6 +197,13 @@ class Heartbeats:
         if meetings and timeout > 0:
             await asyncio.wait(meetings, timeout=timeout)
 
+    async def answered(self, address: str, timeout: float) -> None:
+        """Waits up to ``timeout`` seconds for the answer to a heartbeat that is under way to ``address``, if one is."""
+        connection = self._pool.get(address)
+        beaten = self._beaten.get(connection) if connection is not None else None
+        if beaten is not None and beaten.task is not None:
+            await asyncio.wait([beaten.task], timeout=timeout)
+
     def close(self) -> list[asyncio.Task[None]]:
         """Ends everything under way; returns the tasks, which need an iteration of the loop to end."""
         self._closed = True

@@ -32,7 +32,7 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import check_topic
 
-from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, broker_error
+from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError, broker_error
 from .instance import ClientInstance
 from .route_table import TopicRoute
 from .text import printable
@@ -173,11 +173,22 @@ async def committed(instance: ClientInstance, group: str, queue: MessageQueue) -
 
 
 async def commit(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
-    """Makes the broker keep ``offset`` for ``group``; returns when it has answered."""
+    """Makes the broker keep ``offset`` for ``group``; returns when it has answered.
+
+    A broker makes a group when it hears of it, and handles the first heartbeat beside the requests that follow it: where it does
+    not know the group it is asked once more, after its answer to that heartbeat.
+    """
     header = UpdateConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, commitOffset=offset, bname=queue.broker_name
     )
-    await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, {**to_ext(header)})
+    fields: dict[str, str | None] = {**to_ext(header)}
+    try:
+        await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+    except SubscriptionGroupNotExistError as error:
+        if group not in instance.heartbeats.consumer_groups or error.address is None:
+            raise
+        await instance.heartbeats.answered(error.address, instance.config.request_timeout)
+        await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
 
 def epoch_ms(when: float | datetime) -> int:

@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 
 from rmq_async.client.offsets import check_queue, epoch_ms
+from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
-from rmq_async.errors import BrokerNotFoundError, ClientStateError, ConfigError, TopicNotFoundError
+from rmq_async.errors import (
+    BrokerNotFoundError,
+    ClientStateError,
+    ConfigError,
+    SubscriptionGroupNotExistError,
+    TopicNotFoundError,
+)
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.heartbeat import decode_heartbeat
 from rmq_protocol.message import MessageQueue
 
+from ..transport.peer import Link
 from .support import TOPIC, embedded, scripted
 
 QUESTIONS: dict[str, Callable[[PullConsumer, MessageQueue], Any]] = {
@@ -52,6 +63,36 @@ async def test_stopping_ends_a_question_at_once(name: str) -> None:
         with pytest.raises(ClientStateError, match="was stopped"):
             await call
         assert monotonic() - start < 0.5
+
+
+async def test_a_group_that_a_broker_has_not_heard_of_yet_commits_all_the_same() -> None:
+    """It handles the first heartbeat beside what comes after it."""
+    async with scripted() as (broker, _):
+        known: set[str] = set()
+        commits: list[bool] = []
+
+        def answer(link: Link, request: RemotingCommand) -> None:
+            if request.code == RequestCode.HEART_BEAT:
+                groups = {data.group_name for data in decode_heartbeat(request.body).consumer_data_set}
+                asyncio.get_running_loop().call_later(0.1, lambda: (known.update(groups), link.reply(request, body=b"")))
+            elif request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+                commits.append((request.ext_fields or {})["consumerGroup"] in known)
+                link.reply(request, code=0 if commits[-1] else 26, remark=None if commits[-1] else "not exist", body=b"")
+            else:
+                link.reply(request, body=b"")
+
+        broker.answer = answer
+        config = ClientConfig(namesrv=broker.name_server.address, instance_name="later", request_timeout=0.5)
+        async with PullConsumer("later", client=config) as consumer:
+            queue = MessageQueue(TOPIC, "broker-a", 0)
+            await consumer.commit(queue, 1)
+            assert commits == [False, True]
+            known.clear()
+            began = monotonic()
+            with pytest.raises(SubscriptionGroupNotExistError, match="not exist"):
+                await consumer.commit(queue, 2)
+            assert commits == [False, True, False, False], "where no heartbeat is under way it is asked again at once, and once"
+            assert monotonic() - began < 0.1
 
 
 async def test_a_known_queue_costs_no_look_up() -> None:

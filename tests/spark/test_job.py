@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +20,12 @@ from pyspark.errors import PySparkException
 from rmq_async import MessageQueue
 from rmq_async.errors import ConfigError, TopicNotFoundError
 from rmq_async.spark.pipelines import archive, job, outgoing, publish, replay
+from rmq_async.testing.threaded import ThreadedRocketMQ
+
+from .conftest import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
@@ -117,15 +125,9 @@ class Trial:
         return self._outcome
 
 
-class NoSession:
-    """What is run is not asked for; it has to be there."""
-
-    def stop(self) -> None:
-        raise AssertionError("a session that was there before is ended")
-
-
 def run(outcome: Any, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(job.SparkSession, "getActiveSession", NoSession)
+    """Without a session, which the trial does not ask for."""
+    monkeypatch.setattr(job, "running_or", nullcontext)
     return job.run_job("trial", Trial(outcome), arguments)
 
 
@@ -280,3 +282,31 @@ def test_mistakes_that_need_no_session() -> None:
         publish.read_table(here, table="t", format="csv")
     with pytest.raises(ConfigError, match="nothing says what to publish"):
         publish.read_table(here)
+
+
+class Reading(Trial):
+    """A session's thread finds the format; the outcome is how many messages there are."""
+
+    def run(self, spark: Any, given: argparse.Namespace, progress: job.Progress) -> Any:
+        rows = spark.read.format("rocketmq").options(**self._outcome).load().count()
+        return Done(rows, False, NOON, {})
+
+
+def test_a_session_that_another_thread_began_is_used_and_goes_on(
+    spark: SparkSession, topics: Topics, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"nameserver": topics.namesrv, "topic": topics.make()}
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lambda: spark.getActiveSession()).result() is None
+        assert thread.submit(job.run_job, "trial", Reading(given), ["--json"]).result() == 0
+        assert thread.submit(lambda: spark.getActiveSession()).result() is spark
+    assert json.loads(capsys.readouterr().out)["messages"] == 0
+    assert spark.range(3).count() == 3
+
+
+def test_what_has_arrived_is_not_known_of_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "PATIENCE", 0.0)
+    with ThreadedRocketMQ() as server:
+        arrivals = outgoing.Arrivals(outgoing.access_for({"nameserver": server.namesrv, "topic": "orders"}), ["orders"])
+        assert arrivals.settled(0) == 0
+    assert arrivals.settled(1) is None

@@ -30,6 +30,7 @@ from rmq_async.spark.pipelines.job import explained
 from rmq_async.spark.pipelines.publish import publish
 from rmq_async.spark.pipelines.reconcile import KINDS, Reconciled, SentTable, reconcile
 from rmq_async.spark.pipelines.replay import replay
+from rmq_async.spark.pipelines.session import running_or
 from rmq_async.testing._jars import find_java
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
@@ -53,7 +54,7 @@ def run_spark_demo(messages: int, size: int, output: Output) -> int:
             with output.progress() as bars:
                 demo.bars = bars
                 with demo.step("start Spark") as done:
-                    spark = stack.enter_context(_session(place))
+                    spark = stack.enter_context(running_or(lambda: _session(place)))
                     done["what"] = f"{spark.version}, {spark.sparkContext.master}"
                 demo.run(spark)
             return demo.verdict(perf_counter() - began)
@@ -190,13 +191,8 @@ def _files(path: str) -> int:
     return sum(1 for _ in Path(path).rglob("*.parquet"))
 
 
-@contextmanager
-def _session(place: Path) -> Iterator[SparkSession]:
-    """The session that runs, or one of this machine's cores that ends here. Raises ClickException where Spark does not start."""
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
-        return
+def _session(place: Path) -> SparkSession:
+    """On this machine's cores. Raises ClickException where Spark does not start."""
     if find_java() is None:
         raise click.ClickException("Spark needs Java 17 or later: neither JAVA_HOME nor PATH has a java")
     for name in NOISY:
@@ -222,11 +218,8 @@ def _session(place: Path) -> Iterator[SparkSession]:
             spark = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         raise click.ClickException(f"Spark does not start: {_first_trouble(said) or error}") from None
-    try:
-        spark.sparkContext.setLogLevel("OFF")
-        yield spark
-    finally:
-        spark.stop()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
 
 
 def _first_trouble(said: Path) -> str | None:

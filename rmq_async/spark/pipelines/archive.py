@@ -26,6 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rmq_async.errors import ConfigError
 from rmq_async.spark.pipelines.files import Files
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
+from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
 
 __all__ = ["ARCHIVE", "ARCHIVE_DDL", "ArchiveSummary", "archive", "main"]
@@ -88,6 +89,7 @@ def archive(
     if "columns" in (options or {}):
         raise ConfigError("option columns: an archive holds all of them")
     place = checkpoint or f"{path.rstrip('/')}/_checkpoint"
+    activate(spark)
     before = _before(Files(spark), path, place, wanted, pattern)
     frame = _stream(spark, wanted, pattern, starting, max_offsets, tags, files, options or {})
     observed = frame.observe("archive", F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))

@@ -27,6 +27,7 @@ from rmq_async.errors import ConfigError, TopicNotFoundError
 from rmq_async.spark.pipelines.given import ask, options_for, refuse_topics, window
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
+from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.rows import ID_PROPERTY
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, PropertyName
 from rmq_protocol.errors import InvalidMessageError
@@ -98,6 +99,7 @@ def replay_dead_letters(
     """
     source = _checked(group, topic, max_replays)
     refuse_topics(options)
+    activate(spark)
     writing = options_for("batch write", options, idColumn="id")
     namespace = access_for(writing).namespace
     bounds = window(since, until)
@@ -298,7 +300,7 @@ class _DlqReplay:
         parser.add_argument(
             "--again", action="store_true", help="do not look into the target topics for what earlier runs have sent"
         )
-        parser.add_argument("--rate", type=whole_number(1, 1 << 40), metavar="N", help="send at most so many a second")
+        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="send at most so many a second")
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> Replayed:
         return replay_dead_letters(

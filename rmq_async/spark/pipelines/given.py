@@ -13,10 +13,10 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError
-from rmq_async.spark.connection import client_config
+from rmq_async.spark.connection import Access, client_config
 from rmq_async.spark.options import OPTIONS, Use, read_options
 
-__all__ = ["ask", "column", "options_for", "refuse_topics", "window"]
+__all__ = ["ask", "ask_at", "column", "options_for", "refuse_topics", "window"]
 
 T = TypeVar("T")
 
@@ -60,8 +60,12 @@ def _epoch_ms(when: datetime) -> str:
 
 
 def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """What an admin client of the options' cluster answers; works beside a running loop, as in a notebook. Raises RocketMQError."""
-    access = read_options(options_for("batch read", options, topic="any"), streaming=False).access
+    """What an admin client of the options' cluster answers. Raises RocketMQError."""
+    return ask_at(read_options(options_for("batch read", options, topic="any"), streaming=False).access, question)
+
+
+def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    """The same, of a cluster whose options were read. Works beside a running loop, as in a notebook."""
 
     async def asking() -> T:
         async with Admin(client=client_config(access)) as admin:

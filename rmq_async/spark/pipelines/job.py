@@ -26,6 +26,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError, RocketMQError
+from rmq_async.spark.pipelines.session import running_or
 from rmq_async.spark.plain import sentence
 
 __all__ = [
@@ -163,20 +164,14 @@ def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
     except SystemExit as ending:  # argparse has told why
         return ending.code if isinstance(ending.code, int) else WRONG_USE
     told = _Told(name, as_json=given.json)
-    running = SparkSession.getActiveSession()
-    spark: SparkSession | None = None
     try:
         connection_options(given)
-        with _quiet():
-            spark = running or _session(name, given)
+        with _quiet(), running_or(lambda: _session(name, given)) as spark:
             summary = job.run(spark, given, told.progress)
     except (RocketMQError, PySparkException, Py4JError, OSError) as error:
         return told.trouble(*explained(error))
     except KeyboardInterrupt:
         return told.trouble("interrupted", INTERRUPTED)
-    finally:
-        if spark is not None and running is None:
-            spark.stop()
     told.summary(summary)
     return FAILED if summary.failed else 0
 
@@ -262,8 +257,8 @@ class _Told:
         if self._as_json:
             text = json.dumps({"event": event, **figures}, default=_plain)
         else:
-            flat = {key: value for key, value in figures.items() if not isinstance(value, Mapping)}
-            text = f"{event:<9}" + ", ".join(f"{key} {_plain(value)}" for key, value in flat.items() if value is not None)
+            flat = {key: value for key, value in figures.items() if not isinstance(value, Mapping) and value not in (None, ())}
+            text = f"{event:<9}" + ", ".join(f"{key} {_plain(value)}" for key, value in flat.items())
             for key, value in figures.items():
                 if isinstance(value, Mapping) and value:
                     text += f"\n{'':9}{key}:" + "".join(f"\n{'':11}{name} {_pair(each)}" for name, each in value.items())

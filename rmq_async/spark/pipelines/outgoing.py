@@ -7,15 +7,13 @@ write there too, and a task that is tried again sends rows twice, so that is a l
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -23,9 +21,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from rmq_async.admin import Admin
 from rmq_async.client.text import printable
 from rmq_async.errors import NoPermissionError, RocketMQError, TopicNotFoundError
-from rmq_async.spark.connection import Access, client_config
+from rmq_async.spark.connection import Access
 from rmq_async.spark.options import write_options
+from rmq_async.spark.pipelines.given import ask_at
 from rmq_async.spark.pipelines.job import Progress
+from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.writing import warn_of_speculation
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import publish_queues
@@ -33,8 +33,6 @@ from rmq_protocol.route import publish_queues
 __all__ = ["Arrivals", "Written", "access_for", "shared_rate", "target_queues", "write"]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 INTERVAL: Final = 2.0
 """Seconds between two looks at what has arrived."""
@@ -47,7 +45,7 @@ TASK_RATE: Final = 5000
 @dataclass(frozen=True)
 class Written:
     """``messages``, ``bytes`` (of bodies): sent and acknowledged. ``arrived``: by how much the topics have grown; None where that
-    may not be asked."""
+    may not be asked, or was not answered."""
 
     messages: int
     bytes: int
@@ -68,11 +66,10 @@ def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
 def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[MessageQueue, ...]]:
     """Queues of each topic that can be written to. Raises TopicNotFoundError."""
 
-    async def ask() -> dict[str, tuple[MessageQueue, ...]]:
-        async with Admin(client=client_config(access)) as admin:
-            return {topic: publish_queues(topic, await admin.topic_route(topic)) for topic in sorted(set(topics))}
+    async def queues(admin: Admin) -> dict[str, tuple[MessageQueue, ...]]:
+        return {topic: publish_queues(topic, await admin.topic_route(topic)) for topic in sorted(set(topics))}
 
-    return _waited(ask)
+    return ask_at(access, queues)
 
 
 class Arrivals:
@@ -81,32 +78,39 @@ class Arrivals:
     def __init__(self, access: Access, topics: Iterable[str]) -> None:
         self._access = access
         self._topics = tuple(sorted(set(topics)))
-        self._before = _waited(self._ends)
+        self._before = ask_at(access, self._ends)
 
     def count(self) -> int | None:
-        """None where the user may not ask for offsets."""
-        now = _waited(self._ends)
+        """None where the user may not ask for offsets. Raises RocketMQError."""
+        now = ask_at(self._access, self._ends)
         return None if now is None or self._before is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """The same once it is ``expected``, or as much as it is after a while: a stored message is readable a moment later."""
+        """The same once it is ``expected``, or as much as it is after a while: a stored message is readable a moment later.
+        Raises nothing, since the writing is over: None where the cluster does not answer."""
         until = monotonic() + PATIENCE
-        while (found := self.count()) is not None and found < expected and monotonic() < until:
+        while True:
+            try:
+                found = self.count()
+                last = found is None or found >= expected
+            except RocketMQError as error:
+                logger.warning("how much has arrived is not known: %s", printable(error))
+                found, last = None, False
+            if last or monotonic() >= until:
+                return found
             sleep(0.05)
-        return found
 
-    async def _ends(self) -> int | None:
-        async with Admin(client=client_config(self._access)) as admin:
-            total = 0
-            for topic in self._topics:
-                try:
-                    stats = await admin.topic_stats(topic)
-                except TopicNotFoundError:
-                    continue
-                except NoPermissionError:
-                    return None
-                total += sum(queue.max_offset for queue in stats.queues.values())
-            return total
+    async def _ends(self, admin: Admin) -> int | None:
+        total = 0
+        for topic in self._topics:
+            try:
+                stats = await admin.topic_stats(topic)
+            except TopicNotFoundError:
+                continue
+            except NoPermissionError:
+                return None
+            total += sum(queue.max_offset for queue in stats.queues.values())
+        return total
 
 
 def write(
@@ -114,6 +118,7 @@ def write(
 ) -> Written:
     """Writes a frame that has the sink's columns. ``expected``: how many rows that are, for the progress."""
     warn_of_speculation(frame.sparkSession)
+    activate(frame.sparkSession)
     arrivals = Arrivals(access_for(options), topics)
     seen = Observation()
     observed = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))
@@ -145,9 +150,3 @@ def _watched(arrivals: Arrivals, progress: Progress, expected: int | None) -> It
     finally:
         over.set()
         thread.join()
-
-
-def _waited(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """On a loop of its own in a thread of its own: the caller's may be running, as in a notebook."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(ask())).result()

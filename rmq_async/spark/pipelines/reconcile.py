@@ -34,6 +34,7 @@ from rmq_async.spark.pipelines.job import (
     run_job,
     whole_number,
 )
+from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.rows import ID_PROPERTY
 
 __all__ = ["ACKNOWLEDGED", "JOB", "KINDS", "Reconciled", "Reconciliation", "SentTable", "main", "reconcile"]
@@ -123,6 +124,7 @@ def reconcile(
     """
     table = table or SentTable()
     _check(by, fail_on, table)
+    activate(spark)
     refuse_topics(options)
     inside = window(since, until)
     if table.time is None:

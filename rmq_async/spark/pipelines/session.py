@@ -1,0 +1,41 @@
+"""The Spark session a pipeline runs in: one that is there already, in whatever thread, or one of its own.
+
+Spark looks for data sources of Python's only in the session that is active in the calling thread, and each Python thread begins
+without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+__all__ = ["activate", "running_or"]
+
+
+def activate(spark: SparkSession) -> None:
+    """Makes ``spark`` active in this thread, which creating a frame does."""
+    if SparkSession.getActiveSession() is not spark:
+        spark.createDataFrame([], "nothing int")
+
+
+@contextmanager
+def running_or(begin: Callable[[], SparkSession]) -> Iterator[SparkSession]:
+    """The session of this process, else one that ``begin`` makes and that ends here; active in this thread."""
+    there = _running()
+    spark = begin() if there is None else there
+    try:
+        activate(spark)
+        yield spark
+    finally:
+        if there is None:
+            spark.stop()
+
+
+def _running() -> SparkSession | None:
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
