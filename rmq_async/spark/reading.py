@@ -13,9 +13,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -28,16 +27,16 @@ from pyspark.sql.streaming.datasource import (
 from rmq_protocol.message import MessageQueue
 
 from ..errors import ConfigError, RocketMQError
-from .arrow import record_batches
 from .bounds import ends_of_options, starts_of_options
 from .cluster import Cluster
 from .options import ReadOptions
 from .plain import plainly, plainly_iterated
 from .planning import EndOffset, Loss, Offsets, Range, advance, cut, find_losses, find_odd, raise_losses, starts_of
 from .positions import Positions, Times, key_of
-from .pulling import Puller
 from .pushing import Pushed, pushed
-from .worker import worker
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["BatchReader", "PushingReader", "RefusedStream", "Slice", "StreamReader"]
 
@@ -63,6 +62,10 @@ class _Reader:
 
     @plainly_iterated
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from .arrow import record_batches
+        from .pulling import Puller
+        from .worker import worker
+
         assert isinstance(partition, Slice)
         if not partition.ranges:
             return iter(())

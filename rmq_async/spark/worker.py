@@ -3,6 +3,7 @@
 Python workers are forked, reused for many tasks, and killed without a word when a task or a query is over. So nothing is made
 before it is needed, what is made is kept for the process that made it (by its pid), and nothing on a broker has to be taken
 back: readers are in no consumer group. A task that is tried again gets new connections (``fresh``): the old ones may be why.
+Whoever only reads does not load what writes: each query begins with new processes, and waits for their imports.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..admin import Admin
 from ..client import ClientInstance
 from ..consumer import PullConsumer
 from ..errors import RocketMQError
 from .connection import Access, client_config
 from .options import WriteOptions
-from .units import SinkProducer
+
+if TYPE_CHECKING:
+    from .units import SinkProducer
 
 __all__ = ["SparkReader", "Worker", "worker"]
 
 logger = logging.getLogger("rmq_async")
 
 T = TypeVar("T")
-Client = Admin | PullConsumer | SinkProducer
 
 CALL_LIMIT = 24 * 3600.0
 """Seconds; every call has a budget of its own that is far shorter."""
@@ -59,7 +60,7 @@ class Worker:
         self.pid = os.getpid()
         self._loop = _new_loop()
         self._made = 0
-        self._clients: dict[object, Client] = {}
+        self._clients: dict[object, PullConsumer | SinkProducer] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rmq_async spark", daemon=True)
         self._thread.start()
@@ -78,11 +79,15 @@ class Worker:
 
     async def topics(self, access: Access) -> tuple[str, ...]:
         """All topics that the name servers know. On the loop, unlike the others."""
+        from ..admin import Admin
+
         async with Admin(client=client_config(access)) as admin:
             return await admin.topics()
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> SinkProducer:
         """One for each group and cluster, on connections of its own; timeouts go with each send."""
+        from .units import SinkProducer
+
         self._made += 1
         name = f"spark-{self.pid}-{self._made}"  # two producers of one group on shared connections would be an error
         client = self._client(
@@ -110,7 +115,7 @@ class Worker:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2.0)
 
-    def _client(self, key: object, make: Any, fresh: bool) -> Client:
+    def _client(self, key: object, make: Any, fresh: bool) -> PullConsumer | SinkProducer:
         with self._lock:
             client = self._clients.pop(key, None) if fresh else self._clients.get(key)
             if fresh and client is not None:
@@ -123,8 +128,8 @@ class Worker:
             return client
 
 
-async def _started(make: Any) -> Client:
-    client: Client = make()
+async def _started(make: Any) -> PullConsumer | SinkProducer:
+    client: PullConsumer | SinkProducer = make()
     await client.start()
     return client
 
