@@ -3,8 +3,9 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 2``) two processes take three groups: tests that start servers of Java or measure, most of
-whose time is waiting; all others; and those that share a Spark session, for the process that is done first.
+With pytest-xdist (``tox`` runs ``-n 2``) one process takes the tests that start servers of Java or measure, most of whose time is
+waiting; the other one takes the rest a file at a time, all those that share a Spark session among them. Who is done helps with
+what is left then.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ logging.setLoggerClass(canaries.CanaryLogger)
 
 REAL_SERVERS = ("tests/cluster/", "tests/test_benchmarks.py")
 SPARK = "tests/spark/"
+LAST = ("tests/protocol/", "tests/transport/", "tests/worlds/")
+"""Many short ones, for whoever has time."""
 
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""
@@ -37,10 +40,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(SPARK):
                 return "spark"
-            return "real servers" if nodeid.startswith(REAL_SERVERS) else "others"
+            return "real servers" if nodeid.startswith(REAL_SERVERS) else nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False  # in the order of the directories: Spark last, whatever the number of its tests
+    config.option.loadscopereorder = False  # in the order in which they come, whatever the number of their tests
     return ByGroup(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+
+        def turn(item: pytest.Item) -> int:
+            turns = (REAL_SERVERS, (), (SPARK,), LAST)
+            return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 1)
+
+        items.sort(key=turn)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -45,23 +45,12 @@ appender.file.layout.pattern = %p %c: %m%n%ex
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of Java, which never gets warm here."""
 
-SHORT = frozenset(
-    {
-        "test_first.py", "test_batch_read.py", "test_batch_write.py", "test_stream_read.py", "test_stream_write.py",
-        "test_mistakes.py",
-    }
-)  # fmt: skip
-"""Modules of which everything always runs. Of the others, what needs a Spark session runs where RMQ_SPARK_TESTS=all."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    everything = os.environ.get("RMQ_SPARK_TESTS") == "all"
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.spark)
-            if not everything and item.path.name not in SHORT and "spark" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.skip(reason="a long one on Spark: RMQ_SPARK_TESTS=all runs it"))
             if "cluster" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.cluster)
 
