@@ -14,9 +14,7 @@ import argparse
 import logging
 import secrets
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, sleep, time
@@ -34,7 +32,7 @@ from rmq_async.spark.pipelines.job import Progress, connection_options, no_progr
 from rmq_async.spark.pipelines.load_plot import needs_matplotlib, plot
 from rmq_async.spark.pipelines.load_report import WHOLE, RunReport, read_results, report
 from rmq_async.spark.pipelines.load_tasks import COLUMNS, MODES, STORED, LoadPlan, Result, results_of
-from rmq_async.spark.pipelines.outgoing import Arrivals, target_queues
+from rmq_async.spark.pipelines.outgoing import Arrivals, target_queues, watched
 
 __all__ = ["LoadSummary", "load", "main"]
 
@@ -46,8 +44,6 @@ OTHERS: Final = ("idColumn", "batchBytes", "maxMessagesPerSecond")
 MAX_BATCH: Final = 4 * 1024 * 1024
 ALL_HERE: Final = 1.1
 """Seconds after which every task knows that the last one has come: Spark looks once a second."""
-WATCH: Final = 2.0
-"""Seconds between two looks at the topic while tasks run."""
 SETTLED: Final = 0.2
 PATIENCE: Final = 5.0
 """Seconds in which one-way messages are stored that a broker has read."""
@@ -109,7 +105,7 @@ def load(
     stored = []
     for mode in modes:
         began, arrivals = time(), Arrivals(sending.access, [topic])
-        with _watched(arrivals, mode, progress):
+        with watched(arrivals, _Pace(mode, progress).tell):
             _send(spark, replace(plan, mode=mode), results)
         if (grown := _grown(arrivals)) is not None:
             stored.append(Result(plan.run, -1, mode, WHOLE, STORED, grown, 0, {}, 0.0, began, time()))
@@ -180,42 +176,34 @@ def _tasks(spark: SparkSession, wanted: int | None) -> int:
 
 
 def _grown(arrivals: Arrivals) -> int | None:
-    """What the topic has grown by, when that has come to an end; one-way messages are stored a moment later."""
+    """What the topic has grown by, when that has come to an end; one-way messages are stored a moment later. None where that is
+    not told."""
     until = monotonic() + PATIENCE
-    grown = arrivals.count()
-    while grown is not None and monotonic() < until:
-        sleep(SETTLED)
-        before, grown = grown, arrivals.count()
-        if grown == before:
-            break
+    try:
+        grown = arrivals.count()
+        while grown is not None and monotonic() < until:
+            sleep(SETTLED)
+            before, grown = grown, arrivals.count()
+            if grown == before:
+                break
+    except RocketMQError as error:
+        logger.warning("how much is stored is not known: %s", printable(error))
+        return None
     return grown
 
 
-@contextmanager
-def _watched(arrivals: Arrivals, mode: str, progress: Progress) -> Iterator[None]:
-    """Tells ``progress`` now and then how the topic grows."""
-    over = threading.Event()
+class _Pace:
+    """Tells ``progress`` how the topic grows."""
 
-    def watch() -> None:
-        last, since = 0, monotonic()
-        while not over.wait(WATCH):
-            try:
-                grown, now = arrivals.count(), monotonic()
-            except RocketMQError as error:
-                logger.info("the topic cannot be asked now: %s", printable(error))
-                continue
-            if grown is None:
-                return
-            progress({"mode": mode, "stored": grown, "rate": round((grown - last) / (now - since))})
-            last, since = grown, now
+    def __init__(self, mode: str, progress: Progress) -> None:
+        self._mode = mode
+        self._progress = progress
+        self._last, self._since = 0, monotonic()
 
-    watching = threading.Thread(target=watch, name="rmq_async spark load", daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watching.join()
+    def tell(self, grown: int) -> None:
+        now = monotonic()
+        self._progress({"mode": self._mode, "stored": grown, "rate": round((grown - self._last) / (now - self._since))})
+        self._last, self._since = grown, now
 
 
 def _create(options: Mapping[str, str], topic: str, queues: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -30,7 +30,7 @@ from rmq_async.spark.writing import warn_of_speculation
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import publish_queues
 
-__all__ = ["Arrivals", "Written", "access_for", "shared_rate", "target_queues", "write"]
+__all__ = ["Arrivals", "Written", "access_for", "shared_rate", "target_queues", "watched", "write"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,18 +87,21 @@ class Arrivals:
 
     def settled(self, expected: int) -> int | None:
         """The same once it is ``expected``, or as much as it is after a while: a stored message is readable a moment later.
-        Raises nothing, since the writing is over: None where the cluster does not answer."""
+        Raises nothing, since the writing is over: None where the cluster does not answer either."""
         until = monotonic() + PATIENCE
         while True:
+            found: int | None = None
+            trouble: RocketMQError | None = None
             try:
                 found = self.count()
-                last = found is None or found >= expected
             except RocketMQError as error:
-                logger.warning("how much has arrived is not known: %s", printable(error))
-                found, last = None, False
-            if last or monotonic() >= until:
-                return found
+                trouble = error
+            if monotonic() >= until or (trouble is None and (found is None or found >= expected)):
+                break
             sleep(0.05)
+        if trouble is not None:
+            logger.warning("how much has arrived is not known: %s", printable(trouble))
+        return found
 
     async def _ends(self, admin: Admin) -> int | None:
         total = 0
@@ -122,14 +125,15 @@ def write(
     arrivals = Arrivals(access_for(options), topics)
     seen = Observation()
     observed = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))
-    with _watched(arrivals, progress, expected):
+    with watched(arrivals, lambda arrived: progress({"arrived": arrived, "of": expected})):
         observed.write.format("rocketmq").mode("append").options(**options).save()
     rows, size = seen.get["rows"], seen.get["bytes"] or 0
     return Written(rows, size, arrivals.settled(rows))
 
 
 @contextmanager
-def _watched(arrivals: Arrivals, progress: Progress, expected: int | None) -> Iterator[None]:
+def watched(arrivals: Arrivals, tell: Callable[[int], None]) -> Iterator[None]:
+    """Calls ``tell``, in a thread of its own, now and then with what has arrived."""
     over = threading.Event()
 
     def watch() -> None:
@@ -141,7 +145,7 @@ def _watched(arrivals: Arrivals, progress: Progress, expected: int | None) -> It
                 continue
             if arrived is None:
                 return
-            progress({"arrived": arrived, "of": expected})
+            tell(arrived)
 
     thread = threading.Thread(target=watch, name="rmq_async spark arrivals", daemon=True)
     thread.start()
