@@ -18,7 +18,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,14 +32,11 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
 from send import BenchmarkError, Target, stored_messages, target
+from spark_yardsticks import QUEUES, in_process, register_generator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-QUEUES: Final = 8
-BATCH: Final = 96
-"""Messages of a plain process's batch: as many bytes as the default of ``batchBytes`` makes of them."""
-SENDERS: Final = 8
 NARROW: Final = "queueId,offset,body"
 MICRO_BATCHES: Final = 10
 LIMITS: Final = {
@@ -73,60 +69,7 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--namesrv", help="host:port of a running cluster instead of one of our own")
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE (- for the standard output)")
     parser.add_argument("--check", action="store_true", help="exit 1 when a median is beyond the project's limits")
-    parser.add_argument("--plain", nargs=3, metavar=("WHAT", "NAMESRV", "TOPIC"), help=argparse.SUPPRESS)
     return parser
-
-
-# -- plain processes
-
-
-def plain(what: str, namesrv: str, topic: str, options: argparse.Namespace) -> None:
-    import uvloop
-
-    work = plain_send(namesrv, topic, options.messages, options.body) if what == "send" else plain_read(namesrv, topic)
-    count, seconds = uvloop.run(work)
-    print(json.dumps({"messages": count, "seconds": seconds}))
-
-
-async def plain_send(namesrv: str, topic: str, count: int, size: int) -> tuple[int, float]:
-    from rmq_async import Message, Producer
-
-    rest = bytes(size - 16)
-    starts = iter(range(0, count, BATCH))
-
-    async with Producer("plain", namesrv=namesrv) as producer:
-
-        async def send() -> None:
-            for start in starts:
-                numbers = range(start, min(start + BATCH, count))
-                await producer.send_batch([Message(topic, b"%016d" % number + rest) for number in numbers])
-
-        begun = time.perf_counter()
-        await asyncio.gather(*(send() for _ in range(SENDERS)))
-        return count, time.perf_counter() - begun
-
-
-async def plain_read(namesrv: str, topic: str) -> tuple[int, float]:
-    from rmq_async import PullConsumer
-
-    async with PullConsumer("plain", namesrv=namesrv) as consumer:
-        begun = time.perf_counter()
-        count = 0
-        async for _ in consumer.read(topic):
-            count += 1
-        return count, time.perf_counter() - begun
-
-
-def in_process(what: str, namesrv: str, topic: str, options: argparse.Namespace) -> float:
-    """Messages a second of a plain process."""
-    command = [sys.executable, __file__, "--plain", what, namesrv, topic, "--messages", str(options.messages)]
-    done = subprocess.run([*command, "--body", str(options.body)], capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise BenchmarkError(f"plain {what}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-    result = json.loads(done.stdout.splitlines()[-1])
-    if result["messages"] != options.messages:
-        raise BenchmarkError(f"plain {what}: {result['messages']} messages instead of {options.messages}")
-    return float(result["messages"] / result["seconds"])
 
 
 # -- Spark
@@ -157,67 +100,6 @@ def session(place: Path) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-
-
-def register_generator(spark: SparkSession) -> None:
-    """``format("generator")``: rows as RocketMQ's, made once in each worker, but for their offsets."""
-    import pyarrow as pa
-    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-
-    from rmq_async.spark.arrow import ROWS, Rows, arrow_schema, record_batches
-    from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
-    from rmq_protocol.columns import read_columns
-    from rmq_protocol.message import MessageQueue
-    from rmq_protocol.stored import encode_stored
-
-    properties = "UNIQ_KEY\x01{:032X}\x02WAIT\x01true\x02CLUSTER\x01DefaultCluster\x02RMQ_SPARK_ID\x01{:032x}:0:0:{}\x02"
-
-    class Reader(DataSourceReader):
-        def __init__(self, options: dict[str, str]) -> None:
-            self.rows = int(options["rows"]) // QUEUES
-            self.body = int(options["body"])
-            self.columns = tuple((options.get("columns") or ",".join(SOURCE_COLUMNS)).split(","))
-
-        def partitions(self) -> list[InputPartition]:
-            return [InputPartition(number) for number in range(QUEUES)]
-
-        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-            block = b"".join(
-                encode_stored(
-                    topic="Generated",
-                    body=b"%016d" % number + bytes(self.body - 16),
-                    properties=properties.format(number, number, number).encode(),
-                    queue_offset=number,
-                    born_time_ms=1_700_000_000_000,
-                    store_time_ms=1_700_000_000_000,
-                )
-                for number in range(ROWS)
-            )
-            made = Rows(self.columns)
-            queue = MessageQueue("Generated", "broker-a", partition.value)
-            read_columns(block, made.stored, queue)
-            made.came(queue)
-            (batch,) = record_batches([made], self.columns)
-            schema = arrow_schema(self.columns)
-            place = schema.get_field_index("offset")
-            for start in range(0, self.rows, ROWS):
-                count = min(ROWS, self.rows - start)
-                arrays = batch.slice(0, count).columns
-                arrays[place] = pa.array(range(start, start + count), pa.int64())
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    class Generator(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "generator"
-
-        def schema(self) -> str:
-            return source_ddl(tuple((self.options.get("columns") or ",".join(SOURCE_COLUMNS)).split(",")))
-
-        def reader(self, schema: Any) -> DataSourceReader:
-            return Reader(dict(self.options))
-
-    spark.dataSource.register(Generator)
 
 
 class Run:
@@ -274,11 +156,14 @@ class Run:
     def warm(self, topic: str) -> None:
         """Python workers and the compilers of both JVMs; nothing of it counts."""
         noop(self.generated(None))
-        in_process("read", self.namesrv, topic, self.options)
+        self.plain("read", topic)
         for _ in range(3):
             noop(self.frame(topic))
         noop(self.frame(topic, NARROW))
         self.write(self.topic(), min(self.options.messages, 20_000))
+
+    def plain(self, what: str, topic: str) -> float:
+        return in_process(what, self.namesrv, topic, self.options.messages, self.options.body)
 
     def generated(self, columns: str | None) -> DataFrame:
         reader = self.spark.read.format("generator").option("rows", self.options.messages).option("body", self.options.body)
@@ -288,7 +173,7 @@ class Run:
         count = self.options.messages
         turns = [
             lambda: self.timed("generator", lambda: noop(self.generated(None)), count // QUEUES * QUEUES),
-            lambda: self.note("plain pull", in_process("read", self.namesrv, topic, self.options)),
+            lambda: self.note("plain pull", self.plain("read", topic)),
             lambda: self.timed("read", lambda: noop(self.frame(topic)), count),
             lambda: self.timed("narrowed read", lambda: noop(self.frame(topic, NARROW)), count),
             lambda: self.timed("narrowed generator", lambda: noop(self.generated(NARROW)), count // QUEUES * QUEUES),
@@ -303,7 +188,7 @@ class Run:
             self.check_numbers("write", self.frame(topic, "body"))
 
         def plainly() -> None:
-            self.note("plain send", in_process("send", self.namesrv, self.topic(), self.options))
+            self.note("plain send", self.plain("send", self.topic()))
 
         for turn in (by_spark, plainly) if number % 2 else (plainly, by_spark):
             turn()
@@ -507,7 +392,7 @@ def measure(options: argparse.Namespace, namesrv: str, place: Path) -> dict[str,
         run = Run(spark, namesrv, place, options)
         register_generator(spark)
         topic = run.topic()
-        in_process("send", namesrv, topic, options)
+        in_process("send", namesrv, topic, options.messages, options.body)
         if asyncio.run(stored_messages(namesrv, topic, options.messages)) != options.messages:
             raise BenchmarkError("the topic to read is not complete")
         memory = WorkerMemory()
@@ -548,9 +433,6 @@ def main(given: list[str] | None = None) -> int:
         parser.error(f"--messages must be {QUEUES} at least, --body 16, --rounds 1")
     if unknown := set(options.parts) - {"read", "write", "stream"}:
         parser.error(f"--parts: {', '.join(sorted(unknown))}; there are read, write, stream")
-    if options.plain:
-        plain(*options.plain, options)
-        return 0
     place = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
     try:
         with broker(options) as cluster:

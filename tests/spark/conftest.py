@@ -42,8 +42,8 @@ appender.file.layout.pattern = %p %c: %m%n%ex
 """
 
 
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Of Java, which never gets warm here."""
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.stream.error.file=/dev/null"
+"""Of Java, which never gets warm here; and its database writes no log where tests run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

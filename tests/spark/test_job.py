@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+import pyspark
 from pyspark.errors import PySparkException
 
 from rmq_async import MessageQueue
@@ -22,7 +27,7 @@ from rmq_async.errors import ConfigError, TopicNotFoundError
 from rmq_async.spark.pipelines import archive, job, outgoing, publish, replay
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
-from .conftest import Topics
+from .conftest import QUICK, Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -310,3 +315,17 @@ def test_what_has_arrived_is_not_known_of_a_cluster_that_is_gone(monkeypatch: py
         arrivals = outgoing.Arrivals(outgoing.access_for({"nameserver": server.namesrv, "topic": "orders"}), ["orders"])
         assert arrivals.settled(0) == 0
     assert arrivals.settled(1) is None
+
+
+def test_a_pipeline_is_a_file_for_spark_submit(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:
+    topic, orders = topics.make(), tmp_path / "orders.csv"
+    orders.write_text("id,amount\n17,5\n18,7\n")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    settings = ["--master", "local[1]", "--driver-java-options", QUICK, "--conf", "spark.ui.enabled=false"]
+    given = ["--json", "--namesrv", topics.namesrv, "--topic", topic, "--format", "csv", "--path", str(orders)]
+    command = [str(submit), *settings, publish.__file__, *given, "--read-option", "header=true", "--key", "id"]
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_HOSTNAME": "localhost"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["messages"] == 2
+    assert {message.body for message in topics.read(topic)} == {b'{"id":"17","amount":"5"}', b'{"id":"18","amount":"7"}'}

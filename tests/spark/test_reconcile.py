@@ -151,19 +151,19 @@ def test_what_is_planted_is_found_and_nothing_else(
         "failed": True,
     }  # fmt: skip
 
-    # By key, where a key may have been sent more than once: the second row of good-0 may be a message, "twice" may not.
-    keyed = pipeline.reconcile(
-        spark,
-        spark.read.parquet(place).where("key not in ('lost', 'never')"),
-        topic,
-        {"nameserver": topics.namesrv},
-        by="key",
-        table=pipeline.SentTable(id="message", key="key"),
-    )
-    kinds = sorted((row.kind, row.key) for row in keyed.findings.collect())
-    keyed.findings.unpersist()
+    # From a database, and by key, where a key may have been sent more than once: the second row of good-0 may be a message,
+    # "twice" may not.
+    table = {"url": "jdbc:derby:memory:sent", "dbtable": "sent", "driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
+    spark.read.parquet(place).write.format("jdbc").options(**table | {"url": f"{table['url']};create=true"}).save()
+    read = [part for name, value in table.items() for part in ("--read-option", f"{name}={value}")]
+    common = ["--namesrv", topics.namesrv, "--topic", topic, "--format", "jdbc", *read, "--key-column", "key", "--json"]
+    where = "key not in ('lost', 'never')"
+    assert pipeline.main([*common, "--id-column", "message", "--by", "key", "--where", where]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = sorted((line["kind"], line["key"]) for line in lines if "kind" in line)
     assert kinds == [("duplicate", "twice"), ("unacknowledged", "pending"), ("unknown", "unknown")]
-    assert (keyed.summary.failed, keyed.summary.messages_without_id, keyed.summary.matched) == (False, 1, good + 1)
+    keyed = lines[-1]
+    assert (keyed["failed"], keyed["messages_without_id"], keyed["matched"]) == (False, 1, good + 1)
 
 
 def test_rows_of_which_none_is_acknowledged_prove_nothing(

@@ -37,7 +37,9 @@ def main(logging: str, what: str, directories: list[str]) -> None:
         .config("spark.sql.warehouse.dir", f"{directories[0]}/warehouse")
         .config("spark.local.dir", f"{directories[0]}/local")
         .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={logging}")
+        .config(
+            "spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={logging}"
+        )
         .getOrCreate()
     )
     register(session)
