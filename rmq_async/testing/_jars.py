@@ -23,7 +23,7 @@ from typing import Final
 
 from ._errors import ClusterError
 
-__all__ = ["find_java", "find_maven", "missing", "resolve"]
+__all__ = ["find_java", "find_maven", "java_major", "missing", "resolve"]
 
 MINIMUM_JAVA: Final = 11
 MAVEN_TIMEOUT: Final = 900.0
@@ -60,7 +60,7 @@ def missing(version: str) -> str:
     java = find_java()
     if java is None:
         return "no Java: neither JAVA_HOME nor PATH has a java"
-    found = _java_major(java)
+    found = java_major(java)
     if found < MINIMUM_JAVA:
         return f"Java {MINIMUM_JAVA} or newer is needed, {java} is {found or 'of an unknown version'}"
     if find_maven() is None and not _cached(_directory(version)):
@@ -94,7 +94,7 @@ def resolve(version: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _java_major(java: str) -> int:
+def java_major(java: str) -> int:
     try:
         run = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):

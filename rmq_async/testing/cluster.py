@@ -30,6 +30,7 @@ from typing import Final, Self
 
 from ..credentials import Credentials
 from ._certificates import Certificates
+from ._class_data import ClassData
 from ._config import (
     BROKER_CLASS,
     NAME_SERVER_CLASS,
@@ -148,6 +149,7 @@ class RealCluster:
         self._root: Path | None = None
         self._group: Group | None = None
         self._owner = 0
+        self._class_data: dict[str, ClassData] = {}
 
     @property
     def namesrv(self) -> str:
@@ -197,6 +199,7 @@ class RealCluster:
             try:
                 self._lay_out(class_path)
                 await self._launch(time.monotonic() + timeout)
+                await self._keep_class_data()
                 return
             except BaseException as error:
                 self._end()
@@ -251,7 +254,9 @@ class RealCluster:
         directory = self._root / name
         certificates = self._certificates.directory if self._certificates is not None else None
         options = jvm_options(self.profile, main_class, certificates)
-        command = java_command(find_java() or "java", main_class, class_path, directory, small=self._small, options=options)
+        java = find_java() or "java"
+        data = self._class_data[main_class] = ClassData(java, main_class, class_path)
+        command = java_command(java, main_class, class_path, directory, small=self._small, options=(*data.options(), *options))
         environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(directory), "ROCKETMQ_HOME": str(directory)}
 
         def prepare() -> ServerProcess:
@@ -262,6 +267,11 @@ class RealCluster:
             return ServerProcess(command, directory=directory, environment=environment, group=self._group.id, log=log)
 
         return Server(name, f"127.0.0.1:{port}", Launch(directory, prepare, self._until_serving))
+
+    async def _keep_class_data(self) -> None:
+        for main_class, servers in ((NAME_SERVER_CLASS, self.nameservers), (BROKER_CLASS, self.brokers)):
+            if servers and (data := self._class_data[main_class]).wanted:
+                await asyncio.to_thread(data.write, servers[0].pid)
 
     def _own_access(self) -> Access:
         made = self._certificates

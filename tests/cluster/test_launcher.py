@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 import rmq_async.testing.cluster as launcher
-from rmq_async.testing._config import PROFILES
+from rmq_async.testing._class_data import ClassData
+from rmq_async.testing._config import BROKER_CLASS, NAME_SERVER_CLASS, PROFILES
 from rmq_async.testing._jars import find_java, find_maven, resolve
 from rmq_async.testing._ports import find_ports
 from rmq_async.testing._probe import ask, broker_addresses, not_routed
@@ -192,6 +193,18 @@ async def test_a_given_directory_stays_with_its_store(tmp_path: Path) -> None:
     async with RealCluster(brokers=0, directory=tmp_path / "kept") as real:
         assert real.nameservers[0].directory == tmp_path / "kept" / "namesrv-0"
     assert (tmp_path / "kept" / "namesrv-0" / "server.conf").exists()
+
+
+async def test_what_servers_load_is_kept_for_the_next_ones(two_brokers: RealCluster) -> None:
+    java = find_java()
+    assert java is not None
+    data = [ClassData(java, name, resolve(launcher.DEFAULT_VERSION)) for name in (NAME_SERVER_CLASS, BROKER_CLASS)]
+    assert not any(each.wanted for each in data), "the first servers have tried"
+    if not all(each.options() for each in data):
+        pytest.skip("this Java cannot do it: that takes a JDK of 17 or later")
+    async with RealCluster(brokers=0) as real:
+        (option,) = data[0].options()
+        assert option.partition("=")[2] in Path(f"/proc/{real.nameservers[0].pid}/maps").read_text()
 
 
 OWNER = """
