@@ -55,26 +55,28 @@ class ClassData:
 
     def write(self, pid: int) -> None:
         """Has the server with this pid write it, which stands still meanwhile. Where that fails it is not tried again."""
-        with _alone(self._file.with_suffix(".lock")) as alone:
-            if not alone or not self.wanted:
-                return
-            place = Path(tempfile.mkdtemp(dir=self._file.parent))
+        try:
+            with _alone(self._file.with_suffix(".lock")) as alone:
+                if alone and self.wanted:
+                    self._write(pid)
+        except OSError as error:
+            logger.info("class data of a server are not kept: %s", error)
+
+    def _write(self, pid: int) -> None:
+        with tempfile.TemporaryDirectory(dir=self._file.parent) as place:
+            made = Path(place, self._file.name)
+            command = [str(self._jcmd), "-J-XX:-UsePerfData", str(pid), "VM.cds", "dynamic_dump", str(made)]
             try:
-                made = place / self._file.name
-                command = [str(self._jcmd), "-J-XX:-UsePerfData", str(pid), "VM.cds", "dynamic_dump", str(made)]
                 run = subprocess.run(command, capture_output=True, text=True, timeout=WRITE_TIMEOUT, check=False)  # noqa: S603
-                if not made.exists():
-                    logger.info("class data of a server are not kept: %s", (run.stdout + run.stderr).strip()[-500:])
-                    made.touch()
-                made.replace(self._file)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                logger.info("class data of a server are not kept: %s", error)
-            finally:
-                for left in place.iterdir():
-                    left.unlink()
-                place.rmdir()
-                with suppress(OSError):  # what jcmd talks through; it stays when the server is killed
-                    Path(f"/tmp/.java_pid{pid}").unlink()  # noqa: S108 - fixed by the JVM
+                said = run.stdout + run.stderr
+            except subprocess.TimeoutExpired as error:
+                said = str(error)
+            if not made.exists():
+                logger.info("class data of a server are not kept: %s", said.strip()[-500:])
+                made.touch()
+            made.replace(self._file)
+            with suppress(OSError):  # what jcmd talks through; it stays when the server is killed
+                Path(f"/tmp/.java_pid{pid}").unlink()  # noqa: S108 - fixed by the JVM
 
 
 def _identity(file: Path) -> tuple[str, int, int]:

@@ -93,3 +93,13 @@ def test_a_mere_jre_and_an_old_java_do_without(jdk: Path, monkeypatch: pytest.Mo
     jcmd(jdk, "exit 0")
     monkeypatch.setattr(_class_data, "java_major", lambda java: 16)
     assert (data(jdk).wanted, data(jdk).options()) == (False, ())
+
+
+def test_a_cache_that_cannot_be_written_to_is_no_failure(jdk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    jcmd(jdk, "exit 0")
+    mine = data(jdk)
+    mine._file.with_suffix(".lock").mkdir()
+    with caplog.at_level("INFO"):
+        mine.write(1)
+    assert "class data of a server are not kept" in caplog.text
+    assert mine.wanted

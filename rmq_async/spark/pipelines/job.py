@@ -257,7 +257,9 @@ class _Told:
         if self._as_json:
             text = json.dumps({"event": event, **figures}, default=_plain)
         else:
-            flat = {key: value for key, value in figures.items() if not isinstance(value, Mapping) and value not in (None, ())}
+            flat = {
+                key: value for key, value in figures.items() if not isinstance(value, Mapping) and value not in (None, (), [])
+            }
             text = f"{event:<9}" + ", ".join(f"{key} {_plain(value)}" for key, value in flat.items())
             for key, value in figures.items():
                 if isinstance(value, Mapping) and value:
