@@ -3,8 +3,8 @@
 Every run puts its fault in, starts again from the same checkpoint where the fault ended the query, and is then counted by a process
 that has no part in it: what was produced, what the sink holds, what is lost, what is doubled and how much of that may be, and
 whether copies in a topic carry the same RMQ_SPARK_ID. A run in which no fault struck, or elsewhere than meant, is void and fails.
-One line of JSON for each run, and a table at the end. Everything is on a real broker, except messages that are deleted (no way to
-make a broker do so in time): those are on the embedded one. Needs the extra ``test``, Java, and what RealCluster needs.
+One line of JSON for each run, and a table at the end. Everything is on a real broker. Needs the extra ``test``, Java, and what
+RealCluster needs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ IN_SESSION: dict[str, Case] = {
     "broker killed, read": lambda bench, seed: [runs.broker_restart(bench, seed, "parquet")],
     "broker killed, write": lambda bench, seed: [runs.broker_restart(bench, seed, "topic")],
     "queue added": lambda bench, seed: [runs.queue_added(bench, seed)],
-    "messages deleted": lambda bench, seed: [runs.retention(bench, seed)],
+    "messages deleted": lambda bench, seed: [runs.retention(bench, seed, real=True)],
     "commit taken back, parquet": lambda bench, seed: runs.replayed(bench, seed, [(mode, "parquet") for mode in runs.MODES]),
     "commit taken back, topic": lambda bench, seed: runs.replayed(bench, seed, [(mode, "topic") for mode in runs.MODES]),
 }

@@ -7,6 +7,7 @@ away again is what a driver leaves that is killed between the offset log and the
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rmq_async import Admin, MessageQueue
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.spark.positions import key_of
+from rmq_async.testing.cluster import RealCluster
 
 from . import checker
 from .feeding import Feeder, spread
@@ -168,19 +170,32 @@ def queue_added(bench: Bench, seed: int) -> Run:
     return run
 
 
-def retention(bench: Bench, seed: int) -> Run:
+FORGETFUL = {
+    "mappedFileSizeCommitLog": str(1024 * 1024),
+    "fileReservedTime": "0",
+    "deleteWhen": ";".join(f"{hour:02}" for hour in range(24)),
+    "cleanResourceInterval": "500",
+}
+"""What makes a real broker delete messages as soon as 1 MiB of younger ones is there."""
+
+
+def retention(bench: Bench, seed: int, real: bool = False) -> Run:
     """Messages are deleted after they were planned. The query fails and says what is missing; started again with
-    failOnDataLoss=false it reads the rest. In odd seeds it is started so at once."""
+    failOnDataLoss=false it reads the rest. In odd seeds it is started so at once. On a broker of its own, since what others
+    write would delete messages too."""
     rng = random.Random(seed)
-    server = EmbeddedRocketMQ(max_memory=200_000)
+    server = RealCluster(broker_conf=FORGETFUL) if real else EmbeddedRocketMQ(max_memory=200_000)
     bench.wait(server.start())
     try:
-        return _retention(Bench(bench.spark, bench.wait, bench.place, server.namesrv), seed, rng)
+        return _retention(
+            Bench(bench.spark, bench.wait, bench.place, server.namesrv), seed, rng, *((16_000, 3.0) if real else (1000, 0.0))
+        )
     finally:
         bench.wait(server.stop())
 
 
-def _retention(bench: Bench, seed: int, rng: random.Random) -> Run:
+def _retention(bench: Bench, seed: int, rng: random.Random, size: int, quiet: float) -> Run:
+    """``size``: of the bodies that come later; ``quiet``: seconds in which the last ones are deleted."""
     run = bench.run("messages deleted", seed, "parquet")
     faults = [Fault("read", "wait", 0, number) for number in range(2)]
     lenient = seed % 2 == 1
@@ -189,8 +204,8 @@ def _retention(bench: Bench, seed: int, rng: random.Random) -> Run:
     run.note("fed")
     query = start(bench.spark, run)
     run.wait_event("fired", 2)
-    bench.feeder.send(run, spread(rng, 40, 70), size=1000)
-    least = bench.wait(_earliest(run))
+    bench.feeder.send(run, spread(rng, 40, 70), size=size)
+    least = bench.wait(_earliest(run, quiet))
     for queue, offset in least.items():
         run.note("skipped", queue=queue, range=[0, offset])
     run.note("injected", what="deleted", least=least)
@@ -209,10 +224,20 @@ def _retention(bench: Bench, seed: int, rng: random.Random) -> Run:
     return run
 
 
-async def _earliest(run: Run) -> dict[str, int]:
+async def _earliest(run: Run, quiet: float) -> dict[str, int]:
+    """When messages of both queues are deleted, and for ``quiet`` seconds no more were."""
+    queues = [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
+    least: dict[str, int] = {}
+    begun = since = time.monotonic()
     async with Admin(namesrv=run.namesrv) as admin:
-        queues = [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
-        return {key_of(queue): await admin.min_offset(queue) for queue in queues}
+        while time.monotonic() < begun + 60:
+            before, least = least, {key_of(queue): await admin.min_offset(queue) for queue in queues}
+            if least != before:
+                since = time.monotonic()
+            if all(least.values()) and time.monotonic() - since >= quiet:
+                return least
+            await asyncio.sleep(0.1)
+    raise TimeoutError(f"{run.case}: not deleted: {least}")
 
 
 def _says_loss(error: str, least: dict[str, int]) -> bool:
