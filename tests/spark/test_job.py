@@ -321,7 +321,8 @@ def test_a_pipeline_is_a_file_for_spark_submit(spark: SparkSession, topics: Topi
     topic, orders = topics.make(), tmp_path / "orders.csv"
     orders.write_text("id,amount\n17,5\n18,7\n")
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    settings = ["--master", "local[1]", "--driver-java-options", QUICK, "--conf", "spark.ui.enabled=false"]
+    settings = ["--master", "local[1]", "--driver-java-options", QUICK]
+    settings += ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.codegen.wholeStage=false"]
     given = ["--json", "--namesrv", topics.namesrv, "--topic", topic, "--format", "csv", "--path", str(orders)]
     command = [str(submit), *settings, publish.__file__, *given, "--read-option", "header=true", "--key", "id"]
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_HOSTNAME": "localhost"}

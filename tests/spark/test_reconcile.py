@@ -154,7 +154,11 @@ def test_what_is_planted_is_found_and_nothing_else(
     # From a database, and by key, where a key may have been sent more than once: the second row of good-0 may be a message,
     # "twice" may not.
     table = {"url": "jdbc:derby:memory:sent", "dbtable": "sent", "driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
-    spark.read.parquet(place).write.format("jdbc").options(**table | {"url": f"{table['url']};create=true"}).save()
+    made = {
+        "url": f"{table['url']};create=true",
+        "createTableColumnTypes": "message varchar(64), key varchar(64), state varchar(9)",
+    }
+    spark.read.parquet(place).write.format("jdbc").options(**table | made).save()
     read = [part for name, value in table.items() for part in ("--read-option", f"{name}={value}")]
     common = ["--namesrv", topics.namesrv, "--topic", topic, "--format", "jdbc", *read, "--key-column", "key", "--json"]
     where = "key not in ('lost', 'never')"

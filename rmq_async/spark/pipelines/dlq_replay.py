@@ -99,12 +99,12 @@ def replay_dead_letters(
     """
     source = _checked(group, topic, max_replays)
     refuse_topics(options)
-    activate(spark)
     writing = options_for("batch write", options, idColumn="id")
     namespace = access_for(writing).namespace
     bounds = window(since, until)
     if not _exists(options, source):
         raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}")
+    activate(spark)
     reading = options_for("batch read", options, topic=source, columns=_COLUMNS, tags=tags, **bounds)
     letters = spark.read.format("rocketmq").options(**reading).load()
     if key is not None:
