@@ -214,7 +214,7 @@ def test_an_explicit_queue_is_the_queue_used(each_cluster: RealCluster) -> None:
                 assert (await producer.send_batch([Message(topic, b"y")] * 3, queue=queue)).queue == queue
         async with PullConsumer("chosen", namesrv=each_cluster.namesrv) as consumer:
             for queue in queues:
-                assert len((await consumer.pull(queue, 0)).messages) == 4
+                assert len([message async for message in consumer.read(topic, queues=[queue])]) == 4
 
     run(main())
 
