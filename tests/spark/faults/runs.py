@@ -221,6 +221,8 @@ def _retention(bench: Bench, seed: int, rng: random.Random, size: int, quiet: fl
         run.note("failed", error=f"not the error of lost data: {error or 'none'}")
     again = replace(run, options=run.options | {"failOnDataLoss": "false"})
     finish(again, start(bench.spark, again, faults=False))
+    if bench.wait(_earliest(run, 0.0)) != least:
+        run.note("void", why="more was deleted while it was read")
     return run
 
 
