@@ -186,9 +186,9 @@ class RealCluster:
     async def start(self, timeout: float = START_TIMEOUT) -> None:
         """Returns when every name server routes to every broker. Nothing is left behind when it fails or is cancelled.
 
-        The first start on a machine lets Maven fetch the jars, which may take minutes and does not count in ``timeout``
-        (seconds). Raises ClusterError: no Java or Maven, disk too full, a server that ends or is not ready in time (with the
-        end of its log).
+        The first start on a machine lets Maven fetch the jars, which may take minutes, and then has the servers write down the
+        classes they have loaded; both do not count in ``timeout`` (seconds). Raises ClusterError: no Java or Maven, disk too
+        full, a server that ends or is not ready in time (with the end of its log).
         """
         if self._group is not None:
             raise ClusterError("the cluster has been started already")

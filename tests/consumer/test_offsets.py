@@ -92,7 +92,7 @@ async def test_a_group_that_a_broker_has_not_heard_of_yet_commits_all_the_same()
             with pytest.raises(SubscriptionGroupNotExistError, match="not exist"):
                 await consumer.commit(queue, 2)
             assert commits == [False, True, False, False], "where no heartbeat is under way it is asked again at once, and once"
-            assert monotonic() - began < 0.1
+            assert monotonic() - began < 0.4
 
 
 async def test_a_known_queue_costs_no_look_up() -> None:

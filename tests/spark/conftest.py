@@ -168,7 +168,9 @@ def active(request: pytest.FixtureRequest) -> None:
     """Makes the session the thread's own: without one Spark finds no source of Python's, and tests that end sessions leave none."""
     if "spark" in request.fixturenames:
         session = request.getfixturevalue("spark")
-        session._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+        from rmq_async.spark.pipelines.session import activate
+
+        activate(session)
 
 
 @pytest.fixture(scope="session")

@@ -187,9 +187,8 @@ def retention(bench: Bench, seed: int, real: bool = False) -> Run:
     server = RealCluster(broker_conf=FORGETFUL) if real else EmbeddedRocketMQ(max_memory=200_000)
     bench.wait(server.start())
     try:
-        return _retention(
-            Bench(bench.spark, bench.wait, bench.place, server.namesrv), seed, rng, *((16_000, 3.0) if real else (1000, 0.0))
-        )
+        own = Bench(bench.spark, bench.wait, bench.place, server.namesrv)
+        return _retention(own, seed, rng, size=16_000 if real else 1000, quiet=3.0 if real else 0.0)
     finally:
         bench.wait(server.stop())
 
