@@ -34,6 +34,8 @@ ONEWAY: Final = 2
 SWEEP: Final = 1.0
 ANSWER_WITHIN: Final = 3
 """Sweeps that an answer may take."""
+MOST_GATHERED: Final = 32
+"""Messages in a batch of ``send_adaptive``."""
 
 _words = struct.Struct(">II").unpack_from
 _pack_words = struct.Struct(">II").pack
@@ -79,7 +81,8 @@ class BareConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self.loop.create_future()
-        self.waiting: dict[int, asyncio.Future[Answer]] = {}
+        self.waiting: dict[int, Any] = {}
+        """By opaque: the future of an answer, or a list of futures of those whose messages left in one batch."""
         self.next_opaque = itertools.count(FIRST_SEND).__next__
         self.paused: asyncio.Future[None] | None = None
         self.writes = 0
@@ -100,10 +103,8 @@ class BareConnection(asyncio.Protocol):
         self._lost = True
         self.closed.set_result(None)
         self.resume_writing()
-        futures: list[asyncio.Future[Any]] = [*self.waiting.values(), *self._asked.values()]
-        for future in futures:
-            if not future.done():
-                future.set_exception(BareError("connection lost"))
+        for waiting in [*self.waiting.values(), *self._asked.values()]:
+            _end(waiting, "connection lost")
 
     def pause_writing(self) -> None:
         self.paused = self.loop.create_future()
@@ -131,6 +132,8 @@ class BareConnection(asyncio.Protocol):
                 future = take(answer.opaque, None)
                 if future is None:
                     self._control_answer(answer, bytes(view[body:after]))
+                elif future.__class__ is list:
+                    _share(future, answer)
                 elif not future.done():
                     future.set_result(answer)
             start = after
@@ -183,10 +186,28 @@ class BareConnection(asyncio.Protocol):
         if len(self._sweeps) > ANSWER_WITHIN:
             limit = self._sweeps.pop(0)
             for opaque in list(itertools.takewhile(lambda each: each < limit, self.waiting)):
-                future = self.waiting.pop(opaque)
-                if not future.done():
-                    future.set_exception(BareError("no answer in time"))
+                _end(self.waiting.pop(opaque), "no answer in time")
         self.loop.call_later(SWEEP, self._sweep)
+
+
+def _end(waiting: Any, why: str) -> None:
+    for future in waiting if waiting.__class__ is list else (waiting,):
+        if not future.done():
+            future.set_exception(BareError(why))
+
+
+def _share(futures: list[asyncio.Future[BareResult]], answer: Answer) -> None:
+    """Each message of a batch gets what is its own of the answer."""
+    fields = answer.extFields
+    if answer.code or fields is None:
+        for future in futures:
+            future.set_exception(BareError(answer.code, answer.remark))
+        return
+    offset, queue = fields.queueOffset, fields.queueId
+    for future, offset_id in zip(futures, fields.msgId.split(","), strict=True):
+        if not future.done():
+            future.set_result(BareResult(offset_id, queue, offset))
+        offset += 1
 
 
 class BareProducer:
@@ -203,6 +224,7 @@ class BareProducer:
         self._counter = 0
         self._millisecond = -1
         self._born = b""
+        self._gathered: list[tuple[asyncio.Future[BareResult], bytes]] = []
         now = time.localtime()
         self._month = int(time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))) * 1000
 
@@ -252,6 +274,31 @@ class BareProducer:
             raise BareError(answer.code, answer.remark)
         fields = cast(Fields, answer.extFields)
         return fields.queueId, fields.queueOffset, fields.msgId.split(",")
+
+    async def send_adaptive(self, body: bytes) -> BareResult:
+        """Those of one loop iteration leave together, at most 32, to one queue; the next batch goes to the next queue."""
+        connection = self.connection
+        if connection.paused is not None:
+            await connection.paused
+        gathered = self._gathered
+        if not gathered:
+            connection.loop.call_soon(self._seal, gathered)
+        future: asyncio.Future[BareResult] = connection.loop.create_future()
+        gathered.append((future, self._batched(body)))
+        if len(gathered) >= MOST_GATHERED:
+            self._seal(gathered)
+        return await future
+
+    def _seal(self, gathered: list[tuple[asyncio.Future[BareResult], bytes]]) -> None:
+        if gathered is not self._gathered:
+            return
+        self._gathered = []
+        connection = self.connection
+        opaque = connection.next_opaque()
+        connection.waiting[opaque] = [future for future, _ in gathered]
+        body = b"".join([encoded for _, encoded in gathered])
+        template, length = self._batches[self._next_queue()]
+        connection.write(template % ((length + len(body)).to_bytes(4, "big"), self._born, opaque, body))
 
     async def max_offsets(self) -> int:
         """The sum over all queues: messages ever stored in the topic, as far as the broker has indexed them."""

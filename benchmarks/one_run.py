@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -43,14 +44,22 @@ class Mode(NamedTuple):
 MODES: Final = {
     "depth-1": Mode(1, "send", 1, "await send, 1 in flight"),
     "depth-64": Mode(64, "send", 4, "await send, 64 in flight"),
+    "depth-1024": Mode(1024, "send", 6, "await send, 1024 in flight"),
+    "async-64": Mode(64, "async", 4, "send_async with callbacks, 64 in flight"),
+    "async-1024": Mode(1024, "async", 6, "send_async with callbacks, 1024 in flight"),
+    "adaptive-1": Mode(1, "adaptive", 1, "await send, batching=True, 1 in flight"),
+    "adaptive-64": Mode(64, "adaptive", 10, "await send, batching=True, 64 in flight"),
+    "adaptive-1024": Mode(1024, "adaptive", 14, "await send, batching=True, 1024 in flight"),
     "batch-1": Mode(1, "batch", 8, f"batches of {BATCH}, one at a time"),
     "batch-8": Mode(8, "batch", 10, f"batches of {BATCH}, eight at a time"),
     "oneway": Mode(1, "oneway", 4, "one-way, as fast as it goes"),
 }
 
 
-METHODS: Final = {"send": "send", "batch": "send_batch", "oneway": "send_oneway"}
-"""Of either side's producer, by kind."""
+METHODS: Final = {"send": "send", "async": "send_async", "adaptive": "send", "batch": "send_batch", "oneway": "send_oneway"}
+"""Of our producer, by kind."""
+BARE_METHODS: Final = {**METHODS, "async": "send", "adaptive": "send_adaptive"}
+"""Of the bare loop, which has no callbacks."""
 
 
 class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -79,6 +88,7 @@ class RunResult(msgspec.Struct, kw_only=True):
     broker_us: float | None
     p50_us: float | None
     p99_us: float | None
+    p999_us: float | None
     max_us: float | None
     messages_per_write: float | None
     rss_mb: float
@@ -94,7 +104,7 @@ class RunResult(msgspec.Struct, kw_only=True):
 class Load(NamedTuple):
     """What a side brings: how to send one payload, how to make one, how many transport writes there have been."""
 
-    send: Callable[[Any], Awaitable[Any]]
+    send: Callable[..., Awaitable[Any]]
     payload: Callable[[], Any]
     writes: Callable[[], int]
     finish: Callable[[], Coroutine[Any, Any, None]]
@@ -112,7 +122,7 @@ class State:
         self.latencies = array.array("d")
         self.failures: dict[str, int] = {}
 
-    def failed(self, error: Exception, messages: int) -> None:
+    def failed(self, error: BaseException, messages: int) -> None:
         name = f"{type(error).__name__}: {error}"[:160]
         self.failures[name] = self.failures.get(name, 0) + messages
 
@@ -136,7 +146,7 @@ async def bare_load(spec: RunSpec) -> Load:
     await producer.start(spec.namesrv)
     body = b"x" * spec.body
     kind = MODES[spec.mode].kind
-    send = getattr(producer, METHODS[kind])
+    send = getattr(producer, BARE_METHODS[kind])
     payload = (lambda: [body] * BATCH) if kind == "batch" else (lambda: body)
     return Load(send, payload, lambda: producer.connection.writes, producer.stop)
 
@@ -145,7 +155,7 @@ async def our_load(spec: RunSpec) -> Load:
     """The public API as its users call it; the messages are built inside the measured loop."""
     from rmq_async import Message, Producer  # here, so that the bare loop's process is as bare as its loop
 
-    producer = Producer("benchmark", namesrv=spec.namesrv)
+    producer = Producer("benchmark", namesrv=spec.namesrv, batching=MODES[spec.mode].kind == "adaptive")
     await producer.start()
     instance = producer._instance
     assert instance is not None
@@ -175,6 +185,47 @@ async def worker(state: State, load: Load, messages: int, sampled: bool) -> None
             state.latencies.append(clock() - start)
 
 
+async def callbacks_worker(state: State, load: Load, depth: int) -> None:
+    """One coroutine that keeps ``depth`` sends under way; callbacks count them."""
+    send, payload, clock, loop = load.send, load.payload, time.perf_counter, asyncio.get_running_loop()
+    under_way, number = 0, 0
+    room: asyncio.Future[None] | None = None
+
+    def over() -> None:
+        nonlocal under_way, room
+        under_way -= 1
+        if room is not None:
+            room.set_result(None)
+            room = None
+
+    def stored(_: object) -> None:
+        state.count += 1
+        over()
+
+    def timed(start: float, _: object) -> None:
+        if state.recording:
+            state.latencies.append(clock() - start)
+        stored(_)
+
+    def failed(error: BaseException) -> None:
+        state.failed(error, 1)
+        over()
+
+    while not state.stop or under_way:
+        if under_way >= depth or state.stop:
+            room = loop.create_future()
+            await room
+            continue
+        under_way += 1
+        number += 1
+        try:
+            await send(payload(), on_success=stored if number % SAMPLED else partial(timed, clock()), on_error=failed)
+        except Exception as error:  # noqa: BLE001 - as above
+            under_way -= 1
+            state.failed(error, 1)
+            await asyncio.sleep(0.01)
+
+
 async def oneway_worker(state: State, load: Load) -> None:
     """One-way sends need not suspend; without a pause now and then nothing else would run."""
     send, payload = load.send, load.payload
@@ -195,6 +246,8 @@ async def measure(spec: RunSpec, load: Load) -> RunResult:
     state = State()
     if mode.kind == "oneway":
         tasks = [asyncio.ensure_future(oneway_worker(state, load))]
+    elif mode.kind == "async" and spec.side == "ours":
+        tasks = [asyncio.ensure_future(callbacks_worker(state, load, mode.workers))]
     else:
         messages = BATCH if mode.kind == "batch" else 1
         every = SAMPLED if mode.workers >= 64 else 1
@@ -240,6 +293,7 @@ def _result(spec: RunSpec, state: State, start: Mark, end: Mark) -> RunResult:
         broker_us=None if broker is None else broker * per,
         p50_us=quantile(0.5),
         p99_us=quantile(0.99),
+        p999_us=quantile(0.999),
         max_us=quantile(1.0),
         messages_per_write=messages / writes if writes > 0 else None,
         rss_mb=end.rss_mb,
