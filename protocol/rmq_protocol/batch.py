@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from .constants import MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, ResponseCode
 from .errors import InvalidMessageError, RemoteProtocolError
-from .message import Message
+from .message import NO_KEYS, Message
 from .properties import message_properties
 from .validation import check_message
 
@@ -21,10 +21,17 @@ __all__ = ["BATCH_OVERHEAD", "BatchRecord", "check_batch", "decode_batch", "enco
 BATCH_OVERHEAD: Final = 22
 """Bytes a message takes in a batch besides its body and its properties."""
 
+PLAIN_FROM: Final = 4
+"""Messages from which on it pays to look whether they can be encoded all at once."""
+
 _HEAD: Final = struct.Struct(">iiiii")
 _FLAG_AND_LENGTH: Final = struct.Struct(">12xii")
 _HEAD_SIZE: Final = _HEAD.size
 _LENGTH: Final = struct.Struct(">H")
+_BEFORE_ID: Final = b"UNIQ_KEY\x01"
+_AFTER_ID: Final = b"\x02WAIT\x01true\x02"
+_AFTER_ID_NO_WAIT: Final = b"\x02WAIT\x01false\x02"
+"""Properties of a message that has no others, around its unique id."""
 
 
 class BatchRecord(NamedTuple):
@@ -55,15 +62,55 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
 def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: int) -> bytes:
     """The body of a batch, uncompressed: each message under the UNIQ_KEY at its place in ``unique_ids``.
 
-    A message's own ``unique_id`` replaces the one given, in the list too. One loop with everything in it, because a batch is the
-    fast way to send: 0.4 us per plain message, 1.4 us by ``check_batch``, ``check_message`` and ``encode_batch_message`` one
-    after the other. Raises ``InvalidMessageError`` as those do (``max_body``: bytes of one message's body) and TypeError for
-    what is no Message; encodes nothing then.
+    A message's own ``unique_id`` replaces the one given, in the list too. A batch is the fast way to send, so messages that say
+    nothing but topic and body are encoded all at once (0.4 us each), others one by one in one loop with everything in it (0.9 us;
+    1.4 us by ``check_batch``, ``check_message`` and ``encode_batch_message`` one after the other). Raises
+    ``InvalidMessageError`` as those do (``max_body``: bytes of one message's body) and TypeError for what is no Message; encodes
+    nothing then.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
     first = messages[0]
     _check_member(first, first, max_body)
+    if len(messages) != len(unique_ids):
+        raise ValueError(f"{len(messages)} messages and {len(unique_ids)} unique ids")
+    if len(messages) < PLAIN_FROM:
+        return _encode_each(messages, unique_ids, max_body)
+    topic, wait_store = first.topic, first.wait_store
+    bodies = [
+        message.body
+        for message in messages
+        if message.__class__ is Message
+        and message.keys is NO_KEYS
+        and message.topic is topic
+        and message.wait_store is wait_store
+        and message.body.__class__ is bytes
+    ]
+    if len(bodies) == len(messages) and (encoded := _encode_plain(bodies, unique_ids, wait_store, max_body)):
+        return encoded
+    return _encode_each(messages, unique_ids, max_body)
+
+
+def _encode_plain(bodies: list[bytes], unique_ids: list[str], wait_store: bool, max_body: int) -> bytes | None:
+    """A batch of messages whose properties are UNIQ_KEY and WAIT; None where a body or an id is none that would do."""
+    sizes = set(map(len, bodies))
+    ids = [unique_id.encode() for unique_id in unique_ids]
+    if not 0 < min(sizes) <= max(sizes) <= max_body or len(set(map(len, ids))) != 1:
+        return None
+    after = _AFTER_ID if wait_store else _AFTER_ID_NO_WAIT
+    width = len(_BEFORE_ID) + len(ids[0]) + len(after)
+    heads = {size: _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, 0, size) for size in sizes}
+    number = len(bodies)
+    parts = [_LENGTH.pack(width) + _BEFORE_ID] * (5 * number)
+    parts[0::5] = [heads[size] for size in map(len, bodies)] if len(heads) > 1 else list(heads.values()) * number
+    parts[1::5] = bodies
+    parts[3::5] = ids
+    parts[4::5] = [after] * number
+    return b"".join(parts)
+
+
+def _encode_each(messages: Sequence[Message], unique_ids: list[str], max_body: int) -> bytes:
+    first = messages[0]
     topic, wait_store = first.topic, first.wait_store
     parts: list[bytes] = []
     head = tail = b""

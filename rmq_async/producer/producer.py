@@ -220,8 +220,9 @@ class Producer(ProducerLife):
         What this call itself raises (InvalidMessageError, BackpressureError, no route) is raised here and goes to no callback.
         """
         sender = self._usable()
-        check_callback("on_success", on_success)
-        check_callback("on_error", on_error)
+        if on_success is not None or on_error is not None:
+            check_callback("on_success", on_success)
+            check_callback("on_error", on_error)
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
@@ -309,8 +310,9 @@ class Producer(ProducerLife):
         Only ``queue`` says where it goes, not sharding keys. ``timeout``: seconds for all of it, by default the producer's.
         """
         sender = self._usable()
-        check_callback("on_success", on_success)
-        check_callback("on_error", on_error)
+        if on_success is not None or on_error is not None:
+            check_callback("on_success", on_success)
+            check_callback("on_error", on_error)
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         outgoing, size, wish = sender.batch(messages, queue, "async")

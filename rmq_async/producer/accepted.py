@@ -1,0 +1,125 @@
+"""One accepted ``send_async``, seen from its caller: the future, the callbacks, and the credits it holds until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, Generic, TypeVar
+
+from .credits import Credits, Epoch
+
+__all__ = ["Accepted"]
+
+Result = TypeVar("Result")
+
+
+class _SendFuture(asyncio.Future[Result]):
+    """Tells its send when somebody cancels it, at once rather than an iteration later."""
+
+    def __init__(self, owner: Accepted[Result]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self._owner = owner
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self._owner.ended or not super().cancel(msg):  # ended: by a callback of its own, which is told already
+            return False
+        self._owner.cancelled()
+        return True
+
+
+class Accepted(Generic[Result]):
+    """Its credits are given back, and one of its callbacks called, exactly once.
+
+    ``number`` and ``size``: of credits. ``withdraw``: called when somebody cancels the future.
+    """
+
+    __slots__ = (
+        "_context",
+        "_credits",
+        "_epoch",
+        "_number",
+        "_on_error",
+        "_on_success",
+        "_size",
+        "ended",
+        "future",
+        "withdraw",
+    )
+
+    def __init__(
+        self,
+        credit: Credits,
+        epoch: Epoch,
+        number: int,
+        size: int,
+        on_success: Callable[[Result], object] | None,
+        on_error: Callable[[BaseException], object] | None,
+    ) -> None:
+        self._credits = credit
+        self._epoch = epoch
+        self._number = number
+        self._size = size
+        self._on_success = on_success
+        self._on_error = on_error
+        self._context = copy_context() if on_success is not None or on_error is not None else None
+        """Of the caller, which callbacks run in."""
+        self.withdraw: Callable[[], object] = _nothing
+        self.ended = False
+        """Its credits are back and its callback is being called, or was."""
+        self.future: asyncio.Future[Result] = _SendFuture(self)
+
+    def drop(self) -> None:
+        """The call that accepted it raises: nobody gets the future, and nobody is told."""
+        if not self.ended:
+            self.ended = True
+            self._credits.give_back(self._epoch, self._number, self._size)
+
+    def cancelled(self) -> None:
+        """Somebody cancelled the future."""
+        self.ended = True
+        self.withdraw()
+        self._credits.give_back(self._epoch, self._number, self._size)
+        if self._on_error is not None:
+            self._call_back(self._on_error, asyncio.CancelledError())
+
+    # -- a receiver, as the transport knows them
+
+    def done(self) -> bool:
+        return self.ended
+
+    def set_result(self, result: Result) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._credits.give_back(self._epoch, self._number, self._size)
+        try:
+            if self._on_success is not None:
+                self._call_back(self._on_success, result)
+        finally:
+            self.future.set_result(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._credits.give_back(self._epoch, self._number, self._size)
+        try:
+            if self._on_error is not None:
+                self._call_back(self._on_error, error)
+        finally:
+            self.future.set_exception(error)
+            if self._on_error is not None:
+                self.future.exception()  # the callback has it: a future that nobody awaits has nothing to report
+
+    def _call_back(self, callback: Callable[[Any], object], argument: object) -> None:
+        try:
+            self._context.run(callback, argument)  # type: ignore[union-attr]  # there is one where there are callbacks
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a user's bug, of which no message is the worse
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"callback {callback!r} of a send raised", "exception": error}
+            )
+
+
+def _nothing() -> None:
+    pass

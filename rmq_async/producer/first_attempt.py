@@ -1,0 +1,189 @@
+"""The first attempt of a call that is nobody's coroutine: without a Task while nothing fails.
+
+It is itself the receiver of its answer, so that goes straight from the connection to whoever it is for. When the attempt fails and
+policy allows another, one Task runs the rest of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import SendReply
+
+from ..errors import GoAwayError
+from ..transport import Connection, Pending
+from .call import ReadReply, SendCall
+from .lanes import Lane, Target
+from .outgoing import Outgoing
+from .policy import is_retriable
+from .replies import reply_error
+from .watching import tell_failed
+
+if TYPE_CHECKING:
+    from .sender import Sender
+
+__all__ = ["FirstAttempt"]
+
+Result = TypeVar("Result")
+
+
+class FirstAttempt(Generic[Result]):
+    """``_succeed`` and ``_fail`` are told the call's end, once, but for one that ended otherwise: they see to that themselves.
+
+    ``fixed``: the call may not change queues. ``retries``: attempts after this one.
+    """
+
+    __slots__ = (
+        "_begun", "_connection", "_deadline", "_fixed", "_lane", "_outgoing", "_pending", "_read", "_retries", "_sender",
+        "_settled", "_started", "_target", "_task",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sender: Sender,
+        outgoing: Outgoing,
+        lane: Lane,
+        target: Target,
+        read: ReadReply[Result],
+        *,
+        fixed: bool,
+        retries: int,
+        started: float,
+        deadline: float,
+    ) -> None:
+        self._sender = sender
+        self._outgoing = outgoing
+        self._lane = lane
+        self._target = target
+        self._read = read
+        self._fixed = target if fixed else None
+        self._retries = retries
+        self._started = started
+        self._deadline = deadline
+        self._begun = started
+        """When the first attempt began; later than ``_started`` only where faults are looked at."""
+        self._settled = False
+        self._connection: Connection | None = None
+        self._pending: Pending | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def _succeed(self, result: Result) -> None:
+        raise NotImplementedError
+
+    def _fail(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+    def start(self, failed: RocketMQError | None = None) -> None:
+        """Puts the first attempt on its way; without a connection the whole call becomes a Task.
+
+        ``failed``: why there was no connection to begin on.
+        """
+        if failed is not None:
+            try:
+                tell_failed(self._outgoing, self._target, failed)
+            except RocketMQError as refused:
+                failed = refused
+            self.set_exception(failed)
+            return
+        connection = self._sender.connections.get(self._target.address)
+        if connection is None:
+            call = self._call()
+            call.begin_with(self._target)
+            self._continue(call)
+            return
+        self._connection = connection
+        if self._sender.faults is not None:
+            self._begun = monotonic()
+        deadline = self._deadline
+        if self._lane.several and self._retries and self._fixed is None:
+            deadline = self._sender.first_deadline(deadline, self._retries)
+        try:
+            self._pending = self._sender.submit(connection, self._target, self._outgoing, self, deadline, self._deadline)
+        except RocketMQError as error:
+            self.set_exception(error)
+
+    # -- the receiver of the first attempt
+
+    def done(self) -> bool:
+        return self._settled
+
+    def set_result(self, reply: SendReply) -> None:
+        self._settled = True
+        result = self._read(reply, self._outgoing, self._target, 1)
+        if result is not None and self._sender.faults is not None:
+            self._sender.faults.succeeded(self._target.broker, monotonic() - self._begun, monotonic())
+        if result is None:
+            self._failed(reply_error(reply, self._target), reply)
+        elif self._retries and self._sender.retry_not_ok and self._sender.unconfirmed(result):
+            self._go_on(None, reply)
+        else:
+            self._succeed(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._settled = True
+        if isinstance(error, RocketMQError):
+            error.broker = error.broker or self._target.broker
+            error.address = error.address or self._target.address
+        self._failed(error, None)
+
+    def _failed(self, error: BaseException, reply: SendReply | None) -> None:
+        """The first attempt failed, or was answered with a ``reply`` that is an error."""
+        further = self._retries or (self._fixed is not None and isinstance(error, GoAwayError))
+        if not further or not is_retriable(error, self._sender.config.retry_codes):
+            self._sender.topics.doubt(self._outgoing.topic, error)
+            self._tell(error)
+            self._fail(error)
+            return
+        self._go_on(error, reply)
+
+    def _tell(self, error: BaseException) -> None:
+        """What the first attempt says about its broker, where no further one does."""
+        if self._sender.faults is not None:
+            self._sender.faults.failed(self._target.broker, error, monotonic() - self._begun, monotonic())
+
+    def _go_on(self, error: BaseException | None, reply: SendReply | None) -> None:
+        call = self._call()
+        if self._connection is not None and self._pending is not None:
+            call.adopt(self._target, self._connection, self._pending, self._begun, error, reply)
+        elif isinstance(error, RocketMQError):
+            call.adopt_failed(self._target, error, self._started)
+        self._continue(call)
+
+    # -- further attempts
+
+    def _call(self) -> SendCall[Result]:
+        return SendCall(
+            self._sender,
+            self._outgoing,
+            self._lane,
+            self._read,
+            deadline=self._deadline,
+            started=self._started,
+            retries=self._retries,
+            fixed=self._fixed,
+        )
+
+    def _continue(self, call: SendCall[Result]) -> None:
+        self._settled = True
+        self._task = asyncio.get_running_loop().create_task(self._run(call), name="rmq_async send retry")
+        self._task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Also of a Task that was cancelled by others before it had begun, of which ``_run`` knows nothing."""
+        if task.cancelled():
+            self._dropped()
+
+    def _dropped(self) -> None:
+        """Somebody ended the Task of the call before it had begun."""
+        self._fail(asyncio.CancelledError())
+
+    async def _run(self, call: SendCall[Result]) -> None:
+        try:
+            result = await call.run()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
+            self._fail(error)
+        else:
+            self._succeed(result)
