@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         WrongLoopError,
     )
     from .producer import (
+        Batching,
         FaultTable,
         Hook,
         Producer,
@@ -76,6 +77,7 @@ __all__ = [
     "AuthenticationError",
     "BackpressureError",
     "BatchSendResult",
+    "Batching",
     "BrokerError",
     "BrokerNotFoundError",
     "ClientConfig",
@@ -137,7 +139,7 @@ _PLACES: Final = {
         "SystemBusyError TopicNotFoundError TransactionError WrongLoopError"
     ),
     ".producer": (
-        "FaultTable Hook Producer ProducerConfig Selector SendContext TransactionProducer select_at_random select_best "
+        "Batching FaultTable Hook Producer ProducerConfig Selector SendContext TransactionProducer select_at_random select_best "
         "select_by_hash select_by_machine_room split_batches"
     ),
     ".results": "BatchSendResult PullResult PullStatus SendResult SendStatus TransactionSendResult TransactionStatus",

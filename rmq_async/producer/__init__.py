@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .batches import split_batches
+from .batching import Batching
 from .config import ProducerConfig
 from .faults import FaultTable
 from .hooks import Hook, SendContext
@@ -12,6 +13,7 @@ from .selectors import Selector, select_at_random, select_best, select_by_hash, 
 from .transactions import TransactionProducer
 
 __all__ = [
+    "Batching",
     "FaultTable",
     "Hook",
     "Producer",

@@ -16,6 +16,7 @@ from rmq_protocol.validation import check_topic
 
 from ..config import ClientConfig, check_flag, check_int, check_seconds, client_options
 from ..errors import ConfigError
+from .batching.settings import Batching
 from .faults import FaultTable
 from .hooks import Hook, checked_hooks
 from .selectors import Selector, select_best
@@ -46,6 +47,7 @@ class ProducerConfig:
     ``retry_another_broker_when_not_store_ok``: a message that was stored without the confirmation of its flush or replication is
     sent once more to another broker, and so stored twice. ``topics``: routes fetched by ``start()``. ``latency_fault``: leave
     slow and failing brokers alone for as long as ``fault_table`` says; ``detector``: probe them meanwhile.
+    ``batching``: gather single messages into batches while requests are under way, see Batching; True for its defaults.
     ``queue_selector``: chooses the queue of each attempt where the call does not. ``hooks``: see Hook. ``trace``: report sends to
     the brokers' trace topic, or to the topic named. ``send_smart_msg``: request headers with names of one letter (codes 310, 320);
     False: the long form (code 10), for servers that know nothing else.
@@ -74,6 +76,7 @@ class ProducerConfig:
     latency_fault: bool = False
     fault_table: FaultTable = FaultTable.V5
     detector: bool = False
+    batching: bool | Batching = False
     queue_selector: Selector = select_best
     hooks: Sequence[Hook] = ()
     trace: bool | str = False
@@ -117,6 +120,8 @@ class ProducerConfig:
         self._check_choosing()
         if isinstance(self.topics, str) or not isinstance(self.topics, Collection):
             raise ConfigError(f"topics must be a sequence of topics, not {shown(self.topics)}")
+        if not isinstance(self.batching, bool | Batching):
+            raise ConfigError(f"batching must be True, False or a Batching, not {shown(self.batching)}")
         for topic in self.topics:
             _check_topic("topics", topic)
         object.__setattr__(self, "topics", tuple(self.topics))
@@ -137,6 +142,13 @@ class ProducerConfig:
             raise ConfigError("detector=True needs latency_fault=True, whose brokers it probes")
         if not callable(self.queue_selector) or inspect.isclass(self.queue_selector):
             raise ConfigError(f"queue_selector must be a function, not {shown(self.queue_selector)}")
+
+    @property
+    def gathers(self) -> Batching | None:
+        """How messages gather into batches, if they do."""
+        if isinstance(self.batching, Batching):
+            return self.batching
+        return Batching() if self.batching else None
 
     @property
     def compression_kind(self) -> CompressionType:

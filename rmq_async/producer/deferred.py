@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from rmq_protocol.message import Message
 
@@ -63,6 +63,11 @@ async def deferred(
             if place is None:
                 retries = sender.config.async_retries
                 failed = await sender.connect_first(lane, target, deadline, retries)
+            elif sender.batcher is not None:
+                accepted = Accepted(credit, epoch, number, size, on_success, on_error)
+                gathering = sender.batcher.in_order(lane, target, fixed=True)
+                gathering.add_alone(accepted, message or cast(Message, outgoing.message), outgoing, read, deadline)
+                return accepted.future
             else:
                 retries = sender.retries_on(target)
                 place = sender.onward(place, target)

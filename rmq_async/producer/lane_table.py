@@ -72,6 +72,8 @@ class LaneTable:
         lane = Lane(route, self._settings, topic)
         if self._sender.selection is not None:
             self._sender.selection.adopt(lane)
+        if self._sender.batcher is not None:
+            lane.gathering = self._sender.batcher.in_turn(topic, wait_store=True)
         return lane
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm
 from rmq_protocol.message import MessageQueue
@@ -21,6 +22,9 @@ from ..client.vip import vip_address
 from ..config import ClientConfig
 from ..errors import BrokerNotFoundError
 from .config import ProducerConfig
+
+if TYPE_CHECKING:
+    from .batching.gathering import Gathering
 
 __all__ = ["Lane", "LaneSettings", "Target"]
 
@@ -110,7 +114,19 @@ class Lane:
     Raises BrokerNotFoundError when none of them has a master's address.
     """
 
-    __slots__ = ("_in_turn", "_settings", "_targets", "addresses", "brokers", "by_queue", "next", "queues", "route", "several")
+    __slots__ = (
+        "_in_turn",
+        "_settings",
+        "_targets",
+        "addresses",
+        "brokers",
+        "by_queue",
+        "gathering",
+        "next",
+        "queues",
+        "route",
+        "several",
+    )
 
     def __init__(self, route: TopicRoute, settings: LaneSettings, topic: str | None = None) -> None:
         topic = settings.shown_topic(topic or route.topic)
@@ -133,6 +149,8 @@ class Lane:
         """Whether a first attempt leaves another broker to try."""
         start = random.randrange(len(self._targets))
         self._in_turn: Callable[[], Target] = cycle(self._targets[start:] + self._targets[:start]).__next__
+        self.gathering: Gathering | None = None
+        """Where messages for the queues in turn gather, if they do."""
         self.next = self._in_turn
         """The next queue, round robin from a random start; ``selection.Turning`` puts itself before it."""
 

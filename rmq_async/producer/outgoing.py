@@ -5,7 +5,7 @@ Everything that can be refused is refused here, before a credit, a route or a co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -81,9 +81,14 @@ class Encoder:
             raise TypeError(f"a Message is needed, not {type(message).__name__}")
         check_message(message.topic, message.body, self.max_size)
 
-    def encode(self, message: Message, extra: Mapping[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
-        """The message under its unique id, uncompressed. ``extra``: properties that the kind of send adds."""
-        unique_id = message.unique_id or self.ids.next()
+    def encode(
+        self, message: Message, extra: Mapping[str, str] | None = None, sys_flag: int = 0, unique_id: str | None = None
+    ) -> Outgoing:
+        """The message under its unique id, uncompressed. ``extra``: properties that the kind of send adds.
+
+        ``unique_id``: one that it has already been given.
+        """
+        unique_id = message.unique_id or unique_id or self.ids.next()
         if self.instance:
             extra = {**(extra or {}), **self.instance}
         properties = message_properties(message, unique_id, extra)
@@ -105,10 +110,19 @@ class Encoder:
             raise InvalidMessageError(
                 f"the batch takes {len(body)} bytes encoded, the limit is {self.max_size}; send it in parts"
             )
-        first = batch[0]
-        properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT
         size = sum([len(message.body) for message in batch])
-        return self.outgoing(first.topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids)), size
+        return self._batch(batch[0], ids, body), size
+
+    def encode_gathered(self, messages: Sequence[Message], ids: Sequence[str] | None = None) -> Outgoing:
+        """One message, or a batch of those that were found good each by itself. ``ids``: the unique ids that they have already."""
+        if len(messages) == 1:
+            return self.encode(messages[0], unique_id=None if ids is None else ids[0])
+        unique_ids = self.ids.take(len(messages)) if ids is None else list(ids)
+        return self._batch(messages[0], unique_ids, encode_batch(messages, unique_ids, self.max_size))
+
+    def _batch(self, first: Message, ids: list[str], body: bytes) -> Outgoing:
+        properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT
+        return self.outgoing(first.topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids))
 
 
 def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:

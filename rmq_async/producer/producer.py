@@ -106,6 +106,14 @@ class Producer(ProducerLife):
             if lane is None:
                 lane = await sender.topics.lane(message.topic, deadline)
                 started = monotonic()
+            if (gathering := lane.gathering) is not None:
+                gathered: asyncio.Future[SendResult] = sender.create_future()
+                gathering.add(gathered, message, size + sender.plain_size, deadline)
+                try:
+                    return await gathered
+                except BaseException:
+                    gathering.stale = True
+                    raise
             target = lane.next()
             try:
                 connection = sender.connections[target.address]
@@ -190,13 +198,15 @@ class Producer(ProducerLife):
         deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
         encoder = sender.encoder
         encoder.check(message)
-        outgoing = encoder.encode(message)
-        if sender.watched:
-            sender.watch(outgoing, message, "sync", stored_message)
         wish = None
         if queue is not None or selector is not None or key is not None or message.sharding_key is not None:
             key = message.sharding_key if key is None else key
             wish = checked_wish(message.topic, queue, selector, key, sender.prefix)
+        if (batcher := sender.batcher) is not None and (taken := batcher.size_of(message)):
+            return await batcher.send(message, taken, wish, deadline)
+        outgoing = encoder.encode(message)
+        if sender.watched:
+            sender.watch(outgoing, message, "sync", stored_message)
         return await sender.deliver(outgoing, message, wish, 1, len(message.body), stored_message, started, deadline)
 
     async def send_async(
@@ -226,10 +236,12 @@ class Producer(ProducerLife):
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
+        wish = wish_of(message, queue, selector, key, sender.prefix)
+        if (batcher := sender.batcher) is not None and (taken := batcher.size_of(message)):
+            return await batcher.accept(message, taken, wish, deadline, on_success, on_error)
         outgoing = sender.encoder.encode(message)
         if sender.watched:
             sender.watch(outgoing, message, "async", stored_message)
-        wish = wish_of(message, queue, selector, key, sender.prefix)
         return await deferred(
             sender, outgoing, message, wish, stored_message, started=started, deadline=deadline, number=1,
             size=len(message.body), on_success=on_success, on_error=on_error,
@@ -377,6 +389,8 @@ class Producer(ProducerLife):
         """
         sender = self._usable()
         deadline = monotonic() + (checked_timeout(timeout) if timeout is not None else FOR_EVER)
+        if sender.batcher is not None:
+            sender.batcher.hurry()
         accepted = [*sender.credits.so_far(), *sender.oneway_credits.so_far()]
         if not await finished(accepted, deadline):
             unfinished = sender.credits.taken + sender.oneway_credits.taken

@@ -27,6 +27,7 @@ from ..errors import (
     own_copy,
 )
 from ..transport import Connection, Pending
+from .batching.batcher import Batcher
 from .call import ReadReply, Result, SendCall, stopped
 from .config import ProducerConfig
 from .credits import Credits, Epoch
@@ -78,14 +79,21 @@ class Sender:
         self.prefix = self._settings.namespace
         """The namespace that topics carry on the wire; users may give it or leave it out."""
         self.encoder = Encoder(config, instance.unique_ids, self.prefix)
-        self.credits = Credits("sends", config.async_limit, config.pending_bytes_limit)
+        gathers = config.gathers
+        most_bytes = (
+            config.pending_bytes_limit if gathers is None else min(config.pending_bytes_limit, gathers.max_pending_bytes)
+        )
+        self.credits = Credits("sends", config.async_limit, most_bytes)
         self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
+        self.ids = instance.unique_ids
         self.topics = LaneTable(self, self._settings)
         self.lanes = self.topics.lanes
+        self.batcher = None if gathers is None else Batcher(self, gathers)
+        """Where messages gather, if they do."""
+        self.plain_size = 0 if self.batcher is None else self.batcher.plain_size
         self.calls: set[SendCall[Any]] = set()
         self.window = config.broker_window
         self.timeout, self.retries = config.timeout, config.retries
-        self.ids = instance.unique_ids
         self.plain_below = 0
         """Bytes below which a body needs neither to be compressed nor refused; 0 where no message takes the shortest way."""
         self.retry_not_ok = config.retry_another_broker_when_not_store_ok
@@ -133,6 +141,8 @@ class Sender:
         self.encoder.outgoing = Watched if self.watched else Outgoing
         special = general or self.watched or self.retry_not_ok or settings.namespace or self.asks
         self.plain_below = 0 if special else min(config.compress_over, config.max_message_size + 1)
+        if self.batcher is not None:
+            self.plain_below = min(self.plain_below, max(0, self.batcher.max_bytes - self.batcher.plain_size + 1))
         if general != settings.general:
             settings.general = general
             self.lanes.clear()
@@ -339,6 +349,8 @@ class Sender:
                 if not held:
                     epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
                 outgoing, lane, target = await self.aim(outgoing, message, wish, deadline)
+                if self.batcher is not None:
+                    return await self._alone(self.batcher, place, outgoing, message, lane, target, read, deadline)
                 place = self.onward(place, target)
                 failed = await self.connect_in_order(place, target, deadline)
                 retries = self.retries_on(target)
@@ -349,6 +361,28 @@ class Sender:
         finally:
             if epoch is not None:
                 credit.give_back(epoch, number, size)
+
+    async def _alone(
+        self,
+        batcher: Batcher,
+        place: Place,
+        outgoing: Outgoing,
+        message: Message | None,
+        lane: Lane,
+        target: Target,
+        read: ReadReply[Result],
+        deadline: float,
+    ) -> Result:
+        """A call that goes by itself, behind those that gathered for its queue before it."""
+        future: asyncio.Future[Result] = self.create_future()
+        gathering = batcher.in_order(lane, target, fixed=True)
+        gathering.add_alone(future, message or cast(Message, outgoing.message), outgoing, read, deadline)
+        place.leave()
+        try:
+            return await future
+        except BaseException:
+            gathering.stale = True
+            raise
 
     async def aim(
         self, outgoing: Outgoing, message: Message | None, wish: Wish | None, deadline: float
@@ -430,6 +464,8 @@ class Sender:
         self.oneway_credits.refuse(_stopping)
         if self.tracer is not None:
             self.tracer.hurry()
+        if self.batcher is not None:
+            self.batcher.hurry()
         try:
             await self.credits.wait_idle(deadline)
             await self.oneway_credits.wait_idle(deadline)
@@ -455,6 +491,8 @@ class Sender:
     def _end_all(self) -> None:
         """Ends every call that is under way, wherever it waits."""
         self.closed = True
+        if self.batcher is not None:
+            self.batcher.end(_stopping)
         for line in self._lines.values():
             line.fail(_stopping)
         self._waits.stop()

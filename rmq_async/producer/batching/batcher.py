@@ -1,0 +1,303 @@
+"""The acting part of batching: when gatherings leave, what they leave as, and who has waited for too long.
+
+Per message nothing is done here. Per batch: one callback of the loop, one encoding, one request; no Task while nothing fails.
+Callers' deadlines are watched by one timer for all of them, set for the earliest. It looks at everybody who waits, which takes
+some milliseconds with 65,535 of them; where time-outs are equal that happens once per time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from rmq_protocol.batch import BATCH_OVERHEAD
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.properties import message_properties
+
+from ...errors import RequestTimeoutError, own_copy
+from ...results import SendResult
+from ..accepted import Accepted
+from ..credits import Epoch
+from ..lanes import Lane, Target
+from ..outgoing import Outgoing
+from ..replies import stored_batch, stored_message
+from ..selectors import Wish
+from .gathering import Entry, Gathering, InOrder, InTurn, Member
+from .settings import Batching
+from .under_way import UnderWay
+
+if TYPE_CHECKING:
+    from ..sender import Sender
+
+__all__ = ["Batcher"]
+
+PLAIN_PROPERTIES: Final = len("UNIQ_KEY\x01\x02WAIT\x01true\x02")
+"""Bytes that a message's properties take besides its unique id, where there are no others."""
+
+
+class Batcher:
+    """Of one sender. ``alarm``: when callers' deadlines are looked at next."""
+
+    def __init__(self, sender: Sender, settings: Batching) -> None:
+        self._sender = sender
+        self._loop = asyncio.get_running_loop()
+        self._linger = settings.linger
+        self.max_bytes = min(settings.max_bytes, sender.config.max_message_size)
+        self.max_messages = settings.max_messages
+        self.lanes_per_broker = settings.lanes_per_broker
+        self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + sender.ids.length
+        """Bytes in a batch of a message that has nothing but a body, besides that."""
+        self.requests: set[UnderWay] = set()
+        self.alarm = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_turn: dict[tuple[str, bool], InTurn] = {}
+        self._in_order: dict[tuple[MessageQueue, bool], InOrder] = {}
+        self._finding: dict[InTurn, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        gathered = sum(len(members) for gathering in self._gatherings() for members in gathering.waiting())
+        return f"<Batcher {gathered} messages gathered, {len(self.requests)} requests under way>"
+
+    # -- what callers do
+
+    def size_of(self, message: Message) -> int:
+        """Bytes that the message takes in a batch; 0 for one that goes singly. Raises InvalidMessageError for its properties."""
+        if (
+            len(message.body) >= self._sender.encoder.compress_over
+            or message.delay_level
+            or message.delay is not None
+            or message.deliver_at is not None
+            or type(message.body) is not bytes
+            or message.topic.startswith(RETRY_TOPIC_PREFIX)
+        ):
+            return 0
+        properties = message_properties(message, message.unique_id or "0" * self._sender.ids.length)
+        size = BATCH_OVERHEAD + len(message.body) + len(properties.encode())
+        return size if size <= self.max_bytes else 0
+
+    async def send(self, message: Message, size: int, wish: Wish | None, deadline: float) -> SendResult:
+        """A whole awaited call."""
+        credit, body_size = self._sender.credits, len(message.body)
+        future: asyncio.Future[SendResult] = self._loop.create_future()
+        epoch, gathering = await self._enter(message, size, wish, deadline, lambda _: future)
+        try:
+            return await future
+        except BaseException:
+            gathering.stale = True
+            raise
+        finally:
+            credit.give_back(epoch, 1, body_size)
+
+    async def accept(
+        self,
+        message: Message,
+        size: int,
+        wish: Wish | None,
+        deadline: float,
+        on_success: Callable[[SendResult], object] | None,
+        on_error: Callable[[BaseException], object] | None,
+    ) -> asyncio.Future[SendResult]:
+        """``send_async``."""
+        accepted: Accepted[SendResult] | None = None
+
+        def receiver(epoch: Epoch) -> Accepted[SendResult]:
+            nonlocal accepted
+            accepted = Accepted(self._sender.credits, epoch, 1, len(message.body), on_success, on_error)
+            return accepted
+
+        _, gathering = await self._enter(message, size, wish, deadline, receiver)
+        made = cast(Accepted[SendResult], accepted)
+        made.withdraw = lambda: setattr(gathering, "stale", True)
+        return made.future
+
+    async def _enter(
+        self, message: Message, size: int, wish: Wish | None, deadline: float, receiver: Callable[[Epoch], Any]
+    ) -> tuple[Epoch, Gathering]:
+        """Takes credits and adds the message where it gathers, in call order where it has a ``wish``."""
+        sender, body_size = self._sender, len(message.body)
+        credit = sender.credits
+        place = sender.line(message.topic).join() if wish is not None else None
+        try:
+            if place is not None:
+                await place.turn(deadline)
+            epoch = credit.try_take(1, body_size) or await credit.take(1, body_size, deadline)
+            try:
+                gathering = await self._gathering(message, wish, deadline)
+                gathering.add(receiver(epoch), message, size, deadline)
+            except BaseException:
+                credit.give_back(epoch, 1, body_size)
+                raise
+            return epoch, gathering
+        finally:
+            if place is not None:
+                place.leave()
+
+    async def _gathering(self, message: Message, wish: Wish | None, deadline: float) -> Gathering:
+        sender = self._sender
+        topic = message.topic
+        if wish is not None or sender.asks:
+            plain = Outgoing(topic, "", "", message.body)
+            _, lane, target = await sender.aim(plain, message, wish, deadline)
+            return self.in_order(lane, target, fixed=wish is not None)
+        if topic not in sender.lanes:
+            await sender.topics.lane(topic, deadline)
+        return self.in_turn(topic, wait_store=message.wait_store)
+
+    # -- where messages gather
+
+    def in_turn(self, topic: str, *, wait_store: bool) -> InTurn:
+        """``topic``: as users write it."""
+        gathering = self._in_turn.get((topic, wait_store))
+        if gathering is None:
+            gathering = self._in_turn[topic, wait_store] = InTurn(self, topic)
+        return gathering
+
+    def in_order(self, lane: Lane, target: Target, *, fixed: bool) -> InOrder:
+        """``fixed``: the caller chose the queue, and nothing may go to another one."""
+        gathering = self._in_order.get((target.queue, fixed))
+        if gathering is None:
+            gathering = self._in_order[target.queue, fixed] = InOrder(self, lane, target, fixed=fixed)
+        else:
+            gathering.aim(lane, target)
+        return gathering
+
+    def forget(self, gathering: InOrder) -> None:
+        """Nothing is left in it."""
+        self._in_order.pop((gathering.queue, gathering.fixed), None)
+
+    def lane(self, gathering: InTurn) -> Lane | None:
+        """The topic's lane; None where its route must be asked for first, which is then on its way."""
+        lane = self._sender.lanes.get(gathering.topic) or self._sender.topics.now(gathering.topic)
+        if lane is None and gathering not in self._finding:
+            self._finding[gathering] = self._loop.create_task(self._find(gathering), name="rmq_async route of a batch")
+        return lane
+
+    async def _find(self, gathering: InTurn) -> None:
+        deadline = max([member[2] for members in gathering.waiting() for member in members], default=0.0)
+        try:
+            await self._sender.topics.lane(gathering.topic, deadline)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            _tell(gathering.drop(), error)
+        finally:
+            del self._finding[gathering]
+        gathering.leave()
+
+    def inviting(self, lane: Lane) -> Collection[str]:
+        """The brokers of the lane that are not left alone at the moment, or all."""
+        selection = self._sender.selection
+        avoided = () if selection is None else selection.avoided(lane.brokers)
+        return (lane.brokers.difference(avoided) or lane.brokers) if avoided else lane.brokers
+
+    def next_of(self, lane: Lane, brokers: Collection[str]) -> Target:
+        """The next queue of these brokers."""
+        selection = self._sender.selection
+        return lane.next_of(brokers) if selection is None else selection.next(lane, frozenset(brokers))
+
+    # -- leaving
+
+    def soon(self, gathering: Gathering) -> None:
+        """Has it leave at the end of this iteration of the loop, or when messages have lingered."""
+        if self._linger:
+            self._loop.call_later(self._linger, gathering.leave)
+        else:
+            self._loop.call_soon(gathering.leave)
+
+    def hurry(self) -> None:
+        """Nothing lingers any longer."""
+        if self._linger:
+            for gathering in self._gatherings():
+                gathering.leave()
+
+    def go(self, gathering: Gathering, entry: Entry, lane: Lane, target: Target, *, fixed: bool) -> None:
+        """One request with all its attempts. Whatever fails is told to those who wait for it."""
+        sender, read = self._sender, entry.read
+        messages = [member[1] for member in entry.members]
+        outgoing = entry.outgoing
+        if outgoing is None:
+            outgoing = sender.encoder.encode_gathered(messages, entry.ids)
+            read = stored_message if outgoing.batch_ids is None else stored_batch
+            if sender.watched:
+                watched = messages[0] if outgoing.batch_ids is None else tuple(messages)
+                sender.watch(outgoing, watched, "sync", read)
+        outgoing.message = messages[0]
+        retries = sender.retries_on(target) if fixed else sender.retries
+        request = UnderWay(
+            sender, self, gathering, entry, outgoing, lane, target, read, fixed=fixed, retries=retries, started=monotonic()
+        )
+        self.requests.add(request)
+        try:
+            request.start()
+        except Exception as error:  # noqa: BLE001 - of a user's hook: those whose messages these are must hear of it
+            request.set_exception(error)
+
+    def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...]) -> None:
+        """Sends a batch that was refused in two halves, until the message that is refused is by itself."""
+        members = [(member, unique_id) for member, unique_id in zip(entry.members, ids, strict=True) if not member[0].done()]
+        half = (len(members) + 1) // 2
+        halves = [
+            Entry([member for member, _ in part], tuple([unique_id for _, unique_id in part]))
+            for part in (members[:half], members[half:])
+            if part
+        ]
+        gathering.again(halves)
+
+    # -- deadlines
+
+    def watch_until(self, deadline: float) -> None:
+        """Looks at everybody's time at the deadline, or before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.alarm = deadline
+        self._timer = self._loop.call_later(max(deadline - monotonic(), 0.0), self._expire)
+
+    def _expire(self) -> None:
+        self._timer, self.alarm = None, inf
+        now, earliest = monotonic(), inf
+        for gathering in self._gatherings():
+            for members in gathering.waiting():
+                earliest = min(earliest, _expired(members, now, gathering))
+        for request in tuple(self.requests):
+            earliest = min(earliest, request.expire(now))
+        if earliest < self.alarm:
+            self.watch_until(earliest)
+
+    # -- the end
+
+    def end(self, error: Callable[[], RocketMQError]) -> None:
+        """Ends all that has not gone; what is under way is ended where it is."""
+        for gathering in self._gatherings():
+            for receiver, _, _ in gathering.drop():
+                receiver.set_exception(error())
+        for task in tuple(self._finding.values()):
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _gatherings(self) -> list[Gathering]:
+        return [*self._in_turn.values(), *self._in_order.values()]
+
+
+def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
+    """Tells those whose time is over; returns the earliest deadline of the others."""
+    earliest = inf
+    for receiver, _, deadline in members:
+        if receiver.done():
+            continue
+        if deadline <= now:
+            gathering.stale = True
+            text = "the message waited in the client behind requests that are not answered until its time was over"
+            receiver.set_exception(RequestTimeoutError(text, maybe_stored=False))
+        elif deadline < earliest:
+            earliest = deadline
+    return earliest
+
+
+def _tell(members: list[Member], error: BaseException) -> None:
+    for receiver, _, _ in members:
+        receiver.set_exception(own_copy(error))

@@ -1,0 +1,129 @@
+"""One batch under way: what becomes of it is told to each of those whose messages it carries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import RocketMQError
+
+from ...errors import ClientStateError, ForbiddenError, RequestTimeoutError, own_copy
+from ...results import BatchSendResult, SendResult
+from ..call import ReadReply
+from ..first_attempt import FirstAttempt
+from ..lanes import Lane, Target
+from ..outgoing import Outgoing
+from .gathering import Entry, Gathering
+
+if TYPE_CHECKING:
+    from ..sender import Sender
+    from .batcher import Batcher
+
+__all__ = ["UnderWay"]
+
+ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
+"""What a broker says of a batch of which one message is wrong (or the whole too large for it): it has stored none of them."""
+SAME_END: Final = 0.02
+"""Seconds. Who gives up so much earlier than the request itself is told what that is told, so many seconds late at most."""
+
+
+class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
+    """A request and its further attempts. ``deadline``: the last of its members'."""
+
+    __slots__ = ("_batcher", "_broker", "_told", "deadline", "entry", "gathering")
+
+    def __init__(
+        self,
+        sender: Sender,
+        batcher: Batcher,
+        gathering: Gathering,
+        entry: Entry,
+        outgoing: Outgoing,
+        lane: Lane,
+        target: Target,
+        read: ReadReply[BatchSendResult | SendResult],
+        *,
+        fixed: bool,
+        retries: int,
+        started: float,
+    ) -> None:
+        self.deadline = max([member[2] for member in entry.members])
+        super().__init__(
+            sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=self.deadline
+        )
+        self._batcher = batcher
+        self._broker = target.broker
+        self._told = False
+        self.gathering = gathering
+        self.entry = entry
+
+    def expire(self, now: float) -> float:
+        """Tells members whose time is over before the request's; returns the earliest such time of the others."""
+        earliest, last = float("inf"), self.deadline - SAME_END
+        for receiver, _, deadline in self.entry.members:
+            if deadline >= last or receiver.done():
+                continue
+            if deadline > now:
+                earliest = min(earliest, deadline)
+                continue
+            first, written = self._connection, True
+            if self._task is None and first is not None and self._pending is not None:
+                written = first.was_written(self._pending)
+            error = RequestTimeoutError(
+                f"no answer from {self._target.address} to a batch of {len(self.entry.members)} messages in time",
+                maybe_stored=written,
+                broker=self._target.broker,
+                address=self._target.address,
+            )
+            receiver.set_exception(error)
+        return earliest
+
+    def _succeed(self, result: BatchSendResult | SendResult) -> None:
+        if self._told:
+            return
+        self._end()
+        members = self.entry.members
+        if len(members) == 1:
+            receiver = members[0][0]
+            if not receiver.done():
+                single = type(result) is SendResult or self.entry.outgoing is not None  # what went alone is told as it is
+                receiver.set_result(result if single else result.results[0])  # type: ignore[union-attr]
+        elif isinstance(result, BatchSendResult):
+            status, queue, attempts = result.status, result.queue, result.attempts
+            region, trace_on, offset = result.region_id, result.trace_on, result.queue_offset
+            for member, msg_id, offset_id in zip(members, result.msg_ids, result.offset_msg_ids, strict=True):
+                receiver = member[0]
+                if not receiver.done():
+                    receiver.set_result(
+                        SendResult(status, msg_id, offset_id, queue, offset, None, region, trace_on, None, attempts)
+                    )
+                offset += 1
+        self.gathering.ended(self._broker)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._told:
+            return
+        self._end()
+        if len(self.entry.members) > 1 and _one_is_to_blame(error):
+            self._batcher.split(self.gathering, self.entry, self._outgoing.batch_ids or ())
+        else:
+            for receiver, _, _ in self.entry.members:
+                if not receiver.done():
+                    receiver.set_exception(own_copy(error))
+        self.gathering.ended(self._broker)
+
+    def _end(self) -> None:
+        self._told = True
+        self._batcher.requests.discard(self)
+
+    def _dropped(self) -> None:
+        error = ClientStateError("the task that sent the batch was cancelled; the message may have been stored")
+        error.maybe_stored = True
+        self._fail(error)
+
+
+def _one_is_to_blame(error: BaseException) -> bool:
+    """Whether none of the batch was stored, and sending its parts can tell the message that is at fault."""
+    if isinstance(error, ForbiddenError):
+        return True
+    return isinstance(error, RocketMQError) and error.code in ILLEGAL and not error.maybe_stored
