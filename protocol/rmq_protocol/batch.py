@@ -16,7 +16,15 @@ from .message import NO_KEYS, Message
 from .properties import message_properties
 from .validation import check_message
 
-__all__ = ["BATCH_OVERHEAD", "BatchRecord", "check_batch", "decode_batch", "encode_batch", "encode_batch_message"]
+__all__ = [
+    "BATCH_OVERHEAD",
+    "BatchRecord",
+    "check_batch",
+    "decode_batch",
+    "encode_batch",
+    "encode_batch_message",
+    "encode_plain_batch",
+]
 
 BATCH_OVERHEAD: Final = 22
 """Bytes a message takes in a batch besides its body and its properties."""
@@ -86,25 +94,26 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
         and message.wait_store is wait_store
         and message.body.__class__ is bytes
     ]
-    if len(bodies) == len(messages) and (encoded := _encode_plain(bodies, unique_ids, wait_store, max_body)):
-        return encoded
+    if (
+        len(bodies) == len(messages)
+        and 0 < min(sizes := set(map(len, bodies))) <= max(sizes) <= max_body
+        and len(set(map(len, unique_ids))) == 1
+    ):
+        return encode_plain_batch(bodies, unique_ids, wait_store=wait_store)
     return _encode_each(messages, unique_ids, max_body)
 
 
-def _encode_plain(bodies: list[bytes], unique_ids: list[str], wait_store: bool, max_body: int) -> bytes | None:
-    """A batch of messages whose properties are UNIQ_KEY and WAIT; None where a body or an id is none that would do."""
-    sizes = set(map(len, bodies))
-    ids = [unique_id.encode() for unique_id in unique_ids]
-    if not 0 < min(sizes) <= max(sizes) <= max_body or len(set(map(len, ids))) != 1:
-        return None
+def encode_plain_batch(bodies: Sequence[bytes], unique_ids: Sequence[str], *, wait_store: bool = True) -> bytes:
+    """A batch of messages that have no properties but UNIQ_KEY and WAIT; the ids all have one length. Nothing is checked."""
+    sizes = list(map(len, bodies))
     after = _AFTER_ID if wait_store else _AFTER_ID_NO_WAIT
-    width = len(_BEFORE_ID) + len(ids[0]) + len(after)
-    heads = {size: _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, 0, size) for size in sizes}
+    width = len(_BEFORE_ID) + len(unique_ids[0]) + len(after)
+    heads = {size: _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, 0, size) for size in set(sizes)}
     number = len(bodies)
     parts = [_LENGTH.pack(width) + _BEFORE_ID] * (5 * number)
-    parts[0::5] = [heads[size] for size in map(len, bodies)] if len(heads) > 1 else list(heads.values()) * number
+    parts[0::5] = [heads[size] for size in sizes] if len(heads) > 1 else list(heads.values()) * number
     parts[1::5] = bodies
-    parts[3::5] = ids
+    parts[3::5] = [unique_id.encode() for unique_id in unique_ids]
     parts[4::5] = [after] * number
     return b"".join(parts)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rmq_protocol.batch import encode_batch
+from rmq_protocol.batch import encode_batch, encode_plain_batch
 from rmq_protocol.compression import CompressionType, compress
 from rmq_protocol.constants import SysFlag
 from rmq_protocol.errors import InvalidMessageError
@@ -113,12 +113,21 @@ class Encoder:
         size = sum([len(message.body) for message in batch])
         return self._batch(batch[0], ids, body), size
 
-    def encode_gathered(self, messages: Sequence[Message], ids: Sequence[str] | None = None) -> Outgoing:
-        """One message, or a batch of those that were found good each by itself. ``ids``: the unique ids that they have already."""
+    def encode_gathered(
+        self, messages: Sequence[Message], ids: Sequence[str] | None = None, *, plain: bool = False
+    ) -> Outgoing:
+        """One message, or a batch of those that were found good each by itself.
+
+        ``ids``: the unique ids that they have already. ``plain``: they say nothing but topic and body, of ``bytes``.
+        """
         if len(messages) == 1:
             return self.encode(messages[0], unique_id=None if ids is None else ids[0])
         unique_ids = self.ids.take(len(messages)) if ids is None else list(ids)
-        return self._batch(messages[0], unique_ids, encode_batch(messages, unique_ids, self.max_size))
+        if plain:
+            body = encode_plain_batch([message.body for message in messages], unique_ids, wait_store=messages[0].wait_store)
+        else:
+            body = encode_batch(messages, unique_ids, self.max_size)
+        return self._batch(messages[0], unique_ids, body)
 
     def _batch(self, first: Message, ids: list[str], body: bytes) -> Outgoing:
         properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT

@@ -74,13 +74,13 @@ class Producer(ProducerLife):
             self._refuse()
         sender = self._sender
         if (
-            type(message) is not Message
+            message.__class__ is not Message
             or message.keys is not NO_KEYS
             or queue is not None
             or selector is not None
             or key is not None
             or timeout is not None
-            or type(body := message.body) is not bytes
+            or (body := message.body).__class__ is not bytes
             or not 0 < (size := len(body)) < sender.plain_below
             or not message.wait_store
         ):
@@ -108,7 +108,7 @@ class Producer(ProducerLife):
                 started = monotonic()
             if (gathering := lane.gathering) is not None:
                 gathered: asyncio.Future[SendResult] = sender.create_future()
-                gathering.add(gathered, message, size + sender.plain_size, deadline)
+                gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
                 try:
                     return await gathered
                 except BaseException:

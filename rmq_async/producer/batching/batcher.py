@@ -200,8 +200,10 @@ class Batcher:
 
     # -- leaving
 
-    def soon(self, gathering: Gathering) -> None:
-        """Has it leave at the end of this iteration of the loop, or when messages have lingered."""
+    def soon(self, gathering: Gathering, deadline: float) -> None:
+        """Has it leave at the end of this iteration of the loop, or when messages have lingered; ``deadline``: of the first."""
+        if deadline < self.alarm:
+            self.watch_until(deadline)
         if self._linger:
             self._loop.call_later(self._linger, gathering.leave)
         else:
@@ -216,15 +218,14 @@ class Batcher:
     def go(self, gathering: Gathering, entry: Entry, lane: Lane, target: Target, *, fixed: bool) -> None:
         """One request with all its attempts. Whatever fails is told to those who wait for it."""
         sender, read = self._sender, entry.read
-        messages = [member[1] for member in entry.members]
         outgoing = entry.outgoing
         if outgoing is None:
-            outgoing = sender.encoder.encode_gathered(messages, entry.ids)
+            messages = [member[1] for member in entry.members]
+            outgoing = sender.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
             read = stored_message if outgoing.batch_ids is None else stored_batch
             if sender.watched:
-                watched = messages[0] if outgoing.batch_ids is None else tuple(messages)
-                sender.watch(outgoing, watched, "sync", read)
-        outgoing.message = messages[0]
+                sender.watch(outgoing, messages[0] if outgoing.batch_ids is None else tuple(messages), "sync", read)
+        outgoing.message = entry.members[0][1]
         retries = sender.retries_on(target) if fixed else sender.retries
         request = UnderWay(
             sender, self, gathering, entry, outgoing, lane, target, read, fixed=fixed, retries=retries, started=monotonic()
@@ -240,7 +241,7 @@ class Batcher:
         members = [(member, unique_id) for member, unique_id in zip(entry.members, ids, strict=True) if not member[0].done()]
         half = (len(members) + 1) // 2
         halves = [
-            Entry([member for member, _ in part], tuple([unique_id for _, unique_id in part]))
+            Entry([member for member, _ in part], ids=tuple([unique_id for _, unique_id in part]))
             for part in (members[:half], members[half:])
             if part
         ]

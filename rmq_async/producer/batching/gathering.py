@@ -1,6 +1,6 @@
 """Where messages gather: one place per topic whose queues take turns, and one per queue for sends that carry order.
 
-A gathering decides what leaves and when; the batcher puts it on its way. What it costs per message is ``add``: a tuple, an
+A gathering decides what leaves and when; the batcher puts it on its way. What it costs per message is ``add_plain``: a tuple, an
 append, three comparisons. Everything else is per batch.
 
 What one iteration of the loop gathers is shared out over the requests that may be under way, in parts of at least ``SHARE``
@@ -25,16 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Gathering", "InOrder", "InTurn", "Member", "shares"]
 
-SHARE: Final = 32
+SHARE: Final = 64
 
 Member = tuple[Receiver, Message, float]
 """Who waits, what is sent, and the end of the caller's budget (monotonic)."""
 
 
 class Entry(NamedTuple):
-    """What one request carries. ``ids``: where the messages have theirs already. ``outgoing``, ``read``: of what goes alone."""
+    """What one request carries.
+
+    ``plain``: messages that say nothing but topic and body, under the producer's own time-out. ``ids``: where the messages have
+    theirs already. ``outgoing``, ``read``: of what goes alone.
+    """
 
     members: list[Member]
+    plain: bool = False
     ids: tuple[str, ...] | None = None
     outgoing: Outgoing | None = None
     read: Any = None
@@ -49,31 +54,51 @@ def shares(number: int, free: int) -> int:
 class Gathering:
     """``due``: what is here leaves by itself. ``stale``: some of those who wait do so no longer."""
 
-    __slots__ = ("_batcher", "_left", "_sealed", "due", "members", "stale")
+    __slots__ = ("_batcher", "_left", "_most", "_plain", "_sealed", "due", "members", "stale")
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
         self._left = batcher.max_bytes
+        self._most = batcher.max_messages
+        self._plain = True
         self._sealed: deque[Entry] = deque()
         """Complete, and not gone yet."""
         self.members: list[Member] = []
         self.due = False
         self.stale = False
 
-    def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        """``size``: bytes that the message takes in a batch, of which one takes at most ``max_bytes``."""
-        batcher, members = self._batcher, self.members
-        left = self._left - size
-        if left < 0 or len(members) >= batcher.max_messages:
+    def add_plain(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
+        """As ``add``, for a message that says nothing but topic and body, under the producer's own time-out.
+
+        So those that come later have later deadlines, and only the first of an iteration can be the earliest of all.
+        """
+        left, members = self._left - size, self.members
+        if left < 0 or len(members) >= self._most:
             self.full()
-            members, left = self.members, self._left - size
+            left, members = self._left - size, self.members
         self._left = left
         members.append((receiver, message, deadline))
         if not self.due:
             self.due = True
-            batcher.soon(self)
-        if deadline < batcher.alarm:
-            batcher.watch_until(deadline)
+            self._batcher.soon(self, deadline)
+
+    def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
+        """``size``: bytes that the message takes in a batch, of which one takes at most ``max_bytes``."""
+        left = self._left - size
+        if left < 0 or len(self.members) >= self._most:
+            self.full()
+            left = self._left - size
+        self._left = left
+        self._plain = False
+        self.members.append((receiver, message, deadline))
+        self._wake(deadline)
+
+    def _wake(self, deadline: float) -> None:
+        if not self.due:
+            self.due = True
+            self._batcher.soon(self, deadline)
+        elif deadline < self._batcher.alarm:
+            self._batcher.watch_until(deadline)
 
     def full(self) -> None:
         """No further message fits in."""
@@ -91,13 +116,14 @@ class Gathering:
         """Sends what came back, before all others."""
         raise NotImplementedError
 
-    def take(self) -> list[Member]:
-        """What has gathered, without those who wait no longer; they are gone from here."""
+    def take(self) -> Entry:
+        """What has gathered, without those who wait no longer; it is gone from here."""
         members, self.members, self._left = self.members, [], self._batcher.max_bytes
+        plain, self._plain = self._plain, True
         if self.stale:
             self.stale = False
             members = [member for member in members if not member[0].done()]
-        return members
+        return Entry(members, plain)
 
     def waiting(self) -> list[list[Member]]:
         """All that has not gone."""
@@ -123,12 +149,12 @@ class InTurn(Gathering):
         """Requests by broker."""
 
     def full(self) -> None:
-        members = self.take()
+        entry = self.take()
         lane = self._batcher.lane(self)
         if lane is None:
-            self._sealed.append(Entry(members))
-        elif members:
-            self._go(Entry(members), lane)
+            self._sealed.append(entry)
+        elif entry.members:
+            self._go(entry, lane)
 
     def leave(self) -> None:
         self.due = False
@@ -143,15 +169,15 @@ class InTurn(Gathering):
         free = self._free(lane)
         if free <= 0:
             return
-        members = self.take()
-        number = len(members)
+        entry = self.take()
+        number = len(entry.members)
         if number < 2 * SHARE or free == 1:
-            if members:
-                self._go(Entry(members), lane)
+            if number:
+                self._go(entry, lane)
             return
         share = shares(number, free)
         for start in range(0, number, share):
-            self._go(Entry(members[start : start + share]), lane)
+            self._go(Entry(entry.members[start : start + share], entry.plain), lane)
 
     def again(self, entries: Sequence[Entry]) -> None:
         lane = self._batcher.lane(self)
@@ -220,16 +246,12 @@ class InOrder(Gathering):
     def add_alone(self, receiver: Receiver, message: Message, outgoing: Outgoing, read: Any, deadline: float) -> None:
         """A request of its own, in its place."""
         self.full()
-        self._sealed.append(Entry([(receiver, message, deadline)], None, outgoing, read))
-        if not self.due:
-            self.due = True
-            self._batcher.soon(self)
-        if deadline < self._batcher.alarm:
-            self._batcher.watch_until(deadline)
+        self._sealed.append(Entry([(receiver, message, deadline)], outgoing=outgoing, read=read))
+        self._wake(deadline)
 
     def full(self) -> None:
         if self.members:
-            self._sealed.append(Entry(self.take()))
+            self._sealed.append(self.take())
 
     def leave(self) -> None:
         self.due = False
@@ -257,8 +279,8 @@ class InOrder(Gathering):
         while self._sealed:
             if (entry := _alive(self._sealed.popleft())) is not None:
                 return entry
-        members = self.take()
-        return Entry(members) if members else None
+        entry = self.take()
+        return entry if entry.members else None
 
 
 def _alive(entry: Entry) -> Entry | None:

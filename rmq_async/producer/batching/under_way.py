@@ -47,7 +47,8 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         retries: int,
         started: float,
     ) -> None:
-        self.deadline = max([member[2] for member in entry.members])
+        members = entry.members
+        self.deadline = members[-1][2] if entry.plain else max([member[2] for member in members])
         super().__init__(
             sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=self.deadline
         )
