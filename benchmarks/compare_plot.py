@@ -1,5 +1,5 @@
 """The picture of a comparison: for each table a row of three charts, messages/s, client CPU a message, p99; medians, and the
-lowest and the highest round as a line."""
+lowest and the highest round as a line. Hatched bars are of clients that were acknowledged more than was stored."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ def plot(found: Mapping[str, Any], directory: Path, name: str = "compare") -> li
     for row, (title, keys) in enumerate(rows):
         for column, (figure_name, label, scale) in enumerate(CHARTS):
             axis = axes[row][column]
-            _bars(axis, [found["sides"][key][figure_name] for key in keys], keys, scale)
-            axis.set_title(f"{title}: {label}", fontsize=9, loc="left")
+            _bars(axis, [found["sides"][key] for key in keys], figure_name, keys, scale)
+            axis.set_title(f"{title}: {label}" if column == 0 else label, fontsize=9, loc="left")
             axis.set_yticks(range(len(keys)), [title_of(key) for key in keys] if column == 0 else [""] * len(keys))
             axis.invert_yaxis()
             axis.grid(visible=False, axis="y")
     return save(figure, directory, name)
 
 
-def _bars(axis: Any, figures: list[Any], keys: list[str], scale: float) -> None:
-    for place, (key, spread) in enumerate(zip(keys, figures, strict=True)):
-        if spread is None:
+def _bars(axis: Any, sides: list[Any], name: str, keys: list[str], scale: float) -> None:
+    """Hatched: not all that was acknowledged was stored."""
+    for place, (key, side) in enumerate(zip(keys, sides, strict=True)):
+        if side[name] is None:
             continue
-        middle, low, high = (spread[name] / scale for name in ("median", "min", "max"))
-        axis.barh(place, middle, color=COLOURS[SIDES.index(key.partition(":")[0]) % len(COLOURS)], height=0.7)
+        middle, low, high = (side[name][each] / scale for each in ("median", "min", "max"))
+        colour = COLOURS[SIDES.index(key.partition(":")[0]) % len(COLOURS)]
+        lost = {"fill": False, "hatch": "///", "edgecolor": colour} if side["lost"] else {"color": colour}
+        axis.barh(place, middle, height=0.7, **lost)
         axis.plot([low, high], [place, place], color="black", linewidth=1)
         axis.annotate(f" {middle:,.0f}" if middle >= 100 else f" {middle:.2g}", (high, place), va="center", fontsize=7)
     axis.margins(x=0.15)

@@ -61,10 +61,8 @@ class Meter:
         return [threading.Thread(target=work, args=(self.timed(number),)) for number in range(self.depth)]
 
     def run(self, threads: list[threading.Thread]) -> None:
-        """Starts them one after the other: messense's client fails sends that meet its first look-up of the route."""
         for thread in threads:
             thread.start()
-            time.sleep(0.01)
         most = self.spec["max_messages"]
         self._until(self.spec["warm_up"], most // 5)
         self.recording = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from meter import Meter
@@ -37,6 +38,14 @@ def main() -> None:
     def batch() -> None:
         check(producer.send_batch([message() for _ in range(BATCH)]).status)
 
+    for _ in range(100):  # threads whose first sends look up the route together fail: "No route info"
+        try:
+            single()
+        except Exception:  # noqa: BLE001 - what goes on failing is counted below
+            time.sleep(0.1)
+        else:
+            meter.count += 1
+            break
     if meter.kind == "batch":
         meter.run(meter.workers(batch, BATCH))
     else:
