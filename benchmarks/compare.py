@@ -198,11 +198,14 @@ class Course:
             asyncio.run(run_once(msgspec.structs.replace(job, spec=spec)))
 
     def round(self, number: int) -> dict[str, Run]:
-        """Sections begin with another one each round; within a section the order is turned each round."""
+        """Sections begin with another one each round. Within a section another side begins too, and the order is turned, so that
+        ours stands in all places and next to others each time."""
         turn = number % len(self.sections)
         runs: dict[str, Run] = {}
         for keys in self.sections[turn:] + self.sections[:turn]:
-            for key in keys if number % 2 == 0 else keys[::-1]:
+            first = number * len(keys) // self.options.rounds
+            order = keys[first:] + keys[:first]
+            for key in order if number % 2 == 0 else order[::-1]:
                 if self.place.directory is not None:
                     check_disk(self.place.directory)
                 run = runs[key] = asyncio.run(run_once(self.job(key)))
@@ -275,7 +278,7 @@ def heading(result: Mapping[str, Any], own: bool) -> str:
     broker = f"one RocketMQ {BROKER} broker and its clients" if own else "a cluster that was given and its clients"
     return (
         f"{result['date']}, {machine['cores']} cores ({machine['system']}) shared by {broker}; Python {machine['python']}, "
-        f"{settings['loop']}, {settings['body']}-byte bodies, {QUEUES} queues, {settings['rounds']} rounds of "
+        f"{settings['loop']}, {settings['body']}-byte bodies, {QUEUES} queues, rounds: {settings['rounds']} of "
         f"{settings['seconds']:g} s. Medians over rounds. "
         "Written by `benchmarks/compare.py`; docs/comparison.md says what it means."
     )

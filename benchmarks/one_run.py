@@ -29,6 +29,8 @@ BATCH: Final = 32
 POLL: Final = 0.02
 SAMPLED: Final = 8
 """From 64 workers on, latency is taken by every eighth."""
+EDGE_PAUSE: Final = 0.1
+"""Seconds that the load goes on after the window for one who watches from outside and looks a little later."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -267,6 +269,7 @@ async def measure(spec: RunSpec, load: Load) -> RunResult:
     state.recording = False
     if spec.edges:
         print("edge end", flush=True)
+        await asyncio.sleep(EDGE_PAUSE)
     state.stop = True
     await asyncio.wait_for(asyncio.gather(*tasks), 15)
     await load.finish()

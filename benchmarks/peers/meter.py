@@ -72,6 +72,7 @@ class Meter:
         last = self._mark()
         self.recording = False
         print("edge end", flush=True)
+        time.sleep(0.1)
         self.stop = True
         for thread in threads:
             thread.join()

@@ -94,6 +94,7 @@ func main() {
 	last := p.mark()
 	p.recording.Store(false)
 	fmt.Println("edge end")
+	time.Sleep(100 * time.Millisecond)
 	p.stop.Store(true)
 	workers.Wait()
 	text, err := json.Marshal(p.result(first, last))

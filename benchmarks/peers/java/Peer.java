@@ -81,6 +81,7 @@ public final class Peer {
         Mark end = new Mark();
         recording = false;
         say("edge end");
+        Thread.sleep(100);
         stop = true;
         for (Thread thread : threads) {
             thread.join();

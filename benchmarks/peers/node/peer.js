@@ -110,6 +110,7 @@ async function main() {
   const last = mark();
   recording = false;
   fs.writeSync(1, 'edge end\n');
+  await pause(100);
   stop = true;
   await Promise.all(workers);
   fs.writeSync(1, JSON.stringify(result(first, last)) + '\n');
