@@ -29,6 +29,8 @@ BATCH: Final = 32
 POLL: Final = 0.02
 SAMPLED: Final = 8
 """From 64 workers on, latency is taken by every eighth."""
+EDGE_PAUSE: Final = 0.1
+"""Seconds that the load goes on after the window for one who watches from outside and looks a little later."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -73,6 +75,8 @@ class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
     max_messages: int
     loop: str = "uvloop"
     broker_pid: int | None = None
+    edges: bool = False
+    """Whether a line says when the window begins and ends, for one who watches from outside."""
 
 
 class RunResult(msgspec.Struct, kw_only=True):
@@ -155,7 +159,8 @@ async def our_load(spec: RunSpec) -> Load:
     """The public API as its users call it; the messages are built inside the measured loop."""
     from rmq_async import Message, Producer  # here, so that the bare loop's process is as bare as its loop
 
-    producer = Producer("benchmark", namesrv=spec.namesrv, batching=MODES[spec.mode].kind == "adaptive")
+    options: dict[str, Any] = {"batching": True} if MODES[spec.mode].kind == "adaptive" else {}
+    producer = Producer("benchmark", namesrv=spec.namesrv, **options)
     await producer.start()
     instance = producer._instance
     assert instance is not None
@@ -257,9 +262,14 @@ async def measure(spec: RunSpec, load: Load) -> RunResult:
     gc.collect()
     state.recording = True
     start = Mark(state.count, load.writes(), spec.broker_pid)
+    if spec.edges:
+        print("edge start", flush=True)
     await _until(state, spec.seconds, start.messages + spec.max_messages * 4 // 5)
     end = Mark(state.count, load.writes(), spec.broker_pid)
     state.recording = False
+    if spec.edges:
+        print("edge end", flush=True)
+        await asyncio.sleep(EDGE_PAUSE)
     state.stop = True
     await asyncio.wait_for(asyncio.gather(*tasks), 15)
     await load.finish()
