@@ -158,7 +158,7 @@ def test_acknowledged_and_not_stored_is_reported(monkeypatch: pytest.MonkeyPatch
     import send
 
     figures = dict.fromkeys(("client_us", "client_user_us", "rss_mb", "client_cores", "busy_cores", "rate", "seconds"), 1.0)
-    unknown = dict.fromkeys(("broker_us", "broker_cores", "p50_us", "p99_us", "max_us", "messages_per_write"))
+    unknown = dict.fromkeys(("broker_us", "broker_cores", "p50_us", "p99_us", "p999_us", "max_us", "messages_per_write"))
 
     def result(mode: str, side: str, stored: int) -> one_run.RunResult:
         return one_run.RunResult(side=side, mode=mode, messages=10, total=10, stored=stored, failures={}, **figures, **unknown)
