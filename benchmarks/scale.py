@@ -289,7 +289,7 @@ def pictures(parts: dict[str, list[dict[str, Any]]], directory: Path) -> list[Pa
             axes.plot([row[series.axis] for row in rows], [row[field] for row in rows], marker="o", color=figures.COLOURS[0])
             if name != "processes":
                 axes.set_xscale("log")
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.1 * max(row[field] for row in rows) or 1)
             axes.set_xlabel(series.axis)
             axes.set_title(label, fontsize=9)
         paths += figures.save(figure, directory, f"scale_{name.replace('-', '_')}")
