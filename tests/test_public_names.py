@@ -239,6 +239,17 @@ def test_importing_the_package_loads_no_more_than_a_client_needs() -> None:
     assert not packages & set(loaded)
 
 
+def test_a_producer_loads_nothing_that_sending_does_not_need() -> None:
+    """What takes long to load and is there for compression, other clients or tools. The package alone loads next to nothing."""
+    loaded = set(python("import sys; from rmq_async import Producer; print(*sys.modules)").split())
+    assert "rmq_async.producer" in loaded
+    assert not {"rmq_async.admin", "rmq_async.consumer", "rmq_async.embedded", "rmq_async.otel", "rmq_async.spark"} & loaded
+    assert (
+        not {"zstandard", "lz4", "lz4.frame", "uvloop", "multiprocessing", "psutil", "xml", "http", "urllib.request"} & loaded
+    )
+    assert not {"asyncio", "msgspec", "logging"} & set(python("import sys; import rmq_async; print(*sys.modules)").split())
+
+
 def test_a_name_is_loaded_when_it_is_asked_for() -> None:
     program = """
 import sys, rmq_async

@@ -8,10 +8,12 @@ keeping the output cost 32 MiB and 33 ms. No size that a frame claims is believe
 
 from __future__ import annotations
 
+import sys
 import threading
 import zlib
 from enum import IntEnum
 from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, Final, Protocol
 
@@ -28,9 +30,26 @@ def _optional(name: str) -> Any:
         return None
 
 
+class _OnDemand:
+    """A module that is loaded when something of it is asked for."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
+
+
+def _installed(name: str) -> Any:
+    """The module on demand, or None without its package: zstandard takes 15 ms to load, which few programs need."""
+    return _OnDemand(name) if find_spec(name.partition(".")[0]) is not None else None
+
+
 isal_zlib: Final = _optional("isal.isal_zlib")
-lz4_frame: Final = _optional("lz4.frame")
-zstandard: Final = _optional("zstandard")
+lz4_frame: Final = _installed("lz4.frame")
+zstandard: Final = _installed("zstandard")
 
 _STEP: Final = 1 << 20
 _MAX_FRAMES: Final = 64
@@ -111,7 +130,7 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
             packed = _zstd_compressor(level).compress(data)
         else:
             raise LocalProtocolError(f"unknown compression type {kind!r}")
-    except _REFUSED as error:
+    except _refused() as error:
         raise LocalProtocolError(f"cannot compress with {kind!r} at level {level!r}: {error}") from error
     return packed
 
@@ -153,7 +172,7 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
             size += len(step)
     except KeyError:
         raise LocalProtocolError(f"unknown compression type {kind!r}") from None
-    except _DAMAGED as error:
+    except _damaged() as error:
         reason = f"compressed body of {len(data)} bytes is damaged: {error}"
         raise UnreadableBodyError(reason, min(size + _STEP, max_size)) from error
     raise UnreadableBodyError(
@@ -313,6 +332,13 @@ _DAMAGED: Final[tuple[type[Exception], ...]] = (
     RuntimeError,  # lz4 raises nothing more precise
     EOFError,
     *((isal_zlib.error,) if isal_zlib is not None else ()),
-    *((zstandard.ZstdError,) if zstandard is not None else ()),
 )
-_REFUSED: Final[tuple[type[Exception], ...]] = (*_DAMAGED, TypeError, ValueError, OverflowError)
+
+
+def _damaged() -> tuple[type[Exception], ...]:
+    """zstandard's error only where zstandard is loaded: nothing else raises it."""
+    return (*_DAMAGED, zstandard.ZstdError) if sys.modules.get("zstandard") is not None and zstandard is not None else _DAMAGED
+
+
+def _refused() -> tuple[type[Exception], ...]:
+    return (*_damaged(), TypeError, ValueError, OverflowError)

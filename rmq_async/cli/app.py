@@ -17,6 +17,7 @@ import rmq_async
 from rmq_async import ConfigError, InvalidMessageError, RocketMQError
 
 from . import INTERRUPTED
+from .bench import bench
 from .demo import DemoSettings, run_demo
 from .demo.settings import MAX_MESSAGES, MAX_SIZE, MIN_SIZE, MODE_MESSAGES, SPARK_MESSAGES, spark_too_much
 from .message import message
@@ -192,5 +193,5 @@ def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -
     return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
 
 
-for command in (send, pull, topic, message, spark):
+for command in (send, pull, bench, topic, message, spark):
     rmq.add_command(command)

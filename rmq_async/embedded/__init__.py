@@ -32,7 +32,7 @@ __all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "Syst
 
 logger = logging.getLogger("rmq_async.embedded")
 
-MAX_BROKERS: Final = 26
+MAX_BROKERS: Final = 64
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
 """Seconds."""
 
@@ -45,6 +45,12 @@ class ServerStatistics(NamedTuple):
     connections: int
     accepted: int
     refused: int
+
+
+def _letters(index: int) -> str:
+    """a to z, then aa, ab and so on."""
+    first, last = divmod(index, 26)
+    return (_letters(first - 1) if first else "") + chr(ord("a") + last)
 
 
 class EmbeddedRocketMQ:
@@ -97,9 +103,7 @@ class EmbeddedRocketMQ:
         self._ports = [port] + [0] * brokers
         self._failures = FailureScript()
         self._log = CommitLog(max_memory, clock.now_ms)
-        self._brokers = [
-            Broker(f"broker-{chr(ord('a') + index)}", self._log, self._failures, settings) for index in range(brokers)
-        ]
+        self._brokers = [Broker(f"broker-{_letters(index)}", self._log, self._failures, settings) for index in range(brokers)]
         for broker in self._brokers:
             broker.state.peers = [each.state for each in self._brokers]
         self._name_server = NameServer(self._brokers, self._failures)

@@ -1,0 +1,7 @@
+"""``rmq bench``: how fast a cluster takes messages from this machine, and what that costs the client."""
+
+from __future__ import annotations
+
+from .command import bench
+
+__all__ = ["bench"]

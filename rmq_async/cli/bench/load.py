@@ -1,0 +1,221 @@
+"""One process that sends: a producer, as many calls under way as it is told, counters.
+
+The same for every mode: nothing but the public API, messages built where users build them, in the measured loop. Counting
+begins after a warm-up; the window ends by time or by count. From 64 calls under way on every eighth is timed: two looks at the
+clock for each message would be a twentieth of what a send costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter, process_time
+from typing import Any, Final
+
+from rmq_async import ClientConfig, Message, Producer
+
+from .figures import Histogram, Part, failed
+
+__all__ = ["MODES", "LoadSettings", "run_load"]
+
+MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 1024}
+"""Calls under way, unless told otherwise."""
+GROUP: Final = "rmq_bench"
+_SAMPLED: Final = 8
+_PAUSE: Final = 0.01
+"""After a failed call, for those that fail at once."""
+_ONEWAY_AT_ONCE: Final = 64
+"""One-way sends need not suspend; without a pause now and then nothing else would run."""
+
+Tell = Callable[[int, int], None]
+"""Called about each second with messages sent and failed so far, those of the warm-up included."""
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """``messages``: in all, or None to send for ``seconds``."""
+
+    topic: str
+    mode: str
+    in_flight: int
+    batch: int
+    body: int
+    seconds: float
+    messages: int | None
+    warm_up: float
+
+
+@dataclass
+class _State:
+    left: int | None
+    """Messages that may still be begun."""
+    count: int = 0
+    failed: int = 0
+    stop: bool = False
+    recording: bool = False
+    failures: dict[str, int] = field(default_factory=dict)
+    latencies: Histogram = field(default_factory=Histogram)
+
+    def take(self, number: int) -> int:
+        """How many messages the next call may have; 0 ends its worker."""
+        if self.stop:
+            return 0
+        if self.left is None:
+            return number
+        number = min(number, self.left)
+        self.left -= number
+        return number
+
+    def wrong(self, number: int, error: BaseException) -> None:
+        self.failed += number
+        failed(self.failures, error, number)
+
+    def timed(self, began: float) -> None:
+        if self.recording:
+            self.latencies.add(perf_counter() - began)
+
+
+async def run_load(settings: LoadSettings, client: ClientConfig, tell: Tell) -> Part:
+    """Sends as told, and says what came of it. Raises what starting and stopping the producer raise."""
+    limit = max(65535, settings.in_flight * settings.batch)
+    adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
+    producer = Producer(
+        GROUP,
+        client=client,
+        timeout=client.request_timeout,
+        async_limit=limit,
+        compress_over=settings.body + 1,
+        **adaptive,
+    )
+    async with producer:
+        return await _measured(settings, _State(settings.messages), producer, tell)
+
+
+async def _measured(settings: LoadSettings, state: _State, producer: Producer, tell: Tell) -> Part:
+    workers = [asyncio.ensure_future(each) for each in _workers(settings, state, producer)]
+    telling = asyncio.ensure_future(_telling(state, tell))
+    try:
+        if settings.warm_up:
+            await asyncio.wait(workers, timeout=settings.warm_up)
+        state.recording = True
+        count, began, cpu = state.count, perf_counter(), process_time()
+        await asyncio.wait(workers, timeout=settings.seconds if settings.messages is None else None)
+        messages, seconds, cpu = state.count - count, perf_counter() - began, process_time() - cpu
+        state.recording, state.stop = False, True
+        await asyncio.gather(*workers)
+    finally:
+        for task in (*workers, telling):
+            task.cancel()
+        await asyncio.wait([*workers, telling])
+    return Part(
+        messages, seconds, cpu, state.count, state.failures, dict(state.latencies.counts), state.latencies.longest
+    )  # fmt: skip
+
+
+async def _telling(state: _State, tell: Tell) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        tell(state.count, state.failed)
+
+
+def _workers(settings: LoadSettings, state: _State, producer: Producer) -> list[Awaitable[None]]:
+    message = partial(Message, settings.topic, os.urandom(settings.body))
+    number = settings.in_flight
+    every = _SAMPLED if number >= 64 else 1
+    if settings.mode == "async":
+        return [_callbacks(state, producer, message, number, every)]
+    if settings.mode == "oneway":
+        return [_oneway(state, producer, message) for _ in range(number)]
+    if settings.mode == "batch":
+        return [_batches(state, producer, message, settings.batch) for _ in range(number)]
+    return [_awaited(state, producer, message, timed=each % every == 0) for each in range(number)]
+
+
+async def _awaited(state: _State, producer: Producer, message: Callable[[], Message], *, timed: bool) -> None:
+    while state.take(1):
+        began = perf_counter() if timed else 0.0
+        try:
+            await producer.send(message())
+        except Exception as error:  # noqa: BLE001 - whatever fails is counted by its text and told
+            state.wrong(1, error)
+            await asyncio.sleep(_PAUSE)
+            continue
+        state.count += 1
+        if timed:
+            state.timed(began)
+
+
+async def _batches(state: _State, producer: Producer, message: Callable[[], Message], batch: int) -> None:
+    while number := state.take(batch):
+        began = perf_counter()
+        try:
+            await producer.send_batch([message() for _ in range(number)])
+        except Exception as error:  # noqa: BLE001 - as above
+            state.wrong(number, error)
+            await asyncio.sleep(_PAUSE)
+            continue
+        state.count += number
+        state.timed(began)
+
+
+async def _oneway(state: _State, producer: Producer, message: Callable[[], Message]) -> None:
+    number = 0
+    while state.take(1):
+        began = perf_counter()
+        number += 1
+        try:
+            await producer.send_oneway(message())
+        except Exception as error:  # noqa: BLE001 - as above
+            state.wrong(1, error)
+            await asyncio.sleep(_PAUSE)
+            continue
+        state.count += 1
+        if number % _SAMPLED == 0:
+            state.timed(began)
+        if number % _ONEWAY_AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
+async def _callbacks(state: _State, producer: Producer, message: Callable[[], Message], depth: int, every: int) -> None:
+    """One coroutine that keeps ``depth`` sends under way; callbacks count them."""
+    under_way = number = 0
+    room = asyncio.Event()
+
+    def over() -> None:
+        nonlocal under_way
+        under_way -= 1
+        room.set()
+
+    def stored(_: object) -> None:
+        state.count += 1
+        over()
+
+    def timed(began: float, _: object) -> None:
+        state.timed(began)
+        stored(_)
+
+    def wrong(error: BaseException) -> None:
+        state.wrong(1, error)
+        over()
+
+    while True:
+        while under_way >= depth:
+            room.clear()
+            await room.wait()
+        if not state.take(1):
+            break
+        under_way += 1
+        number += 1
+        try:
+            await producer.send_async(
+                message(), on_success=stored if number % every else partial(timed, perf_counter()), on_error=wrong
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            wrong(error)
+            await asyncio.sleep(_PAUSE)
+    while under_way:
+        room.clear()
+        await room.wait()

@@ -1,0 +1,92 @@
+"""Several processes that send at the same time, each with a producer of its own; one alone sends in this process.
+
+They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each says through
+its pipe how far it is, and at the end what it counted. Whatever happens, all of them are gone when this returns.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import rmq_async
+from rmq_async import ClientConfig, RocketMQError
+
+from ..options import run
+from .figures import Part
+from .load import LoadSettings, Tell, run_load
+
+__all__ = ["run_processes"]
+
+
+def run_processes(settings: LoadSettings, client: ClientConfig, number: int, tell: Tell) -> list[Part]:
+    """``settings.messages`` are shared among the processes. Raises ``RocketMQError`` as soon as one of them cannot send at all."""
+    if number == 1:
+        return [run(run_load(settings, client, tell))]
+    context = multiprocessing.get_context("fork")
+    children: dict[Connection, Any] = {}
+    try:
+        for each in range(number):
+            ours, theirs = context.Pipe(duplex=False)
+            child = context.Process(target=_child, args=(_share(settings, each, number), client, theirs), daemon=True)
+            child.start()
+            theirs.close()
+            children[ours] = child
+        return _collected(children, tell)
+    finally:
+        for pipe, child in children.items():
+            child.terminate()
+            child.join()
+            child.close()
+            pipe.close()
+
+
+def _share(settings: LoadSettings, number: int, of: int) -> LoadSettings:
+    if settings.messages is None:
+        return settings
+    whole, rest = divmod(settings.messages, of)
+    return replace(settings, messages=whole + (number < rest))
+
+
+def _collected(children: dict[Connection, Any], tell: Tell) -> list[Part]:
+    parts: list[Part] = []
+    so_far: dict[Connection, tuple[int, int]] = dict.fromkeys(children, (0, 0))
+    told: set[Connection] = set()
+    open_pipes = set(children)
+    while open_pipes:
+        for ready in wait(list(open_pipes)):
+            assert isinstance(ready, Connection)
+            try:
+                said = ready.recv()
+            except EOFError:
+                raise RocketMQError(f"a sending process ended with code {_code(children[ready])}") from None
+            if isinstance(said, Part):
+                parts.append(said)
+                open_pipes.discard(ready)
+            elif isinstance(said, str):
+                raise RocketMQError(said)
+            else:
+                so_far[ready] = said
+                told.add(ready)
+        if open_pipes <= told:  # once a second from all that still send
+            tell(*map(sum, zip(*so_far.values(), strict=True)))
+            told.clear()
+    return parts
+
+
+def _code(child: Any) -> object:
+    child.join(1.0)
+    return child.exitcode
+
+
+def _child(settings: LoadSettings, client: ClientConfig, pipe: Connection) -> None:
+    try:
+        pipe.send(rmq_async.run(run_load(settings, client, lambda count, failed: pipe.send((count, failed)))))
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # noqa: BLE001 - told by the parent, in one line
+        pipe.send(f"{type(error).__name__}: {error}")
+    finally:
+        pipe.close()

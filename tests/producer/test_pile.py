@@ -1,0 +1,60 @@
+"""As many sends in flight as there are credits: what each keeps in memory, and that all of them are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+
+from rmq_async import Producer, SendResult
+from rmq_async.embedded import EmbeddedRocketMQ
+
+from .peers import TOPIC
+from .support import message
+
+LIMIT = 65_535
+BYTES_EACH = 1024
+
+
+async def test_65535_in_flight_are_all_answered() -> None:
+    stored: list[SendResult] = []
+    failed: list[BaseException] = []
+    async with (
+        EmbeddedRocketMQ() as server,
+        Producer("group", namesrv=server.namesrv, broker_window=LIMIT, timeout=60) as sender,
+    ):
+        await sender.send(message())
+        server.stall()
+        for _ in range(LIMIT):
+            await sender.send_async(message(), on_success=stored.append, on_error=failed.append)
+        assert sender._sender.credits.free == 0
+        assert (stored, failed) == ([], [])
+        server.resume()
+        await sender.flush(60)
+        assert (len(stored), failed) == (LIMIT, [])
+        assert len({result.msg_id for result in stored}) == LIMIT
+        assert len(server.messages(TOPIC)) == LIMIT + 1
+        assert sender._sender.credits.free == LIMIT
+
+
+async def test_a_send_async_in_flight_keeps_little_besides_its_body() -> None:
+    """What Python allocates for it: the future, the send, its entry in the table of answers and its id; most frames have left."""
+    number = 2000
+    async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv) as sender:
+        one = message()
+        for _ in range(100):
+            await (await sender.send_async(message()))
+        server.stall()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            futures = [await sender.send_async(message()) for _ in range(number)]
+            gc.collect()
+            each = (tracemalloc.get_traced_memory()[0] - before) / number - len(one.body)
+        finally:
+            tracemalloc.stop()
+        print(f"{each:.0f} bytes each")
+        assert each <= BYTES_EACH
+        server.resume()
+        await asyncio.gather(*futures)

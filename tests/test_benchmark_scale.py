@@ -1,0 +1,94 @@
+"""The benchmark of scale: one small run on embedded brokers, what it calls a cliff, and that a pile of sends is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rmq_async.embedded import EmbeddedRocketMQ
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import scale
+
+    return scale
+
+
+async def run(*arguments: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    environment.pop("NAMESRV_ADDR", None)
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, str(BENCHMARKS / "scale.py"), *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
+    try:
+        out, error = await asyncio.wait_for(process.communicate(), 120)
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return process.returncode, out.decode(), error.decode()
+
+
+async def test_a_small_run_measures_topics_brokers_and_memory(tmp_path: Path) -> None:
+    code, out, error = await run(
+        *("--parts", "topics,brokers,memory", "--seconds", "0.1", "--most", "10", "--output", str(tmp_path), "--json", "-")
+    )
+    assert code in (0, 1), error  # 1: so short a window may show a cliff, ten sends cost more memory each
+    parts = json.loads(out)["parts"]
+    assert [row["topics"] for row in parts["topics"]] == [1, 10]
+    assert [row["brokers"] for row in parts["brokers"]] == [1, 2, 5, 10]
+    for row in (*parts["topics"], *parts["brokers"]):
+        assert row["failures"] == {}
+        assert row["rate"] > 0
+        assert row["acknowledged"] > 0
+    for row in parts["memory"]:
+        assert row["answered"] == row["in flight"] == 10
+    assert (tmp_path / "scale_topics.md").read_text().startswith("# Topics\n\n| topics | msg/s |")
+
+
+async def test_a_small_run_on_a_cluster_that_is_given(tmp_path: Path) -> None:
+    async with EmbeddedRocketMQ() as server:
+        given = ("--namesrv", server.namesrv, "--seconds", "0.1", "--max-gb", "0.01", "--output", str(tmp_path), "--json", "-")
+        code, out, error = await run("--parts", "in-flight,processes", "--most", "8", *given)
+        assert code in (0, 1), error
+        parts = json.loads(out)["parts"]
+        assert [row["sends in flight"] for row in parts["in-flight"]] == [1, 8]
+        assert [row["processes"] for row in parts["processes"]] == [1, 2]
+        acknowledged = sum(row["acknowledged"] for rows in parts.values() for row in rows)
+        assert len(server.messages("Scale")) > acknowledged  # those of the warm-up too
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"), [(("--parts", "queues"), "queues; there are in-flight"), (("--starts", "0"), "above 0")]
+)
+async def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str) -> None:
+    code, out, error = await run(*arguments)
+    assert (code, out) == (2, "")
+    assert reason in error
+
+
+def test_less_than_half_the_rate_of_its_neighbour_is_a_cliff(scale: ModuleType) -> None:
+    rows = [{"topics": number, "rate": rate, "failures": {}} for number, rate in ((1, 100.0), (10, 50.0), (100, 24.0))]
+    assert scale.problems({"topics": rows}) == ["topics: a cliff, 50/s at 10 and 24/s at 100"]
+
+
+def test_missed_targets_and_failures_are_told(scale: ModuleType) -> None:
+    pile = {"send_async": "callbacks", "in flight": 10, "answered": 9, "bytes_each": 2000.0, "failures": {"late": 1}}
+    start = [{"what": "import of Producer", "ms": 151.0}, {"what": "first send", "ms": 19.0}]
+    assert scale.problems({"memory": [pile], "start": start}) == [
+        "memory: 1 x late",
+        "memory: 9 of 10 were answered",
+        "memory, callbacks: 2,000 bytes each, the target is 1,536",
+        "start: import of Producer took 151 ms, the target is 150",
+    ]
