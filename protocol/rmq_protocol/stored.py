@@ -195,34 +195,48 @@ class Block:
         return DecodedMessages(tuple(self._messages), tuple(self._corrupt), self._resume_at)
 
     def _ordinary(self, position: int) -> int:
-        """Reads records as long as they are ordinary; gives the place of the first that is not, or the end."""
+        """Reads records as long as they are ordinary; gives the place of the first that is not, or the end.
+
+        A record that differs from the one before in numbers, body and unique id only, as most do, has the same bytes between body
+        and unique id (``middle``: topic, length of the properties, those before it) and behind the unique id (``tail``).
+        """
         data, end, tags, added, delta = self._data, self._end, self.tags, self.added, self.offset_delta
-        unpack, size, check_crc = _ORDINARY.unpack_from, _ORDINARY.size, self._check_crc
-        keep, shapes = self._messages.append, self._shapes
+        unpack, size, check_crc, keep = _ORDINARY.unpack_from, _ORDINARY.size, self._check_crc, self._messages.append
         given_queue = self.queue
         queue = given_queue or MessageQueue("", "", 0)
-        name = born_host = store_host = b""
+        middle = tail = born_host = store_host = b""
         topic = born = store = ""
-        known_queue = -1
-        last_start = end - MIN_RECORD
+        known: dict[str, str] = {}
+        known_queue: int | None = None
+        id_length, last_start = 0, end - MIN_RECORD
         while position <= last_start:
             (
                 total, magic, crc, queue_id, flag, offset, place, sys_flag, born_time, born_bytes, store_time, store_bytes, times,
                 prepared, length,
             ) = unpack(data, position)  # fmt: skip
-            body_at = position + size
-            body_end = body_at + length
-            if magic != MAGIC_CODE_V1 or sys_flag & _UNUSUAL or length < 0 or body_end + 3 > end:
-                return position
-            topic_end = body_end + 1 + data[body_end]
-            if data[body_end] > MAX_TOPIC_LENGTH or topic_end + 2 > end:
-                return position
+            body_end = position + size + length
             following: int = position + total
-            if data[topic_end] << 8 | data[topic_end + 1] != following - topic_end - 2:
+            if magic != MAGIC_CODE_V1 or sys_flag & _UNUSUAL or length < 0 or body_end + 3 > end or following > end:
                 return position
-            if following > end or following - topic_end - 2 > MAX_PROPERTIES_SIZE:
-                return position
-            body = data[body_at:body_end]
+            id_at = body_end + len(middle)
+            id_end = id_at + id_length
+            alike = data[id_end:following] == tail and data[body_end:id_at] == middle and id_length
+            if not alike or not (unique_id := data[id_at:id_end]).isalnum():
+                topic_end = body_end + 1 + data[body_end]
+                if data[body_end] > MAX_TOPIC_LENGTH or following < topic_end + 2:
+                    return position
+                if data[topic_end] << 8 | data[topic_end + 1] != following - topic_end - 2 or data[topic_end] > 0x7F:
+                    return position
+                text = data[topic_end + 2 : following]
+                id_at = text.find(_UNIQUE_ID) + len(_UNIQUE_ID)
+                id_end = text.find(b"\x02", id_at)
+                unique_id = text[id_at:id_end]
+                known = self._properties(text, id_at, id_end)
+                topic, known_queue = self._topic(data[body_end + 1 : topic_end]), None
+                middle, tail, id_length = data[body_end : topic_end + 2 + id_at], text[id_end:], 0
+                if id_at < id_end and _UNIQUE_ID not in tail and unique_id.isalnum():
+                    id_length = len(unique_id) if known.get("UNIQ_KEY") == unique_id.decode() else 0
+            body = data[position + size : body_end]
             if check_crc and (zlib_crc32(body) if length < ISAL_FROM else isal_crc32(body)) & 0x7FFFFFFF != crc:
                 return position
             if born_bytes != born_host or store_bytes != store_host:
@@ -231,44 +245,40 @@ class Block:
                 born_host, store_host = born_bytes, store_bytes
                 born = format_host(born_bytes[:4], int.from_bytes(born_bytes[6:], "big"))
                 store = format_host(store_bytes[:4], int.from_bytes(store_bytes[6:], "big"))
-            text = data[topic_end + 2 : following]
-            id_at = text.find(_UNIQUE_ID) + 9
-            id_end = text.find(b"\x02", id_at)
-            known = shapes.get(text[:id_at] + text[id_end:])
-            if known is not None and id_at < id_end:
-                properties = known.copy()
-                properties["UNIQ_KEY"] = str(text[id_at:id_end], "utf-8", "replace")
-            else:
-                properties = self._properties(text, id_at, id_end)
-            if tags is not None and properties.get("TAGS") not in tags:
-                position = following
+            position = following
+            if tags is not None and known.get("TAGS") not in tags:
                 continue
-            if given_queue is not None and properties.get("TRAN_MSG") is not None:
-                return position
-            if data[body_end:topic_end] != name:
-                name, known_queue = data[body_end:topic_end], -1
-                topic = self._topic(name[1:])
-            if given_queue is None and queue_id != known_queue:
-                queue, known_queue = self._queue(topic, queue_id), queue_id
-            if added is not None:
+            properties = known.copy()
+            if id_length:
+                properties["UNIQ_KEY"] = unique_id.decode()
+            transaction_id = None
+            if given_queue is None:
+                if queue_id != known_queue:
+                    queue, known_queue = self._queue(topic, queue_id), queue_id
+            elif "TRAN_MSG" in known and known["TRAN_MSG"].lower() == "true":
+                transaction_id = properties.get("UNIQ_KEY")
+            if added:
                 properties.update(added)
             keep(
                 MessageExt(
                     topic, body, flag, properties, queue, offset + delta, place, sys_flag, crc, total, born_time, store_time,
-                    born, store, times, prepared,
+                    born, store, times, prepared, transaction_id,
                 )
             )  # fmt: skip
-            position = following
         return position
 
     def _properties(self, text: bytes, id_at: int, id_end: int) -> dict[str, str]:
-        """Decodes ``text`` and keeps it for others that differ in the unique id only, which is from ``id_at`` to ``id_end``."""
-        properties = decode_properties(text)
-        if 9 <= id_at < id_end and (id_at == 9 or text[id_at - 10] == 2):
-            shape = text[:id_at] + text[id_end:]
-            if shape.count(_UNIQUE_ID) == 1:
-                self._shapes[shape] = properties.copy()
-        return properties
+        """Decodes ``text``, once for all that differ in the unique id only, which is from ``id_at`` to ``id_end``."""
+        shape, start = text[:id_at] + text[id_end:], id_at - len(_UNIQUE_ID)
+        if not 0 <= start < id_end - len(_UNIQUE_ID):
+            return decode_properties(text)
+        known = self._shapes.get(shape)
+        if known is not None:
+            return {**known, "UNIQ_KEY": str(text[id_at:id_end], "utf-8", "replace")}
+        known = decode_properties(text)
+        if (start == 0 or text[start - 1] == 2) and shape.count(_UNIQUE_ID) == 1:
+            self._shapes[shape] = known
+        return known
 
     def _topic(self, encoded: bytes) -> str:
         topic = self._topics.get(encoded)

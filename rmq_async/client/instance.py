@@ -213,12 +213,25 @@ class ClientInstance:
             left = max(deadline - monotonic(), 0.0)
             response = await self.pool.request(address, command, left, long_poll=long_poll, calls=calls)
         except RocketMQError as error:
-            if error.broker is None:
-                error.broker = broker_name
-            if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
-                self.routes.refresh_soon(topic)
+            self.explain(error, broker_name, topic)
             raise
         return response, address
+
+    def plain_connection(self, broker_name: str) -> Connection | None:
+        """The open connection to a broker, or its replica with the lowest id where no master is known, if a request made by a
+        template may take it: hooks and signatures want to see a command."""
+        address = self._known_address(broker_name, True)
+        connection = self.pool.open.get(address) if address is not None else None
+        if connection is None or connection.hooks.active or connection.serialize_type:
+            return None
+        return connection
+
+    def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
+        """Names the broker in an error of a request to it, and has the route looked up where that may help."""
+        if error.broker is None:
+            error.broker = broker_name
+        if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
+            self.routes.refresh_soon(topic)
 
     # -- inside
 
