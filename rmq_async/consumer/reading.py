@@ -6,8 +6,8 @@ under way whatever the number of queues; one that follows for ever has a long po
 end with it, be it by the last message, an error, ``aclose``, a ``break`` (when the iterator goes away) or the consumer's stop.
 
 A pull is a future: its answer is decoded when the caller comes to it, and the next pull of the queue is on its way before the
-caller has the first message. Only what is not simply messages (nothing there yet, trouble, a large body, a connection to be made) gets a
-task, which goes on from that answer.
+caller has the first message. Only what is not simply messages (nothing there yet, trouble, a large body, a connection to be made)
+gets a task, which goes on from that answer.
 
 Trouble on the way is waited out where waiting can help (a broker restarts): for ever when following, else for 10 seconds.
 """
