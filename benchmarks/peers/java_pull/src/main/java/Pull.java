@@ -11,6 +11,7 @@ import java.util.concurrent.Future;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
@@ -24,8 +25,12 @@ import org.apache.rocketmq.common.message.MessageQueue;
 public final class Pull {
     private static final int PULLED = 32;
     private static final int THREADS = 8;
+    private static final long PATIENCE = 10_000_000_000L;
 
     private interface Reader {
+        default void prepare() throws Exception {
+        }
+
         long[] read() throws Exception;
 
         void shutdown();
@@ -43,8 +48,10 @@ public final class Pull {
         long broker = Long.parseLong(arguments[5]);
         Reader reader = arguments[0].equals("lite") ? lite(nameServer, topic, messages) : pull(nameServer, topic);
         for (int i = 0; i < warmUps; i++) {
+            reader.prepare();
             reader.read();
         }
+        reader.prepare();
         double brokerBefore = broker == 0 ? 0 : seconds(broker);
         double cpu = ownSeconds();
         long start = System.nanoTime();
@@ -59,28 +66,38 @@ public final class Pull {
         System.exit(0);
     }
 
-    private static Reader lite(String nameServer, String topic, long messages) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("benchmark-java-lite");
-        consumer.setNamesrvAddr(nameServer);
-        consumer.setAutoCommit(false);
-        consumer.setPullBatchSize(PULLED);
-        consumer.setPullThreadNums(THREADS);
-        consumer.start();
-        Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+    /** A consumer for each reading, as seeks of one that has read race with its pulls under way; only its start is not measured. */
+    private static Reader lite(String nameServer, String topic, long messages) {
         return new Reader() {
+            private DefaultLitePullConsumer consumer;
+            private Collection<MessageQueue> queues;
+
+            @Override
+            public void prepare() throws Exception {
+                if (consumer != null) {
+                    consumer.shutdown();
+                }
+                consumer = new DefaultLitePullConsumer("benchmark-java-lite-" + System.nanoTime());
+                consumer.setNamesrvAddr(nameServer);
+                consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+                consumer.setAutoCommit(false);
+                consumer.setPullBatchSize(PULLED);
+                consumer.setPullThreadNums(THREADS);
+                consumer.start();
+                queues = consumer.fetchMessageQueues(topic);
+            }
+
             @Override
             public long[] read() throws Exception {
-                // A seek drops what was fetched, so each reading begins with nothing at hand.
                 consumer.assign(queues);
-                for (MessageQueue queue : queues) {
-                    consumer.seekToBegin(queue);
-                }
                 long count = 0;
                 long size = 0;
-                while (count < messages) {
+                long last = System.nanoTime();
+                while (count < messages && System.nanoTime() - last < PATIENCE) {
                     for (MessageExt message : consumer.poll(100)) {
                         count++;
                         size += message.getBody().length;
+                        last = System.nanoTime();
                     }
                 }
                 return new long[] {count, size};
