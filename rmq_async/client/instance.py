@@ -201,17 +201,19 @@ class ClientInstance:
         any_replica: bool = False,
         long_poll: bool = False,
         calls: set[asyncio.Future[RemotingCommand]] | None = None,
+        sent_away: RemotingCommand | None = None,
     ) -> tuple[RemotingCommand, str]:
         """One request to a broker: look-up, connecting and answer within ``timeout`` seconds; the answer and its address.
 
-        ``calls``: holds the future of the answer while it is waited for, so that the owner can end the wait. Raises what these
+        ``calls``: holds the future of the answer while it is waited for, so that the owner can end the wait.
+        ``sent_away``: as for ``ConnectionPool.request``. Raises what these
         raise; the error names the broker.
         """
         deadline = monotonic() + timeout
         try:
             address = await self.broker_address(broker_name, topic, timeout, any_replica=any_replica)
             left = max(deadline - monotonic(), 0.0)
-            response = await self.pool.request(address, command, left, long_poll=long_poll, calls=calls)
+            response = await self.pool.request(address, command, left, long_poll=long_poll, calls=calls, sent_away=sent_away)
         except RocketMQError as error:
             self.explain(error, broker_name, topic)
             raise

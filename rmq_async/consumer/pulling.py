@@ -179,12 +179,13 @@ async def pull_body(
             instance, group, queue, offset, max_messages=max_messages, tags=tags, suspend=suspend, timeout=timeout
         )
     response: RemotingCommand | None = None
+    sent_away: RemotingCommand | None = None
     if asked is not None:
         reply = await _answer_to(asked, instance, queue, calls)
         if isinstance(reply, PullReply):
             return _found(reply, asked.connection.address)
         if reply.code == ResponseCode.GO_AWAY:
-            timeout = max(asked.deadline - monotonic(), 0.0)
+            timeout, sent_away = max(asked.deadline - monotonic(), 0.0), reply
         else:
             response, address = reply, asked.connection.address
     if response is None:
@@ -199,6 +200,7 @@ async def pull_body(
             any_replica=True,
             long_poll=suspend > 0,
             calls=calls,
+            sent_away=sent_away,
         )
     status = _STATUS.get(response.code)
     if status is None:
