@@ -12,23 +12,23 @@ from typing import Final
 
 from .constants import PropertyName
 
-__all__ = ["crc32", "crc_property"]
+__all__ = ["ISAL_FROM", "crc32", "crc_property", "isal_crc32", "zlib_crc32"]
 
-_ISAL_FROM: Final = 512
-_zlib_crc32: Final = zlib.crc32
-_isal_crc32: Callable[[bytes | bytearray | memoryview], int]
+ISAL_FROM: Final = 512
+zlib_crc32: Final = zlib.crc32
+isal_crc32: Callable[[bytes | bytearray | memoryview], int]
 
 try:
-    from isal.isal_zlib import crc32 as _isal_crc32
+    from isal.isal_zlib import crc32 as isal_crc32
 except ImportError:  # the extra "compression" is not installed
-    _isal_crc32 = zlib.crc32
+    isal_crc32 = zlib.crc32
 
 
 def crc32(data: bytes | bytearray | memoryview) -> int:
     """31-bit checksum of a body as it is stored."""
-    if len(data) < _ISAL_FROM:
-        return _zlib_crc32(data) & 0x7FFFFFFF
-    return _isal_crc32(data) & 0x7FFFFFFF
+    if len(data) < ISAL_FROM:
+        return zlib_crc32(data) & 0x7FFFFFFF
+    return isal_crc32(data) & 0x7FFFFFFF
 
 
 def crc_property(checksum: int) -> bytes:

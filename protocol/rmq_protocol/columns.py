@@ -21,7 +21,8 @@ from .constants import MAGIC_CODE_V1, MAX_DECOMPRESSED_SIZE, MAX_PROPERTIES_SIZE
 from .errors import CorruptMessageError
 from .message import MessageQueue
 from .properties import decode_properties, properties_text
-from .stored import FIXED_V4, MAX_PORT, MIN_RECORD, Block, parse_tags
+from .stored import Block, parse_tags
+from .stored_layout import FIXED_V4, MAX_PORT, MIN_RECORD
 
 __all__ = [
     "BORN_HOST",

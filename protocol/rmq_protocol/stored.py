@@ -1,9 +1,10 @@
-"""Records as brokers store them: bodies of pulls, look-ups, transaction checks (``MessageDecoder``, ``MessageExtEncoder``).
+"""Records as brokers store them: bodies of pulls, look-ups, transaction checks (``MessageDecoder``); their layout is in
+``stored_layout``.
 
-A record: TOTALSIZE 4, MAGICCODE 4, BODYCRC 4, QUEUEID 4, FLAG 4, QUEUEOFFSET 8, PHYSICALOFFSET 8, SYSFLAG 4, BORNTIMESTAMP 8,
-BORNHOST 8 or 20, STORETIMESTAMP 8, STOREHOST 8 or 20, RECONSUMETIMES 4, PREPARED TRANSACTION OFFSET 8, body length 4, body,
-topic length 1 (V1) or 2 (V2), topic, properties length 2, properties. The fixed part is one precompiled struct per pair of
-address families, so a record costs one unpack, three slices and one Struct: 3 us with six properties, CRC included.
+Nearly all records are ordinary: version 1, IPv4 hosts, a body neither compressed nor a batch, lengths that agree, the right CRC.
+Those are read by one loop without a call to a Python function (``_ordinary``); what neighbours have in common, such as hosts and
+all properties but the unique id, is made once. Every other record is read again, by the general way, which alone judges.
+Measured with five properties, CRC included: 2.2 us a record, 7 us by the general way.
 
 One bad record must not hide the good ones around it, and no bytes may make this slow. The step to the next record is given
 by the fields; where they cannot be read, by TOTALSIZE if a magic code stands there; else reading stops. Where both can be
@@ -20,7 +21,7 @@ import struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .batch import BATCH_OVERHEAD, BatchRecord, decode_batch
-from .checksum import crc32
+from .checksum import ISAL_FROM, crc32, isal_crc32, zlib_crc32
 from .compression import UnreadableBodyError, compression_type, decompress
 from .constants import (
     BLANK_MAGIC_CODE,
@@ -31,34 +32,26 @@ from .constants import (
     MAX_TOPIC_LENGTH,
     SysFlag,
 )
-from .errors import CorruptMessageError, LocalProtocolError, RemoteProtocolError
-from .ids import format_host, pack_host
+from .errors import CorruptMessageError, RemoteProtocolError
+from .ids import format_host
 from .message import MessageExt, MessageQueue
 from .properties import decode_properties
+from .stored_layout import FIXED, FIXED_V4, HOSTS_V6, MAX_PORT, MIN_RECORD, encode_stored
 from .subscription import split_tags
 
 __all__ = ["DecodedMessages", "decode_messages", "decode_pull", "encode_stored", "parse_tags"]
 
-_HOSTS_V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _COMPRESSED: Final = int(SysFlag.COMPRESSED)
 _INNER_BATCH: Final = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
-FIXED: Final = {
-    0: struct.Struct(">iiiiiqqiq4siq4siiqi"),
-    int(SysFlag.BORN_HOST_V6): struct.Struct(">iiiiiqqiq16siq4siiqi"),
-    int(SysFlag.STORE_HOST_V6): struct.Struct(">iiiiiqqiq4siq16siiqi"),
-    _HOSTS_V6: struct.Struct(">iiiiiqqiq16siq16siiqi"),
-}
-FIXED_V4: Final = FIXED[0]
+_UNUSUAL: Final = HOSTS_V6 | _COMPRESSED | _INNER_BATCH
+_ORDINARY: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
+_PORT_BELOW_64K: Final = bytes(2)
+_UNIQUE_ID: Final = b"UNIQ_KEY\x01"
 _HEAD: Final = struct.Struct(">ii")
 _PORT_AND_OFFSET: Final = struct.Struct(">iq")
 _MAGIC_BYTES: Final = frozenset(
     magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE)
 )
-MIN_RECORD: Final = FIXED_V4.size + 3
-_BYTE: Final = struct.Struct(">b")
-_SHORT: Final = struct.Struct(">h")
-_IPV4_SIZE: Final = 4
-MAX_PORT: Final = 0xFFFF
 
 _WORK_PER_BLOCK: Final = 32  # decompressed bytes produced for one block, bombs included, as a multiple of max_decompressed_size
 _MESSAGE_COST: Final = 512  # bytes of memory an expanded message takes besides its body
@@ -157,6 +150,7 @@ class Block:
         "_queues",
         "_resume_at",
         "_room",
+        "_shapes",
         "_topics",
         "_unwrap",
         "_work",
@@ -185,6 +179,7 @@ class Block:
         self._resume_at: int | None = None
         self.stopped_at: int | None = None
         self._topics: dict[bytes, str] = {}
+        self._shapes: dict[bytes, dict[str, str]] = {}
         self._queues: dict[tuple[str, int], MessageQueue] = {}
         self.queue: MessageQueue | None = None
         self.tags: frozenset[str] | None = None
@@ -194,8 +189,108 @@ class Block:
     def decode(self) -> DecodedMessages:
         position, end = 0, self._end
         while position < end:
-            position = self._record(position)
+            position = self._ordinary(position)
+            if position < end:
+                position = self._record(position)
         return DecodedMessages(tuple(self._messages), tuple(self._corrupt), self._resume_at)
+
+    def _ordinary(self, position: int) -> int:
+        """Reads records as long as they are ordinary; gives the place of the first that is not, or the end.
+
+        A record that differs from the one before in numbers, body and unique id only, as most do, has the same bytes between body
+        and unique id (``middle``: topic, length of the properties, those before it) and behind the unique id (``tail``).
+        """
+        data, end, tags, added, delta = self._data, self._end, self.tags, self.added, self.offset_delta
+        unpack, size, check_crc, keep = _ORDINARY.unpack_from, _ORDINARY.size, self._check_crc, self._messages.append
+        given_queue = self.queue
+        queue = given_queue or MessageQueue("", "", 0)
+        middle = tail = born_host = store_host = b""
+        topic = born = store = ""
+        known: dict[str, str] = {}
+        known_queue: int | None = None
+        id_length, last_start = 0, end - MIN_RECORD
+        while position <= last_start:
+            (
+                total, magic, crc, queue_id, flag, offset, place, sys_flag, born_time, born_bytes, store_time, store_bytes, times,
+                prepared, length,
+            ) = unpack(data, position)  # fmt: skip
+            body_end = position + size + length
+            following: int = position + total
+            if magic != MAGIC_CODE_V1 or sys_flag & _UNUSUAL or length < 0 or body_end + 3 > end or following > end:
+                return position
+            id_at = body_end + len(middle)
+            id_end = id_at + id_length
+            alike = data[id_end:following] == tail and data[body_end:id_at] == middle and id_length
+            if not alike or not (unique_id := data[id_at:id_end]).isalnum():
+                topic_end = body_end + 1 + data[body_end]
+                if data[body_end] > MAX_TOPIC_LENGTH or following < topic_end + 2:
+                    return position
+                if data[topic_end] << 8 | data[topic_end + 1] != following - topic_end - 2 or data[topic_end] > 0x7F:
+                    return position
+                text = data[topic_end + 2 : following]
+                id_at = text.find(_UNIQUE_ID) + len(_UNIQUE_ID)
+                id_end = text.find(b"\x02", id_at)
+                unique_id = text[id_at:id_end]
+                known = self._properties(text, id_at, id_end)
+                topic, known_queue = self._topic(data[body_end + 1 : topic_end]), None
+                middle, tail, id_length = data[body_end : topic_end + 2 + id_at], text[id_end:], 0
+                if id_at < id_end and _UNIQUE_ID not in tail and unique_id.isalnum():
+                    id_length = len(unique_id) if known.get("UNIQ_KEY") == unique_id.decode() else 0
+            body = data[position + size : body_end]
+            if check_crc and (zlib_crc32(body) if length < ISAL_FROM else isal_crc32(body)) & 0x7FFFFFFF != crc:
+                return position
+            if born_bytes != born_host or store_bytes != store_host:
+                if born_bytes[4:6] != _PORT_BELOW_64K or store_bytes[4:6] != _PORT_BELOW_64K:
+                    return position
+                born_host, store_host = born_bytes, store_bytes
+                born = format_host(born_bytes[:4], int.from_bytes(born_bytes[6:], "big"))
+                store = format_host(store_bytes[:4], int.from_bytes(store_bytes[6:], "big"))
+            position = following
+            if tags is not None and known.get("TAGS") not in tags:
+                continue
+            properties = known.copy()
+            if id_length:
+                properties["UNIQ_KEY"] = unique_id.decode()
+            transaction_id = None
+            if given_queue is None:
+                if queue_id != known_queue:
+                    queue, known_queue = self._queue(topic, queue_id), queue_id
+            elif "TRAN_MSG" in known and known["TRAN_MSG"].lower() == "true":
+                transaction_id = properties.get("UNIQ_KEY")
+            if added:
+                properties.update(added)
+            keep(
+                MessageExt(
+                    topic, body, flag, properties, queue, offset + delta, place, sys_flag, crc, total, born_time, store_time,
+                    born, store, times, prepared, transaction_id,
+                )
+            )  # fmt: skip
+        return position
+
+    def _properties(self, text: bytes, id_at: int, id_end: int) -> dict[str, str]:
+        """Decodes ``text``, once for all that differ in the unique id only, which is from ``id_at`` to ``id_end``."""
+        shape, start = text[:id_at] + text[id_end:], id_at - len(_UNIQUE_ID)
+        if not 0 <= start < id_end - len(_UNIQUE_ID):
+            return decode_properties(text)
+        known = self._shapes.get(shape)
+        if known is not None:
+            return {**known, "UNIQ_KEY": str(text[id_at:id_end], "utf-8", "replace")}
+        known = decode_properties(text)
+        if (start == 0 or text[start - 1] == 2) and shape.count(_UNIQUE_ID) == 1:
+            self._shapes[shape] = known
+        return known
+
+    def _topic(self, encoded: bytes) -> str:
+        topic = self._topics.get(encoded)
+        if topic is None:
+            topic = self._topics[encoded] = str(encoded, "utf-8", "replace")
+        return topic
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._queues[topic, queue_id] = MessageQueue(topic, self._broker, queue_id)
+        return queue
 
     def _record(self, position: int) -> int:
         """Reads the record at ``position``; gives the place of the next one, the end where nothing more can be read."""
@@ -207,8 +302,8 @@ class Block:
         total, magic, sys_flag = fields[0], fields[1], fields[7]
         if magic != MAGIC_CODE_V1 and magic != MAGIC_CODE_V2:
             return self._no_message(position, total, magic)
-        if sys_flag & _HOSTS_V6:
-            fixed = FIXED[sys_flag & _HOSTS_V6]
+        if sys_flag & HOSTS_V6:
+            fixed = FIXED[sys_flag & HOSTS_V6]
             if position + fixed.size > end:
                 return self._lost(position, total, f"{end - position} bytes are left of a record with IPv6 hosts")
             fields = fixed.unpack_from(data, position)
@@ -265,9 +360,7 @@ class Block:
             return f"the CRC of the body is not {crc}, as the record says"
         if (fields[10] | fields[13]) & ~MAX_PORT:
             return f"the hosts have the ports {fields[10]} and {fields[13]}"
-        topic = self._topics.get(topic_bytes)
-        if topic is None:
-            topic = self._topics[topic_bytes] = str(topic_bytes, "utf-8", "replace")
+        topic = self._topic(topic_bytes)
         if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:
             limit = self._room // _MESSAGE_COST if compressed else None
             try:
@@ -325,9 +418,7 @@ class Block:
         queue = self.queue
         transaction_id = None
         if queue is None:
-            queue = self._queues.get((topic, fields[3]))
-            if queue is None:
-                queue = self._queues[topic, fields[3]] = MessageQueue(topic, self._broker, fields[3])
+            queue = self._queue(topic, fields[3])
         elif "TRAN_MSG" in properties and properties["TRAN_MSG"].lower() == "true":
             transaction_id = properties.get("UNIQ_KEY")
         if self.added is not None:
@@ -432,67 +523,3 @@ class Block:
                 broker=self._broker or None,
             )
         )
-
-
-def encode_stored(
-    *,
-    topic: str,
-    body: bytes,
-    properties: bytes = b"",
-    queue_id: int = 0,
-    queue_offset: int = 0,
-    commit_log_offset: int = 0,
-    flag: int = 0,
-    sys_flag: int = 0,
-    born_time_ms: int = 0,
-    born_host: str = "127.0.0.1:0",
-    store_time_ms: int = 0,
-    store_host: str = "127.0.0.1:0",
-    reconsume_times: int = 0,
-    prepared_transaction_offset: int = 0,
-    body_crc: int | None = None,
-    version: int | None = None,
-) -> bytes:
-    """One record as a broker stores it. ``body``: compressed already where ``sys_flag`` says so.
-
-    The host bits of ``sys_flag`` follow from the hosts ("ip:port", IPv6 in brackets). ``version``: 1 or 2, by default 2 for
-    topics above 127 bytes only. ``body_crc``: by default that of ``body``. Raises ``LocalProtocolError`` for values that do
-    not fit their fields.
-    """
-    born_ip, born_port = pack_host(born_host)
-    store_ip, store_port = pack_host(store_host)
-    sys_flag &= ~_HOSTS_V6
-    if len(born_ip) != _IPV4_SIZE:
-        sys_flag |= SysFlag.BORN_HOST_V6.value
-    if len(store_ip) != _IPV4_SIZE:
-        sys_flag |= SysFlag.STORE_HOST_V6.value
-    try:
-        name = topic.encode()
-        if version is None:
-            version = 1 if len(name) <= MAX_TOPIC_LENGTH else 2
-        if version == 1 and len(name) > MAX_TOPIC_LENGTH:
-            raise LocalProtocolError(f"topic {topic!r} has {len(name)} bytes, version 1 holds {MAX_TOPIC_LENGTH}")
-        fixed = FIXED[sys_flag & _HOSTS_V6]
-        head = fixed.pack(
-            fixed.size + len(body) + version + len(name) + 2 + len(properties),
-            MAGIC_CODE_V1 if version == 1 else MAGIC_CODE_V2,
-            crc32(body) if body_crc is None else body_crc,
-            queue_id,
-            flag,
-            queue_offset,
-            commit_log_offset,
-            sys_flag,
-            born_time_ms,
-            born_ip,
-            born_port,
-            store_time_ms,
-            store_ip,
-            store_port,
-            reconsume_times,
-            prepared_transaction_offset,
-            len(body),
-        )
-        topic_length = (_BYTE if version == 1 else _SHORT).pack(len(name))
-        return b"".join((head, body, topic_length, name, _SHORT.pack(len(properties)), properties))
-    except (struct.error, AttributeError, TypeError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"record of topic {topic!r} cannot be encoded: {error}") from error

@@ -201,24 +201,39 @@ class ClientInstance:
         any_replica: bool = False,
         long_poll: bool = False,
         calls: set[asyncio.Future[RemotingCommand]] | None = None,
+        sent_away: RemotingCommand | None = None,
     ) -> tuple[RemotingCommand, str]:
         """One request to a broker: look-up, connecting and answer within ``timeout`` seconds; the answer and its address.
 
-        ``calls``: holds the future of the answer while it is waited for, so that the owner can end the wait. Raises what these
+        ``calls``: holds the future of the answer while it is waited for, so that the owner can end the wait.
+        ``sent_away``: as for ``ConnectionPool.request``. Raises what these
         raise; the error names the broker.
         """
         deadline = monotonic() + timeout
         try:
             address = await self.broker_address(broker_name, topic, timeout, any_replica=any_replica)
             left = max(deadline - monotonic(), 0.0)
-            response = await self.pool.request(address, command, left, long_poll=long_poll, calls=calls)
+            response = await self.pool.request(address, command, left, long_poll=long_poll, calls=calls, sent_away=sent_away)
         except RocketMQError as error:
-            if error.broker is None:
-                error.broker = broker_name
-            if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
-                self.routes.refresh_soon(topic)
+            self.explain(error, broker_name, topic)
             raise
         return response, address
+
+    def plain_connection(self, broker_name: str) -> Connection | None:
+        """The open connection to a broker, or its replica with the lowest id where no master is known, if a request made by a
+        template may take it: hooks and signatures want to see a command."""
+        address = self._known_address(broker_name, True)
+        connection = self.pool.open.get(address) if address is not None else None
+        if connection is None or connection.hooks.active or connection.serialize_type:
+            return None
+        return connection
+
+    def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
+        """Names the broker in an error of a request to it, and has the route looked up where that may help."""
+        if error.broker is None:
+            error.broker = broker_name
+        if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
+            self.routes.refresh_soon(topic)
 
     # -- inside
 

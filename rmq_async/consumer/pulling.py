@@ -1,28 +1,34 @@
 """One pull: the request, its answer and what it means.
 
 PULL_MESSAGE (11) with the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs to know nothing
-of the group beforehand, and every version serves it. Bodies are decoded on the loop up to 64 KiB (1 ms) and in a thread beyond,
-where CRC and decompression run without the interpreter's lock.
+of the group beforehand, and every version serves it. Where the broker's connection is open and nobody wants to see the command, the
+request is written from a template and an answer with messages read into one Struct (``AskedPull``); everything else takes the
+general way of all requests. Bodies are decoded on the loop up to 64 KiB (half a millisecond) and in a thread beyond, where CRC and
+decompression run without the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, partial
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
-from rmq_protocol.errors import RemoteProtocolError
-from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, from_ext, to_ext
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import LocalProtocolError, RemoteProtocolError
+from rmq_protocol.headers import PullMessageResponseHeader, from_ext, to_ext
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
 
 from ..client import ClientInstance
-from ..errors import broker_error
+from ..errors import RocketMQError, broker_error
 from ..results import PullResult, PullStatus
+from ..transport import Connection
 
-__all__ = ["PulledBody", "pull_body", "pull_once"]
+__all__ = ["AskedPull", "PulledBody", "pull_body", "pull_once", "small_result", "start_pull"]
 
 DECODE_IN_THREAD: Final = 64 * 1024
 """Bytes of a body from which on it is decoded outside the loop's thread."""
@@ -33,6 +39,8 @@ _STATUS: Final[dict[int, PullStatus]] = {
     ResponseCode.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCH,
     ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
+Answer = PullReply | RemotingCommand
+Calls = set[asyncio.Future[Any]]
 _NOTHING: Final = DecodedMessages((), ())
 
 
@@ -48,6 +56,62 @@ class PulledBody(NamedTuple):
     address: str
 
 
+class AskedPull:
+    """A pull that was written from a template. ``future``: of a PullReply, or of a RemotingCommand for any other answer."""
+
+    __slots__ = ("connection", "deadline", "future", "opaque", "since")
+
+    def __init__(
+        self, connection: Connection, opaque: int, future: asyncio.Future[Answer], since: float, deadline: float
+    ) -> None:
+        self.connection = connection
+        self.opaque = opaque
+        self.future = future
+        self.since = since
+        self.deadline = deadline
+
+    def forget(self) -> None:
+        """Nobody waits for it any more."""
+        self.connection.forget(self.opaque)
+        self.future.cancel()
+
+
+def start_pull(
+    instance: ClientInstance,
+    group: str,
+    queue: MessageQueue,
+    offset: int,
+    *,
+    max_messages: int,
+    tags: str,
+    suspend: float,
+    timeout: float,
+) -> AskedPull | None:
+    """Asks by template where that is possible, else does nothing."""
+    connection = instance.plain_connection(instance.routes.broker_of(queue))
+    if connection is None or not connection.is_open:
+        return None
+    template = _template(group, *queue, tags, round(suspend * 1000))
+    if template is None:
+        return None
+    since = monotonic()
+    deadline = since + timeout
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    return AskedPull(
+        connection, connection.start_pull(template, offset, max_messages, future, deadline), future, since, deadline
+    )
+
+
+@lru_cache(maxsize=1024)
+def _template(group: str, topic: str, broker_name: str, queue_id: int, tags: str, suspend_ms: int) -> PullTemplate | None:
+    """None where the general way has to make the header, or to say why there is none."""
+    try:
+        template = PullTemplate(group, topic, queue_id, broker_name, tags, suspend_ms)
+    except (LocalProtocolError, UnicodeEncodeError, TypeError):
+        return None
+    return template if template.usable else None
+
+
 async def pull_once(
     instance: ClientInstance,
     group: str,
@@ -58,26 +122,39 @@ async def pull_once(
     tags: str,
     suspend: float,
     timeout: float,
-    calls: set[asyncio.Future[RemotingCommand]],
+    calls: Calls,
+    asked: AskedPull | None = None,
 ) -> PullResult:
-    """One request and its messages. The rest as in ``pull_body``."""
+    """One request and its messages. ``asked``: the request, where it is under way already. The rest as in ``pull_body``."""
     answer = await pull_body(
-        instance, group, queue, offset, max_messages=max_messages, tags=tags, suspend=suspend, timeout=timeout, calls=calls
+        instance,
+        group,
+        queue,
+        offset,
+        max_messages=max_messages,
+        tags=tags,
+        suspend=suspend,
+        timeout=timeout,
+        calls=calls,
+        asked=asked,
     )
     decoded = _NOTHING
     if answer.status is PullStatus.FOUND:
-        decoded = await _decode(instance, answer.body, queue, tags, answer.offset_delta)
-        for corrupt in decoded.corrupt:
-            corrupt.broker, corrupt.address = queue.broker_name, answer.address
-    resume_at = decoded.resume_at
-    return PullResult(
-        status=answer.status,
-        messages=instance.names.shown_messages(decoded.messages),
-        next_offset=answer.next_offset if resume_at is None else resume_at,
-        min_offset=answer.min_offset,
-        max_offset=answer.max_offset,
-        corrupt=decoded.corrupt,
-    )
+        decode = _decoder(instance, answer.body, queue, tags, answer.offset_delta)
+        decoded = decode() if len(answer.body) < DECODE_IN_THREAD else await asyncio.to_thread(decode)
+    return _result(instance, queue, answer, decoded)
+
+
+def small_result(instance: ClientInstance, queue: MessageQueue, tags: str, asked: AskedPull) -> PullResult | None:
+    """What ``pull_once`` would give for an answer that brought messages, without waiting; None for any other."""
+    future = asked.future
+    if future.cancelled() or future.exception() is not None:
+        return None
+    reply = future.result()
+    if not isinstance(reply, PullReply) or len(reply.body) >= DECODE_IN_THREAD:
+        return None
+    answer = _found(reply, asked.connection.address)
+    return _result(instance, queue, answer, _decoder(instance, answer.body, queue, tags, answer.offset_delta)())
 
 
 async def pull_body(
@@ -90,37 +167,41 @@ async def pull_body(
     tags: str,
     suspend: float,
     timeout: float,
-    calls: set[asyncio.Future[RemotingCommand]],
+    calls: Calls,
+    asked: AskedPull | None = None,
 ) -> PulledBody:
     """One request. ``suspend``: seconds the broker may hold it while it has nothing; ``timeout``: seconds for all of it.
 
     Raises BrokerError for an answer that is no pull result, and whatever finding and asking the broker raises.
     """
-    flags = PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if suspend > 0 else PullSysFlag(0))
-    header = PullMessageRequestHeader(
-        consumerGroup=group,
-        topic=queue.topic,
-        queueId=queue.queue_id,
-        queueOffset=offset,
-        maxMsgNums=max_messages,
-        sysFlag=flags,
-        commitOffset=0,
-        suspendTimeoutMillis=round(suspend * 1000),
-        subscription=tags,
-        subVersion=0,
-        expressionType="TAG",
-        bname=queue.broker_name,
-    )
-    command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
-    response, address = await instance.ask_broker(
-        instance.routes.broker_of(queue),
-        queue.topic,
-        command,
-        timeout,
-        any_replica=True,
-        long_poll=suspend > 0,
-        calls=calls,
-    )
+    if asked is None:
+        asked = start_pull(
+            instance, group, queue, offset, max_messages=max_messages, tags=tags, suspend=suspend, timeout=timeout
+        )
+    response: RemotingCommand | None = None
+    sent_away: RemotingCommand | None = None
+    if asked is not None:
+        reply = await _answer_to(asked, instance, queue, calls)
+        if isinstance(reply, PullReply):
+            return _found(reply, asked.connection.address)
+        if reply.code == ResponseCode.GO_AWAY:
+            timeout, sent_away = max(asked.deadline - monotonic(), 0.0), reply
+        else:
+            response, address = reply, asked.connection.address
+    if response is None:
+        header = pull_header(
+            group, queue.topic, queue.queue_id, queue.broker_name, tags, round(suspend * 1000), offset, max_messages
+        )
+        response, address = await instance.ask_broker(
+            instance.routes.broker_of(queue),
+            queue.topic,
+            RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)}),
+            timeout,
+            any_replica=True,
+            long_poll=suspend > 0,
+            calls=calls,
+            sent_away=sent_away,
+        )
     status = _STATUS.get(response.code)
     if status is None:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
@@ -134,10 +215,51 @@ async def pull_body(
     )
 
 
-async def _decode(
+async def _answer_to(asked: AskedPull, instance: ClientInstance, queue: MessageQueue, calls: Calls) -> Answer:
+    future = asked.future
+    calls.add(future)
+    try:
+        return await future
+    except BaseException as error:
+        asked.connection.forget(asked.opaque)
+        if isinstance(error, RocketMQError):
+            instance.explain(error, instance.routes.broker_of(queue), queue.topic)
+        raise
+    finally:
+        calls.discard(future)
+
+
+def _found(reply: PullReply, address: str) -> PulledBody:
+    fields = reply.extFields
+    return PulledBody(
+        PullStatus.FOUND,
+        reply.body,
+        fields.nextBeginOffset,
+        fields.minOffset,
+        fields.maxOffset,
+        fields.offsetDelta,
+        address,
+    )
+
+
+def _result(instance: ClientInstance, queue: MessageQueue, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
+    for corrupt in decoded.corrupt:
+        corrupt.broker, corrupt.address = queue.broker_name, answer.address
+    resume_at = decoded.resume_at
+    return PullResult(
+        status=answer.status,
+        messages=instance.names.shown_messages(decoded.messages),
+        next_offset=answer.next_offset if resume_at is None else resume_at,
+        min_offset=answer.min_offset,
+        max_offset=answer.max_offset,
+        corrupt=decoded.corrupt,
+    )
+
+
+def _decoder(
     instance: ClientInstance, body: bytes, queue: MessageQueue, tags: str, offset_delta: int | None
-) -> DecodedMessages:
-    decode = partial(
+) -> Callable[[], DecodedMessages]:
+    return partial(
         decode_pull,
         body,
         queue,
@@ -146,6 +268,3 @@ async def _decode(
         max_decompressed_size=instance.config.max_decompressed_size,
         allow_partial=True,
     )
-    if len(body) < DECODE_IN_THREAD:
-        return decode()
-    return await asyncio.to_thread(decode)

@@ -2,9 +2,12 @@
 
 Each queue has at most one pull under way and one answer waiting, so messages of a queue keep their order and the memory held
 is bounded: while the caller works on one answer the next one of that queue is fetched. A bounded read has at most eight pulls
-under way whatever the number of queues; one that follows for ever has a long poll on every queue. Pulls are tasks of the
-reader and end with it, be it by the last message, an error, ``aclose``, a ``break`` (when the iterator goes away) or the
-consumer's stop.
+under way whatever the number of queues; one that follows for ever has a long poll on every queue. Pulls belong to the reader and
+end with it, be it by the last message, an error, ``aclose``, a ``break`` (when the iterator goes away) or the consumer's stop.
+
+A pull is a future: its answer is decoded when the caller comes to it, and the next pull of the queue is on its way before the
+caller has the first message. Only what is not simply messages (nothing there yet, trouble, a large body, a connection to be made)
+gets a task, which goes on from that answer.
 
 Trouble on the way is waited out where waiting can help (a broker restarts): for ever when following, else for 10 seconds.
 """
@@ -16,11 +19,11 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
-from rmq_protocol.command import RemotingCommand
 from rmq_protocol.errors import CorruptMessageError, RemoteProtocolError
 from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.pull_codec import PullReply
 
 from ..client import ClientInstance, TopicRoute
 from ..client.text import printable
@@ -35,7 +38,7 @@ from ..errors import (
     TopicNotFoundError,
 )
 from ..results import PullResult, PullStatus
-from .pulling import pull_once
+from .pulling import AskedPull, Calls, pull_once, small_result, start_pull
 
 __all__ = ["Cursor", "Reader"]
 
@@ -78,6 +81,13 @@ class Cursor:
         return self.end is not None and self.offset >= self.end
 
 
+class _Terms(TypedDict):
+    max_messages: int
+    tags: str
+    suspend: float
+    timeout: float
+
+
 class _Batch(NamedTuple):
     messages: tuple[MessageExt, ...]
     corrupt: tuple[CorruptMessageError, ...]
@@ -99,7 +109,7 @@ class Reader:
         *,
         follow: bool,
         topic: str | None,
-        calls: set[asyncio.Future[RemotingCommand]],
+        calls: Calls,
         running: set[Reader],
     ) -> None:
         self._instance = instance
@@ -113,7 +123,8 @@ class Reader:
         self._known: set[MessageQueue] = set()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
-        self._ready: deque[tuple[Cursor, asyncio.Task[_Batch | None]]] = deque()
+        self._asked: dict[asyncio.Future[Any], tuple[Cursor, AskedPull]] = {}
+        self._ready: deque[tuple[Cursor, asyncio.Task[_Batch | None] | AskedPull]] = deque()
         self._news: asyncio.Future[None] | None = None
         self._stopped: RocketMQError | None = None
 
@@ -125,12 +136,12 @@ class Reader:
             while True:
                 self._start_pulls()
                 if not self._ready:
-                    if not self._pulling and not self._follow:
+                    if not self._pulling and not self._asked and not self._follow:
                         return
                     await self._wait_for_news()
                     continue
-                cursor, task = self._ready.popleft()
-                batch = task.result()
+                cursor, done = self._ready.popleft()
+                batch = self._decoded(cursor, done) if isinstance(done, AskedPull) else done.result()
                 if batch is None:
                     continue
                 if not cursor.finished:
@@ -151,6 +162,7 @@ class Reader:
         self._stopped = ClientStateError("the consumer was stopped")
         for task in self._pulling:
             task.cancel()
+        self._forget_asked()
         self._wake()
         return list(self._pulling)
 
@@ -169,14 +181,61 @@ class Reader:
             self._instance.routes.on_change.append(self._route_changed)
 
     def _start_pulls(self) -> None:
-        while self._idle and (self._follow or len(self._pulling) + len(self._ready) < PULLS_AHEAD):
+        while self._idle and (self._follow or len(self._pulling) + len(self._asked) + len(self._ready) < PULLS_AHEAD):
             cursor = self._idle.popleft()
-            task = asyncio.get_running_loop().create_task(
-                self._fetch(cursor),
-                name=f"rmq_async pull {cursor.queue.topic} {cursor.queue.broker_name} {cursor.queue.queue_id}",
-            )
-            self._pulling[task] = cursor
-            task.add_done_callback(self._fetched)
+            asked = self._ask(cursor)
+            if asked is None:
+                self._start_fetching(cursor, None)
+                continue
+            self._asked[asked.future] = (cursor, asked)
+            self._calls.add(asked.future)
+            asked.future.add_done_callback(self._answered)
+
+    def _ask(self, cursor: Cursor) -> AskedPull | None:
+        try:
+            return start_pull(self._instance, self._group, cursor.queue, cursor.offset, **self._terms(cursor))
+        except RocketMQError:
+            return None  # the task meets it again, and knows what to do
+
+    def _answered(self, future: asyncio.Future[Any]) -> None:
+        self._calls.discard(future)
+        cursor, asked = self._asked.pop(future, (None, None))
+        if cursor is None or asked is None:
+            if not future.cancelled():
+                future.exception()  # nobody wants to know any more
+            return
+        if future.exception() is None and isinstance(future.result(), PullReply):
+            self._ready.append((cursor, asked))
+            self._wake()
+        else:
+            self._start_fetching(cursor, asked)
+
+    def _decoded(self, cursor: Cursor, asked: AskedPull) -> _Batch | None:
+        """What the answer brought. None where there is more to it: then a task goes on from there."""
+        after = cursor.offset
+        try:
+            result = small_result(self._instance, cursor.queue, self._tags, asked)
+            batch = self._take(cursor, result) if result is not None else None
+        except RocketMQError:
+            batch = None
+        if batch is not None and (batch.messages or batch.corrupt):
+            return batch
+        self._start_fetching(cursor, asked if cursor.offset == after else None)
+        return None
+
+    def _start_fetching(self, cursor: Cursor, asked: AskedPull | None) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._fetch(cursor, asked),
+            name=f"rmq_async pull {cursor.queue.topic} {cursor.queue.broker_name} {cursor.queue.queue_id}",
+        )
+        self._pulling[task] = cursor
+        task.add_done_callback(self._fetched)
+
+    def _forget_asked(self) -> None:
+        asked, self._asked = self._asked, {}
+        for future, (_, each) in asked.items():
+            self._calls.discard(future)
+            each.forget()
 
     def _fetched(self, task: asyncio.Task[_Batch | None]) -> None:
         cursor = self._pulling.pop(task, None)
@@ -220,22 +279,26 @@ class Reader:
         tasks = list(self._pulling)
         self._pulling.clear()
         self._idle.clear()
-        for _, task in self._ready:
-            task.exception()
+        for _, done in self._ready:
+            if not isinstance(done, AskedPull):
+                done.exception()
         self._ready.clear()
+        self._forget_asked()
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _fetch(self, cursor: Cursor) -> _Batch | None:
-        """Pulls until there is something to deliver; None when the cursor has come to its end."""
+    async def _fetch(self, cursor: Cursor, asked: AskedPull | None) -> _Batch | None:
+        """Pulls until there is something to deliver; None when the cursor has come to its end. ``asked``: the first pull."""
         trouble = _Trouble(self._follow)
-        since = monotonic()
+        since = monotonic() if asked is None else asked.since
         while not cursor.finished:
-            asked = monotonic()
+            begun = monotonic() if asked is None else asked.since
+            pull = self._pull(cursor, asked)
+            asked = None
             try:
-                result = await self._pull(cursor)
+                result = await pull
                 batch = self._take(cursor, result)
             except RocketMQError as error:
                 if self._follow and isinstance(error, BrokerError) and self._is_gone(cursor.queue):
@@ -262,24 +325,24 @@ class Reader:
                 cursor.end = cursor.offset
             elif result.status is PullStatus.NO_MATCH:
                 await asyncio.sleep(FIRST_REST)
-            elif monotonic() - asked < FIRST_REST:  # the broker does not hold pulls
+            elif monotonic() - begun < FIRST_REST:  # the broker does not hold pulls
                 await asyncio.sleep(trouble.longer())
         return None
 
-    async def _pull(self, cursor: Cursor) -> PullResult:
-        suspend = TAIL_SUSPEND if cursor.end is not None and not cursor.wait_for_end else FOLLOW_SUSPEND
-        size = PULL_SIZE if cursor.end is None else min(PULL_SIZE, cursor.end - cursor.offset)
+    async def _pull(self, cursor: Cursor, asked: AskedPull | None) -> PullResult:
+        terms = self._terms(cursor)
         return await pull_once(
-            self._instance,
-            self._group,
-            cursor.queue,
-            cursor.offset,
-            max_messages=size,
-            tags=self._tags,
-            suspend=suspend,
-            timeout=suspend + BROKER_LATE + self._instance.config.request_timeout,
-            calls=self._calls,
+            self._instance, self._group, cursor.queue, cursor.offset, **terms, calls=self._calls, asked=asked
         )
+
+    def _terms(self, cursor: Cursor) -> _Terms:
+        suspend = TAIL_SUSPEND if cursor.end is not None and not cursor.wait_for_end else FOLLOW_SUSPEND
+        return {
+            "max_messages": PULL_SIZE if cursor.end is None else min(PULL_SIZE, cursor.end - cursor.offset),
+            "tags": self._tags,
+            "suspend": suspend,
+            "timeout": suspend + BROKER_LATE + self._instance.config.request_timeout,
+        }
 
     def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
         """Moves the cursor on; what there is to deliver (perhaps nothing), or None when it did not move."""

@@ -23,6 +23,7 @@ from rmq_protocol.command import RemotingCommand, decode_command, encode_command
 from rmq_protocol.constants import RESPONSE_FLAG, RequestCode, ResponseCode, SerializeType
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
+from rmq_protocol.pull_codec import PullTemplate, decode_pull_reply
 from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
 
 from ..errors import ConnectionLostError
@@ -40,6 +41,7 @@ __all__ = ["Connection"]
 logger = logging.getLogger("rmq_async.transport")
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_PULL: Final = int(RequestCode.PULL_MESSAGE)
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 
@@ -235,10 +237,24 @@ class Connection(asyncio.Protocol):
         self._sequence = pending.sequence = self._sequence + 1
         if not pending.long_poll:
             self._expects_answer = True
-        if not self._writer.frames and len(table) == 1:
+        if not self._writer.frames and (len(table) == 1 or pending.pull):
             self._writer.write(parts)
         else:
             self._writer.queue(parts, urgent=True)
+
+    def start_pull(self, template: PullTemplate, offset: int, max_messages: int, receiver: Receiver, deadline: float) -> int:
+        """A pull by template; returns its opaque. The receiver gets a PullReply, or a RemotingCommand if there are no messages.
+
+        Its frame leaves at once unless others are gathered: whoever asked is about to decode the answer before, and the peer should
+        work meanwhile.
+        """
+        opaque = self.next_opaque()
+        self.submit(
+            opaque,
+            Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True),
+            template.frame(opaque, offset, max_messages),
+        )
+        return opaque
 
     def start_plain(
         self,
@@ -455,6 +471,13 @@ class Connection(asyncio.Protocol):
             self._writer.look_again()
 
     def _general_frame(self, frame: Frame) -> None:
+        if frame.body and not frame.serialize_type and (reply := decode_pull_reply(frame.header, frame.body)) is not None:
+            pending = self._table.get(reply.opaque)
+            if pending is not None and pending.pull and pending.sequence:
+                self._remove(reply.opaque)
+                if not pending.receiver.done():
+                    pending.receiver.set_result(reply)
+                return
         command = decode_command(frame)
         if not command.is_response:
             self._serve(command)

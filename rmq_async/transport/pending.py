@@ -31,7 +31,7 @@ class Pending(msgspec.Struct):
 
     ``typed``: the receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may be silent on purpose.
     ``owner``: who may end all its requests at once. ``sequence``: place in the order of writing, 0 while the frame is held
-    back. ``opaque``: set for sends.
+    back. ``opaque``: set for sends. ``pull``: the receiver gets a PullReply where the answer brings messages.
     """
 
     receiver: Receiver
@@ -43,6 +43,7 @@ class Pending(msgspec.Struct):
     opaque: int = 0
     typed: bool = True
     long_poll: bool = False
+    pull: bool = False
 
 
 def overdue(table: dict[int, Pending], now: float) -> tuple[list[tuple[int, Pending]], float]:

@@ -183,15 +183,17 @@ class ConnectionPool:
         *,
         long_poll: bool = False,
         calls: set[asyncio.Future[RemotingCommand]] | None = None,
+        sent_away: RemotingCommand | None = None,
     ) -> RemotingCommand:
         """One request, connecting and answer within ``timeout`` seconds; the answer may have any code.
 
         Where the server sends us away (GO_AWAY, so it has not looked at the request) it is asked once more, over a new connection.
+        ``sent_away``: such an answer, where this already is the second time of asking.
         Raises as ``connect`` and ``Connection.request`` do.
         """
         deadline = monotonic() + timeout
-        response: RemotingCommand | None = None
-        for _ in range(2):
+        response = sent_away
+        for _ in range(2 if sent_away is None else 1):
             connection = self.open.get(address)
             if connection is None:
                 try:

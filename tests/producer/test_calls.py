@@ -5,25 +5,18 @@ The server runs in another thread, which the counting does not see. Times would 
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-import rmq_async
 from rmq_async import MessageQueue, Producer
 from rmq_async.testing.threaded import ThreadedRocketMQ
-from rmq_protocol import command
 
+from ..calls import counted
 from .peers import TOPIC
 from .support import message, messages
 
-ROOMS = (str(Path(rmq_async.__file__).parent), str(Path(command.__file__).parent))
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 ROUNDS, SENDS = 3, 200
 LOOSE = 0.6
@@ -48,28 +41,6 @@ WAYS: dict[str, tuple[Way, float, float]] = {
     "send_batch of one": (lambda sender: sender.send_batch([message()]), 35.2, 33.2),
     "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 70.2, 95.8),
 }
-
-
-class Calls:
-    count = 0
-
-
-@contextmanager
-def counted() -> Iterator[Calls]:
-    """Counts the calls (each step of a coroutine is one) of functions of this library in this thread."""
-    calls = Calls()
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOMS):
-            calls.count += 1
-
-    gc.disable()  # finalizers are calls too
-    sys.setprofile(profile)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
-        gc.enable()
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -1,0 +1,114 @@
+"""The hot path of pulls: request frames from templates, answers that bring messages into one typed Struct.
+
+A reader asks the same queue again and again; only opaque, offset and number of messages change. A stock broker gives 32 messages a
+pull, so what a pull costs is paid for each 32. Measured on one core: request by typed header, dict and msgspec 9 us, by
+template 0.6 us; answer by dict and typed header 6 us, by typed Struct 0.7 us. ``headers.PullMessageRequestHeader`` and
+``headers.PullMessageResponseHeader`` are the general forms; a test holds both against each other.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from .command import plain_text
+from .constants import RESPONSE_FLAG, VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
+from .headers import PullMessageRequestHeader, to_ext
+
+__all__ = ["PullReply", "PullReplyFields", "PullTemplate", "decode_pull_reply"]
+
+MOST_FIXED: Final = 16 * 1024
+"""Bytes of a header that is made by template."""
+
+_WORDS = struct.Struct(">II").pack
+_encode_text = msgspec.json.Encoder(enc_hook=plain_text).encode
+_Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_PLAIN_FLAGS: Final = int(PullSysFlag.SUBSCRIPTION)
+_HELD_FLAGS: Final = int(PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND)
+
+
+class PullReplyFields(msgspec.Struct, gc=False):
+    """extFields of a pull's answer (``PullMessageResponseHeader``), as far as they are looked at."""
+
+    suggestWhichBrokerId: _Long  # noqa: N815 - the protocol's names
+    nextBeginOffset: _Long  # noqa: N815
+    minOffset: _Long  # noqa: N815
+    maxOffset: _Long  # noqa: N815
+    offsetDelta: _Long | None = None  # noqa: N815
+
+
+class PullReply(msgspec.Struct, gc=False, rename={"body": ""}):
+    """The answer to a pull that found messages. ``body``: the records."""
+
+    code: int
+    extFields: PullReplyFields  # noqa: N815
+    opaque: int = 0
+    flag: int = 0
+    body: bytes = b""
+
+
+_decode = msgspec.json.Decoder(PullReply, strict=False).decode
+
+
+def decode_pull_reply(header: bytes, body: bytes) -> PullReply | None:
+    """Reads the JSON header of an answer; None for whatever is not of this form, on which only the general way may judge."""
+    try:
+        reply = _decode(header)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if reply.code != ResponseCode.SUCCESS or not reply.flag & RESPONSE_FLAG:
+        return None
+    reply.body = body
+    return reply
+
+
+def pull_header(
+    group: str, topic: str, queue_id: int, broker_name: str, tags: str, suspend_ms: int, offset: int, max_messages: int
+) -> PullMessageRequestHeader:
+    """A pull that brings its subscription along. ``suspend_ms``: how long the broker may hold it, 0 for not at all."""
+    return PullMessageRequestHeader(
+        consumerGroup=group,
+        topic=topic,
+        queueId=queue_id,
+        queueOffset=offset,
+        maxMsgNums=max_messages,
+        sysFlag=_HELD_FLAGS if suspend_ms else _PLAIN_FLAGS,
+        commitOffset=0,
+        suspendTimeoutMillis=suspend_ms,
+        subscription=tags,
+        subVersion=0,
+        expressionType="TAG",
+        bname=broker_name,
+    )
+
+
+class PullTemplate:
+    """JSON frames of pulls from one queue. Arguments as in ``pull_header``; raises what encoding them raises.
+
+    ``usable``: whether the header is of ordinary size.
+    """
+
+    __slots__ = ("_header", "held", "usable")
+
+    def __init__(self, group: str, topic: str, queue_id: int, broker_name: str, tags: str, suspend_ms: int) -> None:
+        fields = to_ext(pull_header(group, topic, queue_id, broker_name, tags, suspend_ms, 0, 0))
+        del fields["queueOffset"], fields["maxMsgNums"]
+        start = _encode_text(
+            {
+                "code": int(RequestCode.PULL_MESSAGE),
+                "flag": 0,
+                "language": LanguageCode.PYTHON.name,
+                "version": VERSION,
+                "serializeTypeCurrentRPC": "JSON",
+                "extFields": fields,
+            }
+        )[:-2].replace(b"%", b"%%")
+        self._header = start + b',"queueOffset":"%d","maxMsgNums":"%d"},"opaque":%d}'
+        self.held = suspend_ms > 0
+        self.usable = len(self._header) <= MOST_FIXED
+
+    def frame(self, opaque: int, offset: int, max_messages: int) -> bytes:
+        header = self._header % (offset, max_messages, opaque)
+        return _WORDS(len(header) + 4, len(header)) + header
