@@ -5,7 +5,8 @@ does them itself, on the open attributes, as ``try_take`` and ``give_back`` do. 
 while anybody waits, nobody passes. Credits come back in one place, ``give_back``, once per call.
 
 ``flush`` must wait for what was accepted *so far*, while new calls go on: every taken credit belongs to an epoch, a flush begins
-a new one and waits for the older ones to empty.
+a new one and waits for the older ones to empty. Only older ones are counted, from the moment they end: of the one that goes on,
+what is taken is what is not free.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GIVEN_UP_KEPT: Final = 64
 
 
 class Epoch:
-    """Credits taken between two flushes and not given back yet."""
+    """Credits taken between two flushes. ``taken``: those not given back yet, counted once it is over."""
 
     __slots__ = ("emptied", "taken")
 
@@ -92,9 +93,7 @@ class Credits:
         if self.contended or ((free < 0 or free_bytes < 0) and not self._fits(number, size)):
             return None
         self.free, self.free_bytes = free, free_bytes
-        epoch = self.epoch
-        epoch.taken += 1
-        return epoch
+        return self.epoch
 
     async def take(self, number: int, size: int, deadline: float) -> Epoch:
         """Credits, waiting for them until ``deadline`` (monotonic); then BackpressureError."""
@@ -124,18 +123,21 @@ class Credits:
     def give_back(self, epoch: Epoch, number: int, size: int) -> None:
         self.free += number
         self.free_bytes += size
-        epoch.taken -= 1
         if self.watched:
-            self.came_back(epoch)
+            self.came_back(epoch, number)
 
-    def came_back(self, epoch: Epoch) -> None:
+    def came_back(self, epoch: Epoch, number: int) -> None:
         """Credits of ``epoch`` are free again while somebody waits for that."""
-        if not epoch.taken and epoch.emptied is not None and not epoch.emptied.done():
-            epoch.emptied.set_result(None)
+        if epoch is not self.epoch:
+            epoch.taken -= number
+            if not epoch.taken and epoch.emptied is not None and not epoch.emptied.done():
+                epoch.emptied.set_result(None)
         self._serve()
 
     def so_far(self) -> list[Epoch]:
         """What is accepted and not finished at this moment; what is accepted from now on belongs to another epoch."""
+        ending = self.epoch
+        ending.taken = self.taken - sum([epoch.taken for epoch in self._epochs[:-1]])
         older = [epoch for epoch in self._epochs if epoch.taken]
         self.epoch = Epoch()
         self._epochs = [*older, self.epoch]
@@ -164,9 +166,7 @@ class Credits:
     def _take(self, number: int, size: int) -> Epoch:
         self.free -= number
         self.free_bytes -= size
-        epoch = self.epoch
-        epoch.taken += 1
-        return epoch
+        return self.epoch
 
     def _serve(self) -> None:
         waiters = self._waiters

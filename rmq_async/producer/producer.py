@@ -98,7 +98,6 @@ class Producer(ProducerLife):
             credit.free -= 1
             credit.free_bytes -= size
             epoch = credit.epoch
-            epoch.taken += 1
         else:
             epoch = await credit.take(1, size, deadline)
             started = monotonic()
@@ -181,9 +180,8 @@ class Producer(ProducerLife):
         finally:
             credit.free += 1
             credit.free_bytes += size
-            epoch.taken -= 1
             if credit.watched:
-                credit.came_back(epoch)
+                credit.came_back(epoch, 1)
 
     async def _send(
         self,
