@@ -21,13 +21,18 @@ class _SendFuture(asyncio.Future[Result]):
 
     def __init__(self, owner: Accepted[Result]) -> None:
         super().__init__(loop=asyncio.get_running_loop())
-        self._owner = owner
+        self._owner: Accepted[Result] | None = owner
 
     def cancel(self, msg: Any = None) -> bool:
-        if self._owner.ended or not super().cancel(msg):  # ended: by a callback of its own, which is told already
+        owner = self._owner
+        if owner is None or owner.ended or not super().cancel(msg):  # ended: by a callback of its own, which is told already
             return False
-        self._owner.cancelled()
+        owner.cancelled()
         return True
+
+    def let_go(self) -> None:
+        """Its send is over: without a cycle both are freed as soon as nobody wants the result."""
+        self._owner = None
 
 
 class Accepted(Generic[Result]):
@@ -69,19 +74,19 @@ class Accepted(Generic[Result]):
         self.withdraw: Callable[[], object] = _nothing
         self.ended = False
         """Its credits are back and its callback is being called, or was."""
-        self.future: asyncio.Future[Result] = _SendFuture(self)
+        self.future: _SendFuture[Result] = _SendFuture(self)
 
     def drop(self) -> None:
         """The call that accepted it raises: nobody gets the future, and nobody is told."""
         if not self.ended:
-            self.ended = True
-            self._credits.give_back(self._epoch, self._number, self._size)
+            self._end()
 
     def cancelled(self) -> None:
         """Somebody cancelled the future."""
+        withdraw = self.withdraw
         self.ended = True
-        self.withdraw()
-        self._credits.give_back(self._epoch, self._number, self._size)
+        withdraw()
+        self._end()
         if self._on_error is not None:
             self._call_back(self._on_error, asyncio.CancelledError())
 
@@ -93,8 +98,7 @@ class Accepted(Generic[Result]):
     def set_result(self, result: Result) -> None:
         if self.ended:
             return
-        self.ended = True
-        self._credits.give_back(self._epoch, self._number, self._size)
+        self._end()
         try:
             if self._on_success is not None:
                 self._call_back(self._on_success, result)
@@ -104,8 +108,7 @@ class Accepted(Generic[Result]):
     def set_exception(self, error: BaseException) -> None:
         if self.ended:
             return
-        self.ended = True
-        self._credits.give_back(self._epoch, self._number, self._size)
+        self._end()
         try:
             if self._on_error is not None:
                 self._call_back(self._on_error, error)
@@ -113,6 +116,12 @@ class Accepted(Generic[Result]):
             self.future.set_exception(error)
             if self._on_error is not None:
                 self.future.exception()  # the callback has it: a future that nobody awaits has nothing to report
+
+    def _end(self) -> None:
+        self.ended = True
+        self.withdraw = _nothing
+        self.future.let_go()
+        self._credits.give_back(self._epoch, self._number, self._size)
 
     def _call_back(self, callback: Callable[[Any], object], argument: object) -> None:
         try:

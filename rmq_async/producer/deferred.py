@@ -124,6 +124,7 @@ class DeferredSend(FirstAttempt[Result]):
         self._settled = True
         if self._connection is not None and self._pending is not None:
             self._connection.forget(self._pending.opaque)
+            self._pending = None
             if self._outgoing.watch is not None:
                 self._outgoing.watch.give_up(asyncio.CancelledError())
         if self._task is not None:

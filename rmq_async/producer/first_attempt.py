@@ -120,6 +120,7 @@ class FirstAttempt(Generic[Result]):
         elif self._retries and self._sender.retry_not_ok and self._sender.unconfirmed(result):
             self._go_on(None, reply)
         else:
+            self._pending = None  # it leads back here, and without a cycle all of this is freed at once
             self._succeed(result)
 
     def set_exception(self, error: BaseException) -> None:
@@ -133,6 +134,7 @@ class FirstAttempt(Generic[Result]):
         """The first attempt failed, or was answered with a ``reply`` that is an error."""
         further = self._retries or (self._fixed is not None and isinstance(error, GoAwayError))
         if not further or not is_retriable(error, self._sender.config.retry_codes):
+            self._pending = None
             self._sender.topics.doubt(self._outgoing.topic, error)
             self._tell(error)
             self._fail(error)
@@ -148,6 +150,7 @@ class FirstAttempt(Generic[Result]):
         call = self._call()
         if self._connection is not None and self._pending is not None:
             call.adopt(self._target, self._connection, self._pending, self._begun, error, reply)
+            self._pending = None
         elif isinstance(error, RocketMQError):
             call.adopt_failed(self._target, error, self._started)
         self._continue(call)

@@ -69,6 +69,14 @@ class Begun(msgspec.Struct):
 class Sender:
     """Made by ``Producer.start`` for one run of it. ``owner`` marks its entries in the connections' tables."""
 
+    # More attributes than instances of a class share a layout for (30), and sends ask for a dozen of them.
+    __slots__ = (
+        "_lines", "_most_lines", "_request_hooks", "_settings", "_waits", "asks", "batcher", "calls", "closed", "config",
+        "connections", "create_future", "credits", "encoder", "faults", "group", "ids", "instance", "lanes", "oneway_credits",
+        "plain_below", "plain_size", "pool", "prefix", "retries", "retry_not_ok", "selection", "submit", "timeout", "topics",
+        "tracer", "unless_stopped", "watched", "watchers", "window", "wire",
+    )  # fmt: skip
+
     def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
         self.group = group
         self.config = config
