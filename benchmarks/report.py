@@ -13,9 +13,12 @@ __all__ = ["LIMITS", "Limit", "over_limits", "summary", "table"]
 Limit = tuple[float, float]
 LIMITS: Final[Mapping[str, Limit]] = {
     # client CPU at most so many times the bare loop's, rate at least so many times its rate; medians of the rounds
-    "depth-64": (1.35, 0.8),
-    "batch-1": (1.5, 0.75),
-    "batch-8": (1.8, 0.75),
+    "depth-64": (1.25, 0.8),
+    "batch-1": (1.3, 0.75),
+    "batch-8": (1.6, 0.75),
+    "adaptive-64": (1.3, 0.7),
+    "adaptive-1024": (1.3, 0.8),
+    "oneway": (1.3, 0.0),
 }
 _MEDIANS: Final = (
     "rate",

@@ -30,7 +30,7 @@ from bare_loop import BareError, BareProducer, connect, route_of
 from one_run import BATCH, MODES, RunResult, RunSpec
 from report import over_limits, summary, table
 
-DEFAULT_MODES: Final = ("depth-1", "depth-64", "batch-1", "batch-8")
+DEFAULT_MODES: Final = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "adaptive-1024", "oneway")
 QUEUES: Final = 8
 DISK_LIMIT: Final = 0.88
 """Fuller than this nothing is started: from 85 % on a broker deletes messages, at 90 % it refuses them."""
@@ -54,7 +54,9 @@ class Target(NamedTuple):
 
 def option_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", default=",".join(DEFAULT_MODES), help=f"of {', '.join(MODES)} (default: all but oneway)")
+    parser.add_argument(
+        "--modes", default=",".join(DEFAULT_MODES), help=f"of {', '.join(MODES)} (default: {', '.join(DEFAULT_MODES)})"
+    )
     parser.add_argument("--body", type=int, default=128, help="bytes of each message's body (default: 128)")
     parser.add_argument("--rounds", type=int, default=5, help="how often both sides run (default: 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="longest window of one run (default: 3)")

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from rmq_protocol.message import Message
+from rmq_protocol.properties import message_properties
 
+from ..results import SendResult
+from ..transport import Connection
 from .accepted import Accepted
 from .call import ReadReply
 from .first_attempt import FirstAttempt
 from .lanes import Lane, Target
 from .outgoing import Outgoing
+from .replies import stored_message
 from .selectors import Wish
 
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["DeferredSend", "check_callback", "deferred"]
+__all__ = ["DeferredSend", "begun_plainly", "check_callback", "deferred"]
 
 Result = TypeVar("Result")
 
@@ -91,6 +96,47 @@ async def deferred(
     return accepted.future
 
 
+def begun_plainly(
+    sender: Sender,
+    message: Message,
+    size: int,
+    on_success: Callable[[SendResult], object] | None,
+    on_error: Callable[[BaseException], object] | None,
+) -> asyncio.Future[SendResult] | None:
+    """``deferred`` for a message that says nothing but topic and body; None where something has to be waited for.
+
+    ``size``: of its body. It takes half as many calls as the general way.
+    """
+    credit, lane = sender.credits, sender.lanes.get(message.topic)
+    if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
+        return None
+    started = monotonic()
+    deadline = started + sender.timeout
+    accepted: Accepted[SendResult]
+    if (gathering := lane.gathering) is not None:
+        credit.free -= 1
+        credit.free_bytes -= size
+        accepted = Accepted(credit, credit.epoch, 1, size, on_success, on_error)
+        accepted.withdraw = gathering.grown_stale
+        gathering.add_plain(accepted, message, size + sender.plain_size, deadline)
+        return accepted.future
+    target = lane.next()
+    connection = sender.connections.get(target.address)
+    if connection is None:
+        return None
+    credit.free -= 1
+    credit.free_bytes -= size
+    accepted = Accepted(credit, credit.epoch, 1, size, on_success, on_error)
+    unique_id, body = sender.ids.next_at(started), message.body
+    outgoing = Outgoing(message.topic, unique_id, message_properties(message, unique_id), body)
+    send = DeferredSend(
+        sender, outgoing, lane, target, stored_message, accepted, fixed=False, retries=sender.config.async_retries,
+        started=started, deadline=deadline,
+    )  # fmt: skip
+    send.start_plain(connection, sender.ids.born_ms, unique_id, body)
+    return accepted.future
+
+
 class DeferredSend(FirstAttempt[Result]):
     """The attempts of one accepted ``send_async``; ``accepted`` is told their end."""
 
@@ -113,6 +159,16 @@ class DeferredSend(FirstAttempt[Result]):
         super().__init__(sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=deadline)
         self._accepted = accepted
         accepted.withdraw = self._withdraw
+
+    def start_plain(self, connection: Connection, born_ms: bytes, unique_id: str, body: bytes) -> None:
+        """``start`` for a message without properties, on a connection that is open."""
+        sender, deadline = self._sender, self._deadline
+        self._connection = connection
+        if self._lane.several and self._retries:
+            deadline = sender.first_deadline(deadline, self._retries)
+        self._pending = connection.start_plain(
+            self._target.single, born_ms, unique_id, body, self, deadline, self._deadline, sender, sender.window
+        )
 
     def drop(self) -> None:
         """``start`` raised."""

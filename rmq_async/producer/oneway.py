@@ -30,7 +30,7 @@ from .watching import Watch
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["OnewayPacing", "WindowReceiver", "pacing_of", "send_oneway", "watched_oneway"]
+__all__ = ["OnewayPacing", "Tally", "WindowReceiver", "pacing_of", "send_oneway", "sent_plainly", "watched_oneway"]
 
 logger = logging.getLogger("rmq_async.producer")
 
@@ -142,6 +142,55 @@ def pacing_of(connection: Connection, window: int) -> OnewayPacing:
     if not isinstance(pacing, OnewayPacing):
         connection.pacing = pacing = OnewayPacing(window)
     return pacing
+
+
+class Tally:
+    """One-way messages of one producer on one connection whose last byte is not in the kernel yet, counted together."""
+
+    __slots__ = ("_connection", "_sender", "epoch", "number", "size")
+
+    def __init__(self, sender: Sender, connection: Connection) -> None:
+        self._sender = sender
+        self._connection = connection
+        self.epoch = sender.oneway_credits.epoch
+        self.number = self.size = 0
+
+    def written(self, _: int) -> None:
+        """All of them are, or never will be."""
+        tallies = self._sender.tallies
+        if tallies.get(self._connection) is self:
+            del tallies[self._connection]
+        self._sender.oneway_credits.give_back(self.epoch, self.number, self.size)
+
+
+def sent_plainly(sender: Sender, topic: str, body: bytes, size: int) -> bool:
+    """Queues the frame of a message that says nothing but topic and body, where nothing has to be waited for, and tells whether.
+
+    It costs a quarter of the general way: the frame is filled in at once, and credits are counted together until they leave.
+    """
+    credit, lane = sender.oneway_credits, sender.lanes.get(topic)
+    if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
+        return False
+    target = lane.next()
+    connection = sender.connections.get(target.address)
+    if connection is None or not connection.takes_oneways():
+        return False
+    if sender.config.oneway_window:
+        pacing = connection.pacing
+        if pacing.__class__ is not OnewayPacing or pacing.sent + 1 >= pacing.size:
+            return False
+        pacing.sent += 1
+    tally = sender.tallies.get(connection)
+    if tally is None or tally.epoch is not credit.epoch:
+        tally = sender.tallies[connection] = Tally(sender, connection)
+        connection.when_written(tally.written)
+    credit.free -= 1
+    credit.free_bytes -= size
+    tally.number += 1
+    tally.size += size
+    unique_id = sender.ids.next()
+    connection.submit_plain_oneway(target.oneway, sender.ids.born_ms, unique_id, body)
+    return True
 
 
 async def watched_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:

@@ -23,9 +23,9 @@ from ..errors import RequestTimeoutError
 from ..results import BatchSendResult, SendResult
 from .call import SendCall
 from .credits import finished
-from .deferred import check_callback, deferred
+from .deferred import begun_plainly, check_callback, deferred
 from .life import ProducerLife
-from .oneway import send_oneway, watched_oneway
+from .oneway import send_oneway, sent_plainly, watched_oneway
 from .outgoing import Outgoing
 from .policy import FOR_EVER, checked_timeout
 from .recalls import recall
@@ -231,6 +231,21 @@ class Producer(ProducerLife):
         if on_success is not None or on_error is not None:
             check_callback("on_success", on_success)
             check_callback("on_error", on_error)
+        if (
+            message.__class__ is Message
+            and message.keys is NO_KEYS
+            and queue is None
+            and selector is None
+            and key is None
+            and timeout is None
+            and message.body.__class__ is bytes
+            and 0 < (size := len(message.body)) < sender.plain_below
+            and message.wait_store
+            and message.topic.__class__ is str
+            and sender.faults is None
+            and (begun := begun_plainly(sender, message, size, on_success, on_error)) is not None
+        ):
+            return begun
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
@@ -260,7 +275,23 @@ class Producer(ProducerLife):
         kernel. Every ``oneway_window`` messages one goes as an ordinary request and at most two of those are unanswered: the call
         that would be the third waits within ``timeout`` seconds, then raises BackpressureError.
         """
-        sender = self._usable()
+        if not self._loop_runs() or get_ident() != self._thread:
+            self._refuse()
+        sender = self._sender
+        if (
+            message.__class__ is Message
+            and message.keys is NO_KEYS
+            and queue is None
+            and selector is None
+            and key is None
+            and timeout is None
+            and (body := message.body).__class__ is bytes
+            and 0 < (size := len(body)) < sender.plain_below
+            and message.wait_store
+            and message.topic.__class__ is str
+            and sent_plainly(sender, message.topic, body, size)
+        ):
+            return
         deadline = monotonic() + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
         outgoing = sender.encoder.encode(message)

@@ -34,6 +34,7 @@ from .credits import Credits, Epoch
 from .hooks import request_hooks
 from .lane_table import LaneTable
 from .lanes import Lane, LaneSettings, Target
+from .oneway import Tally
 from .order import Line, Place
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing, Watched
 from .policy import attempt_cap
@@ -73,8 +74,8 @@ class Sender:
     __slots__ = (
         "_lines", "_most_lines", "_request_hooks", "_settings", "_waits", "asks", "batcher", "calls", "closed", "config",
         "connections", "create_future", "credits", "encoder", "faults", "group", "ids", "instance", "lanes", "oneway_credits",
-        "plain_below", "plain_size", "pool", "prefix", "retries", "retry_not_ok", "selection", "submit", "timeout", "topics",
-        "tracer", "unless_stopped", "watched", "watchers", "window", "wire",
+        "plain_below", "plain_size", "pool", "prefix", "retries", "retry_not_ok", "selection", "submit", "tallies", "timeout",
+        "topics", "tracer", "unless_stopped", "watched", "watchers", "window", "wire",
     )  # fmt: skip
 
     def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
@@ -93,6 +94,8 @@ class Sender:
         )
         self.credits = Credits("sends", config.async_limit, most_bytes)
         self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
+        self.tallies: dict[Connection, Tally] = {}
+        """One-way messages on their way into the kernel."""
         self.ids = instance.unique_ids
         self.topics = LaneTable(self, self._settings)
         self.lanes = self.topics.lanes

@@ -345,6 +345,27 @@ class Connection(asyncio.Protocol):
         self._writer.when_written(written, cost)
         self._writer.queue(parts)
 
+    def takes_oneways(self) -> bool:
+        """Whether a frame that nobody answers would not be held."""
+        return self.is_open and not self._writer.paused and not self._held
+
+    def when_written(self, written: Callable[[int], None]) -> None:
+        """Calls ``written(0)`` once the last byte of what is queued from here on is in the kernel, or never will be.
+
+        Whoever is told may have queued several frames meanwhile.
+        """
+        self._writer.when_written(written, 0)
+
+    def submit_plain_oneway(self, template: SendTemplate, born_ms: bytes, unique_id: str, body: bytes) -> None:
+        """Queues a frame nobody answers, of a message without properties, while the connection ``takes_oneways``."""
+        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
+        parts = template.plain(opaque, born_ms, unique_id, body)
+        writer = self._writer
+        if len(writer.frames) < writer.room and parts.__class__ is bytes:
+            writer.frames.append(parts)  # what queue does, nearly always
+        else:
+            writer.queue(parts)
+
     def forget(self, opaque: int) -> None:
         """Takes a request out of the table: nobody waits for its answer any more."""
         pending = self._remove(opaque)

@@ -112,7 +112,7 @@ class Batcher:
 
         _, gathering = await self._enter(message, size, wish, deadline, receiver)
         made = cast(Accepted[SendResult], accepted)
-        made.withdraw = lambda: setattr(gathering, "stale", True)
+        made.withdraw = gathering.grown_stale
         return made.future
 
     async def _enter(

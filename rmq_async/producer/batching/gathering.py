@@ -100,6 +100,10 @@ class Gathering:
         elif deadline < self._batcher.alarm:
             self._batcher.watch_until(deadline)
 
+    def grown_stale(self) -> None:
+        """Somebody who waits does so no longer."""
+        self.stale = True
+
     def full(self) -> None:
         """No further message fits in."""
         raise NotImplementedError
