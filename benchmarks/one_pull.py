@@ -15,7 +15,7 @@ import time
 import msgspec
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves out a script's own directory
-from one_run import Mark, RunResult, RunSpec, State, _result, _until, run_on_loop
+from one_run import Mark, RunResult, RunSpec, State, _until, result_of, run_on_loop
 
 from rmq_async import MessageQueue, PullConsumer
 
@@ -54,7 +54,7 @@ async def run(spec: RunSpec) -> RunResult:
         end = Mark(state.count, 0, spec.broker_pid)
         state.stop = True
         await asyncio.wait_for(asyncio.gather(*tasks), 15)
-    return _result(spec, state, start, end)
+    return result_of(spec, state, start, end)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import msgspec
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves out a script's own directory
 from bare_loop import BareProducer
 
-__all__ = ["BATCH", "MODES", "Load", "Mode", "RunResult", "RunSpec", "measure"]
+__all__ = ["BATCH", "MODES", "Load", "Mode", "RunResult", "RunSpec", "measure", "result_of"]
 
 BATCH: Final = 32
 POLL: Final = 0.02
@@ -273,7 +273,7 @@ async def measure(spec: RunSpec, load: Load) -> RunResult:
     state.stop = True
     await asyncio.wait_for(asyncio.gather(*tasks), 15)
     await load.finish()
-    return _result(spec, state, start, end)
+    return result_of(spec, state, start, end)
 
 
 async def _until(state: State, seconds: float, count: int) -> None:
@@ -282,7 +282,7 @@ async def _until(state: State, seconds: float, count: int) -> None:
         await asyncio.sleep(min(POLL, left))
 
 
-def _result(spec: RunSpec, state: State, start: Mark, end: Mark) -> RunResult:
+def result_of(spec: RunSpec, state: State, start: Mark, end: Mark) -> RunResult:
     messages, seconds = end.messages - start.messages, end.time - start.time
     per = 1e6 / max(messages, 1)
     broker = None if start.broker is None or end.broker is None else end.broker - start.broker
@@ -347,5 +347,17 @@ def run_on_loop(spec: RunSpec, job: Callable[[RunSpec], Coroutine[Any, Any, RunR
     return uvloop.run(job(spec))
 
 
+def main() -> None:
+    spec = msgspec.json.decode(sys.argv[1], type=RunSpec)
+    if spec.side == "blocking":
+        sys.modules.setdefault("one_run", sys.modules[__name__])
+        from blocking_loop import run as run_blocking
+
+        result = run_blocking(spec)
+    else:
+        result = run_on_loop(spec)
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+
+
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(run_on_loop(msgspec.json.decode(sys.argv[1], type=RunSpec))) + b"\n")
+    main()

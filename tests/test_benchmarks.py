@@ -19,7 +19,7 @@ from rmq_protocol.properties import decode_properties
 from rmq_protocol.send_codec import FIRST_OPAQUE, SendTemplate
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-MODES = ("depth-1", "depth-64", "batch-1", "batch-8", "oneway")
+MODES = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "async-64", "oneway")
 
 
 async def run(script: str, *arguments: str) -> tuple[int, str, str]:
@@ -111,6 +111,25 @@ async def test_a_small_run_measures_every_mode_on_both_sides(tmp_path: Path) -> 
     for each in document["runs"]:
         assert each["stored"] == each["total"] >= each["messages"] > 0
         assert each["rate"] == pytest.approx(each["messages"] / each["seconds"])
+
+
+async def test_the_benchmark_of_latency_compares_three_ways_on_one_broker(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    async with EmbeddedRocketMQ() as server:
+        bounds = ("--rounds", "2", "--seconds", "0.1", "--warm-up", "0.05")
+        code, out, error = await run("latency.py", "--namesrv", server.namesrv, *bounds, "--json", str(file))
+    assert code == 0, error
+    document = json.loads(file.read_bytes())
+    assert list(document) == ["blocking", "bare", "ours", "batching"]
+    for name, figures in document.items():
+        assert figures["stored"] == figures["acknowledged"] > 0
+        assert 0 < figures["p50_us"] <= figures["p99_us"]
+        assert len(figures["added_us"]["rounds"]) == 2
+        assert (figures["added_us"]["median"] == 0) == (name == "blocking")
+    assert "| blocking socket, prebuilt frame |" in out
+    code, out, error = await run("latency.py", "--rounds", "0")
+    assert (code, out) == (2, "")
+    assert "must be above 0" in error
 
 
 def check_side(mode: str, figures: dict[str, object]) -> None:
