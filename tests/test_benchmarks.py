@@ -132,6 +132,18 @@ async def test_the_benchmark_of_latency_compares_three_ways_on_one_broker(tmp_pa
     assert "must be above 0" in error
 
 
+async def test_the_steps_of_a_send_are_timed_one_by_one() -> None:
+    code, out, error = await run("steps.py", "--rounds", "3", "--json")
+    assert (code, error) == (0, "")
+    steps = json.loads(out)
+    assert list(steps)[0] == "making the Message"
+    assert list(steps)[-1] == "reading the answer"
+    assert len(steps) == 10
+    assert sum(steps.values()) > 0
+    code, out, error = await run("steps.py", "--rounds", "0")
+    assert (code, out) == (2, "")
+
+
 def check_side(mode: str, figures: dict[str, object]) -> None:
     assert figures["failures"] == {}
     assert figures["stored"] == figures["acknowledged"]
