@@ -136,7 +136,7 @@ async def test_the_steps_of_a_send_are_timed_one_by_one() -> None:
     code, out, error = await run("steps.py", "--rounds", "3", "--json")
     assert (code, error) == (0, "")
     steps = json.loads(out)
-    assert list(steps)[0] == "making the Message"
+    assert next(iter(steps)) == "making the Message"
     assert list(steps)[-1] == "reading the answer"
     assert len(steps) == 10
     assert sum(steps.values()) > 0
