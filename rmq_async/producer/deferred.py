@@ -67,6 +67,7 @@ async def deferred(
                 accepted = Accepted(credit, epoch, number, size, on_success, on_error)
                 gathering = sender.batcher.in_order(lane, target, fixed=True)
                 gathering.add_alone(accepted, message or cast(Message, outgoing.message), outgoing, read, deadline)
+                accepted.withdraw = gathering.left
                 return accepted.future
             else:
                 retries = sender.retries_on(target)
