@@ -111,6 +111,11 @@ def test_defaults_are_those_of_the_code(config: type[Any]) -> None:
         assert (by_name[value] if value in by_name else ast.literal_eval(value)) == getattr(made, name), name
 
 
+def test_defaults_of_batching_are_those_of_the_code() -> None:
+    told = {cells[0].strip("`"): ast.literal_eval(cells[1].strip("`")) for cells in rows("sending.md", "`Batching`")}
+    assert told == dataclasses.asdict(rmq_async.Batching())
+
+
 def test_defaults_of_the_embedded_broker_are_those_of_the_code() -> None:
     told = {cells[0].strip("`"): ast.literal_eval(cells[1].strip("`")) for cells in rows("embedded.md", "option")}
     parameters = inspect.signature(EmbeddedRocketMQ).parameters

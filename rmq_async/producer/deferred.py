@@ -72,6 +72,7 @@ async def deferred(
                 accepted = Accepted(credit, epoch, number, size, on_success, on_error)
                 gathering = sender.batcher.in_order(lane, target, fixed=True)
                 gathering.add_alone(accepted, message or cast(Message, outgoing.message), outgoing, read, deadline)
+                accepted.withdraw = gathering.left
                 return accepted.future
             else:
                 retries = sender.retries_on(target)
@@ -117,7 +118,7 @@ def begun_plainly(
         credit.free -= 1
         credit.free_bytes -= size
         accepted = Accepted(credit, credit.epoch, 1, size, on_success, on_error)
-        accepted.withdraw = gathering.grown_stale
+        accepted.withdraw = gathering.left
         gathering.add_plain(accepted, message, size + sender.plain_size, deadline)
         return accepted.future
     target = lane.next()

@@ -7,6 +7,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.namespace import without_namespace
 from rmq_protocol.validation import check_topic, is_not_allowed_send_topic
 
@@ -72,7 +73,7 @@ class LaneTable:
         lane = Lane(route, self._settings, topic)
         if self._sender.selection is not None:
             self._sender.selection.adopt(lane)
-        if self._sender.batcher is not None:
+        if self._sender.batcher is not None and not topic.startswith(RETRY_TOPIC_PREFIX):
             lane.gathering = self._sender.batcher.in_turn(topic, wait_store=True)
         return lane
 

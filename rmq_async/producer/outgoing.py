@@ -111,7 +111,9 @@ class Encoder:
                 f"the batch takes {len(body)} bytes encoded, the limit is {self.max_size}; send it in parts"
             )
         size = sum([len(message.body) for message in batch])
-        return self._batch(batch[0], ids, body), size
+        properties = _BATCH_PROPERTIES if batch[0].wait_store else _BATCH_PROPERTIES_NO_WAIT
+        outgoing = self.outgoing(batch[0].topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids))
+        return outgoing, size
 
     def encode_gathered(
         self, messages: Sequence[Message], ids: Sequence[str] | None = None, *, plain: bool = False
@@ -127,11 +129,9 @@ class Encoder:
             body = encode_plain_batch([message.body for message in messages], unique_ids, wait_store=messages[0].wait_store)
         else:
             body = encode_batch(messages, unique_ids, self.max_size)
-        return self._batch(messages[0], unique_ids, body)
-
-    def _batch(self, first: Message, ids: list[str], body: bytes) -> Outgoing:
-        properties = _BATCH_PROPERTIES if first.wait_store else _BATCH_PROPERTIES_NO_WAIT
-        return self.outgoing(first.topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids))
+        properties = _BATCH_PROPERTIES if messages[0].wait_store else _BATCH_PROPERTIES_NO_WAIT
+        topic, first = messages[0].topic, unique_ids[0]
+        return self.outgoing(topic, first, properties + self._instance_text, body, 0, 0, tuple(unique_ids))
 
 
 def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:

@@ -101,17 +101,21 @@ class Producer(ProducerLife):
         else:
             epoch = await credit.take(1, size, deadline)
             started = monotonic()
+            if sender.batcher is not None:
+                sender.batcher.waited(deadline)
         try:
             if lane is None:
                 lane = await sender.topics.lane(message.topic, deadline)
                 started = monotonic()
+                if sender.batcher is not None:
+                    sender.batcher.waited(deadline)
             if (gathering := lane.gathering) is not None:
                 gathered: asyncio.Future[SendResult] = sender.create_future()
                 gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
                 try:
                     return await gathered
                 except BaseException:
-                    gathering.stale = True
+                    gathering.left()
                     raise
             target = lane.next()
             try:

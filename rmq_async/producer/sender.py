@@ -392,7 +392,7 @@ class Sender:
         try:
             return await future
         except BaseException:
-            gathering.stale = True
+            gathering.left()
             raise
 
     async def aim(
@@ -476,7 +476,7 @@ class Sender:
         if self.tracer is not None:
             self.tracer.hurry()
         if self.batcher is not None:
-            self.batcher.hurry()
+            self.batcher.hurry(for_good=True)
         try:
             await self.credits.wait_idle(deadline)
             await self.oneway_credits.wait_idle(deadline)

@@ -5,6 +5,7 @@ The server runs in another thread, which the counting does not see. Times would 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -60,6 +61,22 @@ async def test_calls_of_one_message(name: str) -> None:
     print(f"{name}: {min(figures):.2f} calls, the limit is {limit}")
     assert min(figures) <= limit + LOOSE
     assert min(figures) >= limit - 3, "less than the limit says: lower it"
+
+
+GATHERED, GATHERED_LIMIT = 64, 4.9
+
+
+async def test_calls_of_one_message_that_gathers_with_others() -> None:
+    """Adaptive batching, 64 calls at a time."""
+    with ThreadedRocketMQ() as server:
+        async with Producer("group", namesrv=server.namesrv, batching=True) as sender:
+            figures = []
+            for _ in range(3 * ROUNDS):
+                with counted() as calls:
+                    await asyncio.gather(*[sender.send(message()) for _ in range(GATHERED)])
+                figures.append(calls.count / GATHERED)
+    print(f"adaptive send: {min(figures):.2f} calls, the limit is {GATHERED_LIMIT}")
+    assert GATHERED_LIMIT - 0.6 <= min(figures) <= GATHERED_LIMIT
 
 
 def test_the_counting_counts() -> None:

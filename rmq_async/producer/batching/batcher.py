@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextvars import Context
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -19,7 +21,7 @@ from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.properties import message_properties
 
-from ...errors import RequestTimeoutError, own_copy
+from ...errors import ClientStateError, RequestTimeoutError, own_copy
 from ...results import SendResult
 from ..accepted import Accepted
 from ..credits import Epoch
@@ -27,7 +29,7 @@ from ..lanes import Lane, Target
 from ..outgoing import Outgoing
 from ..replies import stored_batch, stored_message
 from ..selectors import Wish
-from .gathering import Entry, Gathering, InOrder, InTurn, Member
+from .gathering import Entry, Gathering, InOrder, InTurn, Member, alive
 from .settings import Batching
 from .under_way import UnderWay
 
@@ -58,6 +60,10 @@ class Batcher:
         self._in_turn: dict[tuple[str, bool], InTurn] = {}
         self._in_order: dict[tuple[MessageQueue, bool], InOrder] = {}
         self._finding: dict[InTurn, asyncio.Task[None]] = {}
+        self._left: set[Gathering] = set()
+        """Those of which somebody waits no longer, until their requests have been looked at."""
+        self._context = Context()
+        """What hooks run in: a batch is no single caller's."""
 
     def __repr__(self) -> str:
         gathered = sum(len(members) for gathering in self._gatherings() for members in gathering.waiting())
@@ -88,7 +94,7 @@ class Batcher:
         try:
             return await future
         except BaseException:
-            gathering.stale = True
+            gathering.left()
             raise
         finally:
             credit.give_back(epoch, 1, body_size)
@@ -112,7 +118,7 @@ class Batcher:
 
         _, gathering = await self._enter(message, size, wish, deadline, receiver)
         made = cast(Accepted[SendResult], accepted)
-        made.withdraw = gathering.grown_stale
+        made.withdraw = gathering.left
         return made.future
 
     async def _enter(
@@ -168,24 +174,36 @@ class Batcher:
 
     def forget(self, gathering: InOrder) -> None:
         """Nothing is left in it."""
-        self._in_order.pop((gathering.queue, gathering.fixed), None)
+        if self._in_order.get((gathering.queue, gathering.fixed)) is gathering:
+            del self._in_order[gathering.queue, gathering.fixed]
 
     def lane(self, gathering: InTurn) -> Lane | None:
         """The topic's lane; None where its route must be asked for first, which is then on its way."""
         lane = self._sender.lanes.get(gathering.topic) or self._sender.topics.now(gathering.topic)
         if lane is None and gathering not in self._finding:
-            self._finding[gathering] = self._loop.create_task(self._find(gathering), name="rmq_async route of a batch")
+            task = self._finding[gathering] = self._loop.create_task(self._find(gathering), name="rmq_async route of a batch")
+            task.add_done_callback(partial(self._found, gathering))
         return lane
 
     async def _find(self, gathering: InTurn) -> None:
+        await asyncio.sleep(0)  # all who wait are there by then, also where Tasks begin at once
         deadline = max([member[2] for members in gathering.waiting() for member in members], default=0.0)
-        try:
-            await self._sender.topics.lane(gathering.topic, deadline)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+        await self._sender.topics.lane(gathering.topic, deadline)
+
+    def _found(self, gathering: InTurn, task: asyncio.Task[None]) -> None:
+        """Or not: also of a Task that others cancelled before it had begun."""
+        del self._finding[gathering]
+        error = ClientStateError("the search for the route was cancelled") if task.cancelled() else task.exception()
+        if error is not None:
             _tell(gathering.drop(), error)
-        finally:
-            del self._finding[gathering]
         gathering.leave()
+
+    def by_now(self, topic: str, lane: Lane, target: Target) -> tuple[Lane, Target]:
+        """The same queue as the topic's route has it at this moment."""
+        newer = self._sender.lanes.get(topic) or self._sender.topics.now(topic)
+        if newer is None or newer is lane or not newer.knows(target.queue):
+            return lane, target
+        return newer, newer.target(target.queue)
 
     def inviting(self, lane: Lane) -> Collection[str]:
         """The brokers of the lane that are not left alone at the moment, or all."""
@@ -205,13 +223,20 @@ class Batcher:
         if deadline < self.alarm:
             self.watch_until(deadline)
         if self._linger:
-            self._loop.call_later(self._linger, gathering.leave)
+            gathering.timer = self._loop.call_later(self._linger, gathering.leave)
         else:
             self._loop.call_soon(gathering.leave)
 
-    def hurry(self) -> None:
-        """Nothing lingers any longer."""
+    def hasten(self, gathering: Gathering) -> None:
+        """Something is complete: to linger brings nothing more."""
         if self._linger:
+            self._loop.call_soon(gathering.leave)
+
+    def hurry(self, *, for_good: bool = False) -> None:
+        """Nothing that is here lingers any longer; ``for_good``: nor does what comes."""
+        if self._linger:
+            if for_good:
+                self._linger = 0.0
             for gathering in self._gatherings():
                 gathering.leave()
 
@@ -221,10 +246,19 @@ class Batcher:
         outgoing = entry.outgoing
         if outgoing is None:
             messages = [member[1] for member in entry.members]
-            outgoing = sender.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
+            try:
+                outgoing = sender.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
+            except Exception as error:  # noqa: BLE001 - of a message that is not what it was when it was found good
+                if len(messages) > 1:
+                    self.split(gathering, entry, entry.ids)
+                else:
+                    _tell(entry.members, error)
+                gathering.ended(target.broker)
+                return
             read = stored_message if outgoing.batch_ids is None else stored_batch
             if sender.watched:
-                sender.watch(outgoing, messages[0] if outgoing.batch_ids is None else tuple(messages), "sync", read)
+                shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
+                self._context.run(sender.watch, outgoing, shown, "sync", read)
         outgoing.message = entry.members[0][1]
         retries = sender.retries_on(target) if fixed else sender.retries
         request = UnderWay(
@@ -236,18 +270,36 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - of a user's hook: those whose messages these are must hear of it
             request.set_exception(error)
 
-    def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...]) -> None:
+    def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
         """Sends a batch that was refused in two halves, until the message that is refused is by itself."""
-        members = [(member, unique_id) for member, unique_id in zip(entry.members, ids, strict=True) if not member[0].done()]
-        half = (len(members) + 1) // 2
-        halves = [
-            Entry([member for member, _ in part], ids=tuple([unique_id for _, unique_id in part]))
-            for part in (members[:half], members[half:])
-            if part
-        ]
-        gathering.again(halves)
+        left = alive(entry._replace(ids=ids))
+        if left is None:
+            return
+        half = (len(left.members) + 1) // 2
+        parts = (slice(half), slice(half, None))
+        halves = [Entry(left.members[part], ids=None if left.ids is None else left.ids[part]) for part in parts]
+        gathering.again([each for each in halves if each.members])
+
+    # -- those who wait no longer
+
+    def look_after(self, gathering: Gathering) -> None:
+        """Soon ends those of its requests that nobody waits for: they would be in the way of others."""
+        if not self._left:
+            self._loop.call_soon(self._end_unwanted)
+        self._left.add(gathering)
+
+    def _end_unwanted(self) -> None:
+        left, self._left = self._left, set()
+        for request in tuple(self.requests):
+            if request.gathering in left and request.unwanted:
+                request.give_up()
 
     # -- deadlines
+
+    def waited(self, deadline: float) -> None:
+        """A plain message comes later than others of its age did, which ``add_plain`` does not reckon with."""
+        if deadline < self.alarm:
+            self.watch_until(deadline)
 
     def watch_until(self, deadline: float) -> None:
         """Looks at everybody's time at the deadline, or before."""
@@ -264,6 +316,8 @@ class Batcher:
                 earliest = min(earliest, _expired(members, now, gathering))
         for request in tuple(self.requests):
             earliest = min(earliest, request.expire(now))
+            if request.unwanted:
+                request.give_up()
         if earliest < self.alarm:
             self.watch_until(earliest)
 
@@ -273,7 +327,8 @@ class Batcher:
         """Ends all that has not gone; what is under way is ended where it is."""
         for gathering in self._gatherings():
             for receiver, _, _ in gathering.drop():
-                receiver.set_exception(error())
+                if not receiver.done():  # the callback of another one may have cancelled it
+                    receiver.set_exception(error())
         for task in tuple(self._finding.values()):
             task.cancel()
         if self._timer is not None:
@@ -301,4 +356,5 @@ def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
 
 def _tell(members: list[Member], error: BaseException) -> None:
     for receiver, _, _ in members:
-        receiver.set_exception(own_copy(error))
+        if not receiver.done():  # the callback of another one may have cancelled it
+            receiver.set_exception(own_copy(error))

@@ -10,6 +10,7 @@ messages: while the broker works on one, the client makes the next. (One part fo
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,7 +24,7 @@ from ..outgoing import Outgoing
 if TYPE_CHECKING:
     from .batcher import Batcher
 
-__all__ = ["Entry", "Gathering", "InOrder", "InTurn", "Member", "shares"]
+__all__ = ["Entry", "Gathering", "InOrder", "InTurn", "Member", "alive", "shares"]
 
 SHARE: Final = 64
 
@@ -52,9 +53,9 @@ def shares(number: int, free: int) -> int:
 
 
 class Gathering:
-    """``due``: what is here leaves by itself. ``stale``: some of those who wait do so no longer."""
+    """``due``: what is here leaves by itself. ``stale``: some of those who wait do so no longer. ``timer``: of the lingering."""
 
-    __slots__ = ("_batcher", "_left", "_most", "_plain", "_sealed", "due", "members", "stale")
+    __slots__ = ("_batcher", "_leaving", "_left", "_most", "_plain", "_sealed", "due", "members", "stale", "timer")
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
@@ -63,9 +64,11 @@ class Gathering:
         self._plain = True
         self._sealed: deque[Entry] = deque()
         """Complete, and not gone yet."""
+        self._leaving = False
         self.members: list[Member] = []
         self.due = False
         self.stale = False
+        self.timer: asyncio.TimerHandle | None = None
 
     def add_plain(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
         """As ``add``, for a message that says nothing but topic and body, under the producer's own time-out.
@@ -100,17 +103,34 @@ class Gathering:
         elif deadline < self._batcher.alarm:
             self._batcher.watch_until(deadline)
 
-    def grown_stale(self) -> None:
-        """Somebody who waits does so no longer."""
-        self.stale = True
-
     def full(self) -> None:
         """No further message fits in."""
         raise NotImplementedError
 
     def leave(self) -> None:
         """Lets go what there is, as far as it may go now."""
+        self._linger_no_longer()
+        if self._leaving:  # what goes may fail at once and be over
+            return
+        self._leaving = True
+        try:
+            self._leave()
+        finally:
+            self._leaving = False
+
+    def _leave(self) -> None:
         raise NotImplementedError
+
+    def _linger_no_longer(self) -> None:
+        self.due = False
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def left(self) -> None:
+        """Somebody waits no longer: was cancelled, or told of a failure."""
+        self.stale = True
+        self._batcher.look_after(self)
 
     def ended(self, broker: str) -> None:
         """A request that went to ``broker`` is over."""
@@ -138,6 +158,7 @@ class Gathering:
         members = [member for each in self.waiting() for member in each if not member[0].done()]
         self._sealed.clear()
         self.take()
+        self._linger_no_longer()
         return members
 
 
@@ -154,22 +175,17 @@ class InTurn(Gathering):
 
     def full(self) -> None:
         entry = self.take()
-        lane = self._batcher.lane(self)
-        if lane is None:
-            self._sealed.append(entry)
-        elif entry.members:
-            self._go(entry, lane)
+        if entry.members:
+            self.again([entry])
 
-    def leave(self) -> None:
-        self.due = False
-        if not self.members and not self._sealed:
-            return
-        lane = self._batcher.lane(self)
-        if lane is None:
-            return  # comes here again when there is one
+    def _leave(self) -> None:
         while self._sealed:
-            if (entry := _alive(self._sealed.popleft())) is not None:
+            if (lane := self._batcher.lane(self)) is None:
+                return  # comes here again when there is one
+            if (entry := alive(self._sealed.popleft())) is not None:
                 self._go(entry, lane)
+        if not self.members or (lane := self._batcher.lane(self)) is None:
+            return
         free = self._free(lane)
         if free <= 0:
             return
@@ -223,15 +239,17 @@ class InOrder(Gathering):
     ``fixed``: nothing may go to another queue.
     """
 
-    __slots__ = ("_busy", "_lane", "_leaving", "_target", "_wait_store", "fixed")
+    __slots__ = ("_busy", "_lane", "_target", "_topic", "_wait_store", "fixed")
 
     def __init__(self, batcher: Batcher, lane: Lane, target: Target, *, fixed: bool) -> None:
         super().__init__(batcher)
         self._lane = lane
         self._target = target
         self.fixed = fixed
-        self._busy = self._leaving = False
+        self._busy = False
         self._wait_store = True
+        self._topic = ""
+        """As the user wrote it, who may give its namespace or leave it out."""
 
     @property
     def queue(self) -> MessageQueue:
@@ -242,32 +260,29 @@ class InOrder(Gathering):
         self._lane, self._target = lane, target
 
     def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        if message.wait_store is not self._wait_store:
+        if message.wait_store is not self._wait_store or message.topic != self._topic:
             self.full()
-            self._wait_store = message.wait_store
+            self._wait_store, self._topic = message.wait_store, message.topic
         super().add(receiver, message, size, deadline)
 
     def add_alone(self, receiver: Receiver, message: Message, outgoing: Outgoing, read: Any, deadline: float) -> None:
-        """A request of its own, in its place."""
+        """A request of its own, in its place. It lingers for nobody, and what it is behind does so no longer."""
         self.full()
         self._sealed.append(Entry([(receiver, message, deadline)], outgoing=outgoing, read=read))
         self._wake(deadline)
+        self._batcher.hasten(self)
 
     def full(self) -> None:
-        if self.members:
-            self._sealed.append(self.take())
+        entry = self.take()
+        if entry.members:
+            self._sealed.append(entry)
+            self._batcher.hasten(self)
 
-    def leave(self) -> None:
-        self.due = False
-        if self._leaving:
-            return
-        self._leaving = True
-        try:
-            while not self._busy and (entry := self._next()) is not None:
-                self._busy = True
-                self._batcher.go(self, entry, self._lane, self._target, fixed=self.fixed)
-        finally:
-            self._leaving = False
+    def _leave(self) -> None:
+        while not self._busy and (entry := self._next()) is not None:
+            self._busy = True
+            self._lane, self._target = self._batcher.by_now(entry.members[0][1].topic, self._lane, self._target)
+            self._batcher.go(self, entry, self._lane, self._target, fixed=self.fixed)
         if not (self._busy or self.members or self._sealed):
             self._batcher.forget(self)
 
@@ -281,16 +296,16 @@ class InOrder(Gathering):
 
     def _next(self) -> Entry | None:
         while self._sealed:
-            if (entry := _alive(self._sealed.popleft())) is not None:
+            if (entry := alive(self._sealed.popleft())) is not None:
                 return entry
         entry = self.take()
         return entry if entry.members else None
 
 
-def _alive(entry: Entry) -> Entry | None:
-    """The entry without those who wait no longer; None where that are all."""
-    alive = [index for index, member in enumerate(entry.members) if not member[0].done()]
-    if len(alive) == len(entry.members):
-        return entry
-    ids = None if entry.ids is None else tuple([entry.ids[index] for index in alive])
-    return entry._replace(members=[entry.members[index] for index in alive], ids=ids) if alive else None
+def alive(entry: Entry) -> Entry | None:
+    """The entry without those who wait no longer; None where that is everybody."""
+    left = [index for index, member in enumerate(entry.members) if not member[0].done()]
+    if not left or len(left) == len(entry.members):
+        return entry if left else None
+    ids = None if entry.ids is None else tuple([entry.ids[index] for index in left])
+    return entry._replace(members=[entry.members[index] for index in left], ids=ids)

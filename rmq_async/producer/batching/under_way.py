@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from rmq_protocol.constants import ResponseCode
@@ -48,7 +49,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         started: float,
     ) -> None:
         members = entry.members
-        self.deadline = members[-1][2] if entry.plain else max([member[2] for member in members])
+        self.deadline = max([member[2] for member in members])  # 20 us for 1024; who waited for a credit is not in order
         super().__init__(
             sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=self.deadline
         )
@@ -57,6 +58,26 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         self._told = False
         self.gathering = gathering
         self.entry = entry
+
+    @property
+    def unwanted(self) -> bool:
+        """Nobody waits for it any more."""
+        return all(member[0].done() for member in self.entry.members)
+
+    def give_up(self) -> None:
+        """Makes room for others; what has been written may be stored all the same."""
+        if self._told:
+            return
+        self._settled = True
+        if self._task is not None:
+            self._task.cancel()
+        elif self._connection is not None and self._pending is not None:
+            self._connection.forget(self._pending.opaque)
+            if self._outgoing.watch is not None:
+                self._outgoing.watch.give_up(asyncio.CancelledError())
+            self._tell(asyncio.CancelledError())
+        self._end()
+        self.gathering.ended(self._broker)
 
     def expire(self, now: float) -> float:
         """Tells members whose time is over before the request's; returns the earliest such time of the others."""
@@ -106,7 +127,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
             return
         self._end()
         if len(self.entry.members) > 1 and _one_is_to_blame(error):
-            self._batcher.split(self.gathering, self.entry, self._outgoing.batch_ids or ())
+            self._batcher.split(self.gathering, self.entry, self._outgoing.batch_ids)
         else:
             for receiver, _, _ in self.entry.members:
                 if not receiver.done():
