@@ -52,7 +52,7 @@ def test_concurrent_sends_are_stored_once_where_their_results_say(each_cluster: 
 def test_a_batch_that_is_larger_than_the_broker_takes_is_refused_whole_and_stored_nowhere(cluster: RealCluster) -> None:
     """By code 1 with an exception's text, so it is not split: ``max_bytes`` must fit the broker's ``maxMessageSize`` (4 MiB).
 
-    No single message was found that a stock broker refuses by 13 or 29 inside a batch: what could be wrong with one, clients refuse.
+    No message was found that a stock broker refuses by 13 or 29 inside a batch: what could be wrong with one, clients refuse.
     """
 
     async def main() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from rmq_async.client import instance
 from rmq_async.client.single_flight import SingleFlight
+from rmq_async.producer.batching.batcher import Batcher
 from rmq_async.producer.credits import Credits
 from rmq_async.producer.oneway import OnewayPacing
 from rmq_async.producer.order import Line
@@ -63,7 +64,7 @@ def _is_tcp(path: Path) -> bool:
         return False
 
 
-TRACKED = (Connection, Deadlines, ConnectionPool, Credits, Sender, Line, OnewayPacing, SingleFlight)
+TRACKED = (Connection, Deadlines, ConnectionPool, Credits, Sender, Batcher, Line, OnewayPacing, SingleFlight)
 
 
 @pytest.fixture
@@ -120,6 +121,8 @@ def leftovers(thing: Any) -> list[str]:
             names = ["taken", "taken_bytes", "waiting"]
         case Sender():
             names = ["calls"]
+        case Batcher():
+            names = ["requests", "_in_order", "_finding", "_timer"]
         case Line():
             names = ["waiting"]
         case OnewayPacing():

@@ -49,7 +49,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         started: float,
     ) -> None:
         members = entry.members
-        self.deadline = max([member[2] for member in members])  # 20 us for 1024; who waited for a credit is not in order
+        self.deadline = max([member[2] for member in members])  # 30 us for 1024; who waited for a credit is not in order
         super().__init__(
             sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=self.deadline
         )
