@@ -52,10 +52,11 @@ async def deferred(
     size: int,
     on_success: Callable[[Result], object] | None,
     on_error: Callable[[BaseException], object] | None,
+    turn: Target | None = None,
 ) -> asyncio.Future[Result]:
     """Waits for what a call needs before its first attempt, begins that, and returns the future of the result.
 
-    ``message``: None for a batch. ``number`` and ``size``: of credits.
+    ``message``: None for a batch. ``number`` and ``size``: of credits. ``turn``: the next queue, where that is taken already.
     """
     place = sender.line(outgoing.topic).join() if wish is not None else None
     try:
@@ -64,7 +65,7 @@ async def deferred(
         credit = sender.credits
         epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
         try:
-            outgoing, lane, target = await sender.aim(outgoing, message, wish, deadline)
+            outgoing, lane, target = await sender.aim(outgoing, message, wish, deadline, turn)
             if place is None:
                 retries = sender.config.async_retries
                 failed = await sender.connect_first(lane, target, deadline, retries)
@@ -103,14 +104,15 @@ def begun_plainly(
     size: int,
     on_success: Callable[[SendResult], object] | None,
     on_error: Callable[[BaseException], object] | None,
-) -> asyncio.Future[SendResult] | None:
-    """``deferred`` for a message that says nothing but topic and body; None where something has to be waited for.
+) -> tuple[asyncio.Future[SendResult] | None, Target | None]:
+    """``deferred`` for a message that says nothing but topic and body; no future where something has to be waited for.
 
-    ``size``: of its body. It takes half as many calls as the general way.
+    With that comes the queue whose turn it was, if it came to that. ``size``: of the body. It takes half as many calls as the
+    general way.
     """
     credit, lane = sender.credits, sender.lanes.get(message.topic)
     if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
-        return None
+        return None, None
     started = monotonic()
     deadline = started + sender.timeout
     accepted: Accepted[SendResult]
@@ -120,11 +122,11 @@ def begun_plainly(
         accepted = Accepted(credit, credit.epoch, 1, size, on_success, on_error)
         accepted.withdraw = gathering.left
         gathering.add_plain(accepted, message, size + sender.plain_size, deadline)
-        return accepted.future
+        return accepted.future, None
     target = lane.next()
     connection = sender.connections.get(target.address)
     if connection is None:
-        return None
+        return None, target
     credit.free -= 1
     credit.free_bytes -= size
     accepted = Accepted(credit, credit.epoch, 1, size, on_success, on_error)
@@ -135,7 +137,7 @@ def begun_plainly(
         started=started, deadline=deadline,
     )  # fmt: skip
     send.start_plain(connection, sender.ids.born_ms, unique_id, body)
-    return accepted.future
+    return accepted.future, None
 
 
 class DeferredSend(FirstAttempt[Result]):

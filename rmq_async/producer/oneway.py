@@ -163,22 +163,23 @@ class Tally:
         self._sender.oneway_credits.give_back(self.epoch, self.number, self.size)
 
 
-def sent_plainly(sender: Sender, topic: str, body: bytes, size: int) -> bool:
-    """Queues the frame of a message that says nothing but topic and body, where nothing has to be waited for, and tells whether.
+def sent_plainly(sender: Sender, topic: str, body: bytes, size: int) -> tuple[bool, Target | None]:
+    """Queues the frame of a message that says nothing but topic and body, where nothing has to be waited for.
 
-    It costs a quarter of the general way: the frame is filled in at once, and credits are counted together until they leave.
+    Returns whether it did, and otherwise the queue whose turn it was, if it came to that. It costs a quarter of the general way: the frame is
+    filled in at once, and credits are counted together until they leave.
     """
     credit, lane = sender.oneway_credits, sender.lanes.get(topic)
     if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
-        return False
+        return False, None
     target = lane.next()
     connection = sender.connections.get(target.address)
     if connection is None or not connection.takes_oneways():
-        return False
+        return False, target
     if sender.config.oneway_window:
         pacing = connection.pacing
         if pacing.__class__ is not OnewayPacing or pacing.sent + 1 >= pacing.size:
-            return False
+            return False, target
         pacing.sent += 1
     tally = sender.tallies.get(connection)
     if tally is None or tally.epoch is not credit.epoch:
@@ -190,7 +191,7 @@ def sent_plainly(sender: Sender, topic: str, body: bytes, size: int) -> bool:
     tally.size += size
     unique_id = sender.ids.next()
     connection.submit_plain_oneway(target.oneway, sender.ids.born_ms, unique_id, body)
-    return True
+    return True, None
 
 
 async def watched_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:

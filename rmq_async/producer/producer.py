@@ -24,6 +24,7 @@ from ..results import BatchSendResult, SendResult
 from .call import SendCall
 from .credits import finished
 from .deferred import begun_plainly, check_callback, deferred
+from .lanes import Target
 from .life import ProducerLife
 from .oneway import send_oneway, sent_plainly, watched_oneway
 from .outgoing import Outgoing
@@ -235,6 +236,7 @@ class Producer(ProducerLife):
         if on_success is not None or on_error is not None:
             check_callback("on_success", on_success)
             check_callback("on_error", on_error)
+        turn: Target | None = None
         if (
             message.__class__ is Message
             and message.keys is NO_KEYS
@@ -247,9 +249,10 @@ class Producer(ProducerLife):
             and message.wait_store
             and message.topic.__class__ is str
             and sender.faults is None
-            and (begun := begun_plainly(sender, message, size, on_success, on_error)) is not None
         ):
-            return begun
+            begun, turn = begun_plainly(sender, message, size, on_success, on_error)
+            if begun is not None:
+                return begun
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
@@ -261,7 +264,7 @@ class Producer(ProducerLife):
             sender.watch(outgoing, message, "async", stored_message)
         return await deferred(
             sender, outgoing, message, wish, stored_message, started=started, deadline=deadline, number=1,
-            size=len(message.body), on_success=on_success, on_error=on_error,
+            size=len(message.body), on_success=on_success, on_error=on_error, turn=turn,
         )  # fmt: skip
 
     async def send_oneway(
@@ -282,6 +285,7 @@ class Producer(ProducerLife):
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
         sender = self._sender
+        turn: Target | None = None
         if (
             message.__class__ is Message
             and message.keys is NO_KEYS
@@ -293,9 +297,10 @@ class Producer(ProducerLife):
             and 0 < (size := len(body)) < sender.plain_below
             and message.wait_store
             and message.topic.__class__ is str
-            and sent_plainly(sender, message.topic, body, size)
         ):
-            return
+            sent, turn = sent_plainly(sender, message.topic, body, size)
+            if sent:
+                return
         deadline = monotonic() + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
         outgoing = sender.encoder.encode(message)
@@ -310,7 +315,7 @@ class Producer(ProducerLife):
             credit = sender.oneway_credits
             epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
             try:
-                outgoing, _, target = await sender.aim(outgoing, message, wish, deadline)
+                outgoing, _, target = await sender.aim(outgoing, message, wish, deadline, turn)
                 if place is not None:
                     place = sender.onward(place, target)
                     await place.turn(deadline)

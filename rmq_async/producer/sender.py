@@ -396,16 +396,19 @@ class Sender:
             raise
 
     async def aim(
-        self, outgoing: Outgoing, message: Message | None, wish: Wish | None, deadline: float
+        self, outgoing: Outgoing, message: Message | None, wish: Wish | None, deadline: float, turn: Target | None = None
     ) -> tuple[Outgoing, Lane, Target]:
-        """Compresses if need be, and finds the queue: the one wished for or the next. ``message``: None for a batch."""
+        """Compresses if need be, and finds the queue: the one wished for or the next.
+
+        ``message``: None for a batch. ``turn``: the next queue, where its turn has been taken already.
+        """
         if message is not None and len(outgoing.body) >= self.encoder.compress_over:
             outgoing = await self.compressed(outgoing)
         lane = self.lanes.get(outgoing.topic) or await self.topics.lane(outgoing.topic, deadline)
         if wish is None:
             if self.asks:
                 return outgoing, lane, await self.choose(outgoing, message, lane, lane.brokers, deadline)
-            return outgoing, lane, lane.next()
+            return outgoing, lane, turn or lane.next()
         if wish.queue is not None or message is None:
             queue = cast(MessageQueue, wish.queue)
             target = lane.by_queue.get(queue)
