@@ -166,8 +166,8 @@ class Tally:
 def sent_plainly(sender: Sender, topic: str, body: bytes, size: int) -> tuple[bool, Target | None]:
     """Queues the frame of a message that says nothing but topic and body, where nothing has to be waited for.
 
-    Returns whether it did, and otherwise the queue whose turn it was, if it came to that. It costs a quarter of the general way: the frame is
-    filled in at once, and credits are counted together until they leave.
+    Returns whether it did, and otherwise the queue whose turn it was, if it came to that. It costs a quarter of the general way:
+    the frame is filled in at once, and credits are counted together until they leave.
     """
     credit, lane = sender.oneway_credits, sender.lanes.get(topic)
     if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
