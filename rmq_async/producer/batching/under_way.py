@@ -73,6 +73,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
             self._task.cancel()
         elif self._connection is not None and self._pending is not None:
             self._connection.forget(self._pending.opaque)
+            self._pending = None
             if self._outgoing.watch is not None:
                 self._outgoing.watch.give_up(asyncio.CancelledError())
             self._tell(asyncio.CancelledError())
