@@ -74,6 +74,7 @@ class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
     warm_up: float
     max_messages: int
     loop: str = "uvloop"
+    compress: bool = True
     broker_pid: int | None = None
     edges: bool = False
     """Whether a line says when the window begins and ends, for one who watches from outside."""
@@ -160,6 +161,8 @@ async def our_load(spec: RunSpec) -> Load:
     from rmq_async import Message, Producer  # here, so that the bare loop's process is as bare as its loop
 
     options: dict[str, Any] = {"batching": True} if MODES[spec.mode].kind == "adaptive" else {}
+    if not spec.compress:
+        options["compress_over"] = 1 << 31
     producer = Producer("benchmark", namesrv=spec.namesrv, **options)
     await producer.start()
     instance = producer._instance

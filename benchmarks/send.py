@@ -58,6 +58,7 @@ def option_parser(name: str, description: str | None) -> argparse.ArgumentParser
         "--modes", default=",".join(DEFAULT_MODES), help=f"of {', '.join(MODES)} (default: {', '.join(DEFAULT_MODES)})"
     )
     parser.add_argument("--body", type=int, default=128, help="bytes of each message's body (default: 128)")
+    parser.add_argument("--no-compression", action="store_true", help="ours compresses no body; the bare loop never does")
     parser.add_argument("--rounds", type=int, default=5, help="how often both sides run (default: 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="longest window of one run (default: 3)")
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before the window (default: 1)")
@@ -186,6 +187,7 @@ def specification(options: argparse.Namespace, place: Target, side: str, mode: s
         warm_up=options.warm_up,
         max_messages=max(5 * BATCH, int(share / (options.body + STORED_OVERHEAD))),
         loop=options.loop,
+        compress=not options.no_compression,
         broker_pid=place.broker_pid,
     )
 
@@ -262,7 +264,7 @@ def document(
         "cores": os.cpu_count(),
         **{package: installed(package) for package in ("uvloop", "msgspec", "rmq-async")},
     }
-    names = ("modes", "body", "rounds", "seconds", "warm_up", "loop", "max_gb", "topic")
+    names = ("modes", "body", "rounds", "seconds", "warm_up", "loop", "max_gb", "topic", "no_compression")
     return {
         "machine": machine,
         "settings": {name: getattr(options, name) for name in names} | {"queues": QUEUES, "batch": BATCH},
