@@ -78,11 +78,10 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
-    first = messages[0]
-    _check_member(first, first, max_body)
     if len(messages) != len(unique_ids):
         raise ValueError(f"{len(messages)} messages and {len(unique_ids)} unique ids")
-    if len(messages) < PLAIN_FROM:
+    first = messages[0]
+    if first.__class__ is not Message or len(messages) < PLAIN_FROM:
         return _encode_each(messages, unique_ids, max_body)
     topic, wait_store = first.topic, first.wait_store
     bodies = [
@@ -96,30 +95,39 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
     ]
     if (
         len(bodies) == len(messages)
-        and 0 < min(sizes := set(map(len, bodies))) <= max(sizes) <= max_body
+        and min(sizes := list(map(len, bodies))) > 0
+        and max(sizes) <= max_body
         and len(set(map(len, unique_ids))) == 1
     ):
-        return encode_plain_batch(bodies, unique_ids, wait_store=wait_store)
+        check_message(topic, bodies[0], max_body)
+        if not topic.startswith(RETRY_TOPIC_PREFIX):
+            return encode_plain_batch(bodies, unique_ids, wait_store=wait_store)
     return _encode_each(messages, unique_ids, max_body)
 
 
 def encode_plain_batch(bodies: Sequence[bytes], unique_ids: Sequence[str], *, wait_store: bool = True) -> bytes:
     """A batch of messages that have no properties but UNIQ_KEY and WAIT; the ids all have one length. Nothing is checked."""
-    sizes = list(map(len, bodies))
+    number, sizes = len(bodies), list(map(len, bodies))
     after = _AFTER_ID if wait_store else _AFTER_ID_NO_WAIT
     width = len(_BEFORE_ID) + len(unique_ids[0]) + len(after)
-    heads = {size: _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, 0, size) for size in set(sizes)}
-    number = len(bodies)
-    parts = [_LENGTH.pack(width) + _BEFORE_ID] * (5 * number)
-    parts[0::5] = [heads[size] for size in sizes] if len(heads) > 1 else list(heads.values()) * number
-    parts[1::5] = bodies
-    parts[3::5] = [unique_id.encode() for unique_id in unique_ids]
-    parts[4::5] = [after] * number
+    parts = [_LENGTH.pack(width) + _BEFORE_ID] * (4 * number)
+    parts[0::4] = bodies
+    parts[2::4] = [unique_id.encode() for unique_id in unique_ids]
+    size = sizes[0]
+    head = _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, 0, size)
+    if sizes.count(size) == number:
+        parts[3::4] = [after + head] * number
+    else:
+        heads = {size: after + _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, 0, size) for size in set(sizes)}
+        parts[3:-1:4] = [heads[size] for size in sizes[1:]]
+    parts[-1] = after
+    parts.insert(0, head)
     return b"".join(parts)
 
 
 def _encode_each(messages: Sequence[Message], unique_ids: list[str], max_body: int) -> bytes:
     first = messages[0]
+    _check_member(first, first, max_body)
     topic, wait_store = first.topic, first.wait_store
     parts: list[bytes] = []
     head = tail = b""

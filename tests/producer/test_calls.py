@@ -38,8 +38,8 @@ WAYS: dict[str, tuple[Way, float]] = {  # and the calls that it may take; a chan
     "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 50.2),
     "send_async": (deferred, 25.2),
     "send_oneway": (lambda sender: sender.send_oneway(message()), 8.2),
-    "send_batch of one": (lambda sender: sender.send_batch([message()]), 36.2),
-    "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 71.0),
+    "send_batch of one": (lambda sender: sender.send_batch([message()]), 35.2),
+    "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 66.8),
 }
 
 
