@@ -27,6 +27,7 @@ __all__ = [
     "ID_LENGTH",
     "JOIN_BELOW",
     "LAST_OPAQUE",
+    "LENGTHS",
     "SendReply",
     "SendReplyFields",
     "SendTemplate",
@@ -39,6 +40,9 @@ LAST_OPAQUE: Final = 2_147_483_647
 
 JOIN_BELOW: Final = 2048
 """Bodies of fewer bytes are copied behind their header: one part costs less than two up to about here."""
+
+LENGTHS: Final = tuple([number.to_bytes(4, "big") for number in range(JOIN_BELOW + 1024)])
+"""Lengths of small frames as they are written: looking one up takes a quarter of the time of making it."""
 
 _WORDS = struct.Struct(">II").pack
 _INT = struct.Struct(">i").pack
@@ -105,12 +109,24 @@ class SendTemplate:
     the unique ids that ``plain`` is made for.
     """
 
-    __slots__ = ("_base", "_full_head", "_id_length", "_plain", "_serialize_type", "_tail", "plain_base", "plain_frame")
+    __slots__ = (
+        "_base",
+        "_full_head",
+        "_id_length",
+        "_plain",
+        "_serialize_type",
+        "_tail",
+        "plain_base",
+        "plain_below",
+        "plain_frame",
+    )
 
     plain_frame: bytes
     """What ``plain`` fills in: frame length, born time, id, opaque, body. Empty in the binary form, which has none."""
     plain_base: int
     """The length of a frame without its body, to which the body's is added."""
+    plain_below: int
+    """Bytes of bodies below which ``plain_frame`` serves, its length taken from LENGTHS."""
 
     def __init__(
         self,
@@ -153,9 +169,9 @@ class SendTemplate:
     def plain(self, opaque: int, born_ms: bytes, unique_id: str, body: bytes) -> bytes | list[bytes]:
         """``parts`` for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
         size = len(body)
-        if size >= JOIN_BELOW or len(unique_id) != self._id_length:
+        if size >= self.plain_below or len(unique_id) != self._id_length:
             return self.parts(opaque, born_ms, f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02", body)
-        return self.plain_frame % ((self.plain_base + size).to_bytes(4, "big"), born_ms, unique_id.encode(), opaque, body)
+        return self.plain_frame % (LENGTHS[self.plain_base + size], born_ms, unique_id.encode(), opaque, body)
 
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
@@ -194,6 +210,7 @@ class SendTemplate:
         length = len(header % (b"0" * _BORN_DIGITS, b"0" * self._id_length, FIRST_OPAQUE))
         self.plain_frame = b"%b" + length.to_bytes(4, "big").replace(b"%", b"%%") + header + b"%b"
         self.plain_base = 4 + length
+        self.plain_below = max(0, min(JOIN_BELOW, len(LENGTHS) - self.plain_base))
         self._full_head = start
         empty = self._plain % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b"")
         self._base = len(empty)
@@ -213,7 +230,7 @@ class SendTemplate:
 
     def _prepare_binary(self, code: int, flag: int, fixed: dict[str, str]) -> None:
         self._plain = _BINARY_FIXED(code, LanguageCode.PYTHON, VERSION)
-        self.plain_frame, self.plain_base, self._id_length = b"", 0, -1
+        self.plain_frame, self.plain_base, self.plain_below, self._id_length = b"", 0, 0, -1
         self._full_head = _INT(flag) + _INT(0)
         self._tail = b"".join(_entry(name, value.encode()) for name, value in fixed.items()) + b"\x00\x01g" + _INT(_BORN_DIGITS)
         self._base = len(self._tail) + _BORN_DIGITS

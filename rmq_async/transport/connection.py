@@ -24,7 +24,7 @@ from rmq_protocol.constants import RESPONSE_FLAG, RequestCode, ResponseCode, Ser
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.pull_codec import PullTemplate, decode_pull_reply
-from rmq_protocol.send_codec import FIRST_OPAQUE, JOIN_BELOW, LAST_OPAQUE, SendTemplate, decode_send_reply, send_reply_of
+from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, LENGTHS, SendTemplate, decode_send_reply, send_reply_of
 
 from ..errors import ConnectionLostError
 from .coalescer import GATHER_FROM, WriteCoalescer
@@ -276,8 +276,8 @@ class Connection(asyncio.Protocol):
             self.require_open()
         self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
         parts: bytes | list[bytes]
-        if (size := len(body)) < JOIN_BELOW and (frame := template.plain_frame):  # what ``plain`` does, nearly always
-            parts = frame % ((template.plain_base + size).to_bytes(4, "big"), born_ms, unique_id.encode(), opaque, body)
+        if (size := len(body)) < template.plain_below:  # what ``plain`` does, nearly always
+            parts = template.plain_frame % (LENGTHS[template.plain_base + size], born_ms, unique_id.encode(), opaque, body)
         else:
             parts = template.plain(opaque, born_ms, unique_id, body)
         if deadline < self._deadlines.at:
