@@ -32,11 +32,19 @@ class Frames:
         self.oneway = self.ordinary = 0
         self.slowest = 0.0
         closed = OnewayPacing.closed
-        submit_oneway, start_send = Connection.submit_oneway, Connection.start_send
+        submit_oneway, submit_plain, start_send = (
+            Connection.submit_oneway,
+            Connection.submit_plain_oneway,
+            Connection.start_send,
+        )
 
         def counted_oneway(connection: Connection, *arguments: Any) -> None:
             self.oneway += 1
             submit_oneway(connection, *arguments)
+
+        def counted_plain(connection: Connection, *arguments: Any) -> None:
+            self.oneway += 1
+            submit_plain(connection, *arguments)
 
         def counted_send(connection: Connection, *arguments: Any) -> Any:
             self.ordinary += 1
@@ -48,6 +56,7 @@ class Frames:
 
         monkeypatch.setattr(OnewayPacing, "closed", timed)
         monkeypatch.setattr(Connection, "submit_oneway", counted_oneway)
+        monkeypatch.setattr(Connection, "submit_plain_oneway", counted_plain)
         monkeypatch.setattr(Connection, "start_send", counted_send)
 
 
