@@ -5,7 +5,7 @@ append, three comparisons. Everything else is per batch.
 
 What one iteration of the loop gathers is shared out over the requests that may be under way, in parts of at least ``SHARE``
 messages: while the broker works on one, the client makes the next. (One part for all of them: client and broker take turns, and
-1024 in flight make two thirds of the rate.)
+1024 in flight make a fifth less.)
 """
 
 from __future__ import annotations
