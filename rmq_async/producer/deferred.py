@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import Message
 from rmq_protocol.properties import message_properties
 
@@ -169,9 +170,12 @@ class DeferredSend(FirstAttempt[Result]):
         self._connection = connection
         if self._lane.several and self._retries:
             deadline = sender.first_deadline(deadline, self._retries)
-        self._pending = connection.start_plain(
-            self._target.single, born_ms, unique_id, body, self, deadline, self._deadline, sender, sender.window
-        )
+        try:
+            self._pending = connection.start_plain(
+                self._target.single, born_ms, unique_id, body, self, deadline, self._deadline, sender, sender.window
+            )
+        except RocketMQError as error:
+            self.set_exception(error)
 
     def drop(self) -> None:
         """``start`` raised."""

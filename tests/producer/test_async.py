@@ -367,3 +367,16 @@ async def test_it_needs_no_one_to_await_it(cluster: Cluster) -> None:
             await sender.send_async(item)
     assert sorted(cluster.a.bodies) == [item.body for item in messages(100)]
     assert {sent.queue.topic for sent in cluster.sends} == {TOPIC}
+
+
+async def test_a_connection_that_closed_unnoticed_costs_an_asynchronous_send_no_credit(cluster: Cluster) -> None:
+    async with producer(cluster, async_retries=0) as sender:
+        await sender.send(message())
+        (connection,) = [each for each in sender._sender.connections.values() if each.address == cluster.a.address]
+        connection.is_open = False
+        accepted = await sender.send_async(message())
+        with pytest.raises(errors.ConnectionLostError):
+            await accepted
+        connection.is_open = True
+        credit = sender._sender.credits
+        assert (credit.taken, credit.taken_bytes) == (0, 0)
