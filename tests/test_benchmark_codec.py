@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,8 @@ import pytest
 from rmq_protocol.command import decode_command
 from rmq_protocol.frame import FrameDecoder
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .benchmark_runs import BENCHMARKS, run
+
 GROUPS = (
     "send request, encode",
     "send request, decode",
@@ -23,24 +21,9 @@ GROUPS = (
 )
 
 
-async def run(*arguments: str) -> tuple[int, str, str]:
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "error"}
-    pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, str(BENCHMARKS / "codec.py"), *arguments]
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
-    try:
-        out, error = await asyncio.wait_for(process.communicate(), 60)
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
-
-
 async def test_a_small_run_times_every_way(tmp_path: Path) -> None:
     file = tmp_path / "codec.json"
-    code, out, error = await run("--rounds", "2", "--seconds", "0.001", "--json", str(file))
+    code, out, error = await run("codec.py", "--rounds", "2", "--seconds", "0.001", "--json", str(file))
     assert (code, error) == (0, "")
     rows = json.loads(file.read_bytes())["rows"]
     assert set(GROUPS) < {row["what"] for row in rows}
@@ -51,7 +34,7 @@ async def test_a_small_run_times_every_way(tmp_path: Path) -> None:
 
 
 async def test_an_option_that_cannot_work_is_refused() -> None:
-    code, out, error = await run("--rounds", "0")
+    code, out, error = await run("codec.py", "--rounds", "0")
     assert (code, out) == (2, "")
     assert "must be above 0" in error
 

@@ -12,7 +12,7 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .test_benchmarks import BENCHMARKS, run
+from .benchmark_runs import BENCHMARKS, run
 
 SIDES = ("read", "pull", "floor")
 

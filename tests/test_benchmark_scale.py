@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +10,7 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .benchmark_runs import BENCHMARKS, run
 
 
 @pytest.fixture
@@ -24,25 +21,10 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return scale
 
 
-async def run(*arguments: str) -> tuple[int, str, str]:
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    environment.pop("NAMESRV_ADDR", None)
-    pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, str(BENCHMARKS / "scale.py"), *arguments]
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
-    try:
-        out, error = await asyncio.wait_for(process.communicate(), 120)
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
-
-
 async def test_a_small_run_measures_topics_brokers_and_memory(tmp_path: Path) -> None:
     code, out, error = await run(
-        *("--parts", "topics,brokers,memory", "--seconds", "0.1", "--most", "10", "--output", str(tmp_path), "--json", "-")
+        "scale.py",
+        *("--parts", "topics,brokers,memory", "--seconds", "0.1", "--most", "10", "--output", str(tmp_path), "--json", "-"),
     )
     assert code in (0, 1), error  # 1: so short a window may show a cliff, ten sends cost more memory each
     parts = json.loads(out)["parts"]
@@ -59,8 +41,10 @@ async def test_a_small_run_measures_topics_brokers_and_memory(tmp_path: Path) ->
 
 async def test_a_small_run_on_a_cluster_that_is_given(tmp_path: Path) -> None:
     async with EmbeddedRocketMQ() as server:
-        given = ("--namesrv", server.namesrv, "--seconds", "0.1", "--max-gb", "0.01", "--output", str(tmp_path), "--json", "-")
-        code, out, error = await run("--parts", "in-flight,processes", "--most", "8", *given)
+        given = (
+            ("--namesrv", server.namesrv, "--seconds", "0.1", "--max-gb", "0.01", "--output", str(tmp_path), "--json", "-"),
+        )
+        code, out, error = await run("scale.py", "--parts", "in-flight,processes", "--most", "8", *given)
         assert code in (0, 1), error
         parts = json.loads(out)["parts"]
         assert [row["sends in flight"] for row in parts["in-flight"]] == [1, 8]
@@ -73,7 +57,7 @@ async def test_a_small_run_on_a_cluster_that_is_given(tmp_path: Path) -> None:
     ("arguments", "reason"), [(("--parts", "queues"), "queues; there are in-flight"), (("--starts", "0"), "above 0")]
 )
 async def test_an_option_that_cannot_work_is_refused(arguments: tuple[str, ...], reason: str) -> None:
-    code, out, error = await run(*arguments)
+    code, out, error = await run("scale.py", *arguments)
     assert (code, out) == (2, "")
     assert reason in error
 

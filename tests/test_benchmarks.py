@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -18,25 +17,9 @@ from rmq_protocol.frame import FrameDecoder
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.send_codec import FIRST_OPAQUE, SendTemplate
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .benchmark_runs import BENCHMARKS, run
+
 MODES = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "async-64", "oneway")
-
-
-async def run(script: str, *arguments: str) -> tuple[int, str, str]:
-    # As tox sets it; a warning in the benchmark or in the process it measures is an error.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "error"}
-    environment.pop("NAMESRV_ADDR", None)
-    command = [sys.executable, str(BENCHMARKS / script), *arguments]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
-    try:
-        out, error = await asyncio.wait_for(process.communicate(), 120)
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
 
 
 @pytest.fixture

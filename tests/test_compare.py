@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,23 +13,7 @@ import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-async def run(*arguments: str) -> tuple[int, str, str]:
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "error"}
-    environment.pop("NAMESRV_ADDR", None)
-    command = [sys.executable, str(BENCHMARKS / "compare.py"), *arguments]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
-    try:
-        out, error = await asyncio.wait_for(process.communicate(), 120)
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
+from .benchmark_runs import BENCHMARKS, run
 
 
 @pytest.fixture
@@ -64,7 +46,7 @@ def rounds_of(compare: Any, **rates: list[float]) -> list[dict[str, Any]]:
 
 
 async def test_help_names_peers_modes_and_options() -> None:
-    code, out, error = await run("--help")
+    code, out, error = await run("compare.py", "--help")
     assert (code, error) == (0, "")
     options = ("--rounds", "--seconds", "--warm-up", "--body", "--max-gb", "--json", "--output", "--keep-builds", "--build-dir")
     for word in ("java", "go", "node", "messense", "grpc", "adaptive-1024", "batch-8", "--check", "--namesrv", *options):
@@ -81,14 +63,14 @@ async def test_help_names_peers_modes_and_options() -> None:
     ],
 )
 async def test_what_cannot_work_is_refused_in_one_line(arguments: tuple[str, ...], reason: str) -> None:
-    code, out, error = await run(*arguments)
+    code, out, error = await run("compare.py", *arguments)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("compare.py: --")
     assert reason in error
 
 
 async def test_no_name_server_is_one_line_and_no_traceback(tmp_path: Path) -> None:
-    code, out, error = await run("--namesrv", "127.0.0.1:1", "--peers", "none", "--output", str(tmp_path))
+    code, out, error = await run("compare.py", "--namesrv", "127.0.0.1:1", "--peers", "none", "--output", str(tmp_path))
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("compare.py: ")
     assert list(tmp_path.iterdir()) == []
@@ -217,7 +199,9 @@ async def test_a_small_run_of_ours_writes_table_figures_and_picture(tmp_path: Pa
     bounds = ("--rounds", "2", "--seconds", "0.2", "--warm-up", "0.05", "--max-gb", "0.02", "--peers", "none", "--check")
     async with EmbeddedRocketMQ() as server:
         place = ("--namesrv", server.namesrv, "--broker-pid", str(os.getpid()), "--output", str(tmp_path / "results"))
-        code, out, error = await run(*place, *bounds, "--modes", "depth-64,batch-1", "--json", str(tmp_path / "figures.json"))
+        code, out, error = await run(
+            "compare.py", *place, *bounds, "--modes", "depth-64,batch-1", "--json", str(tmp_path / "figures.json")
+        )
     assert code == 0, error
     assert "64 in flight" in out
     assert "ours: batches of 32, one at a time" in out
@@ -259,7 +243,7 @@ async def test_where_every_send_fails_nothing_is_measured_and_that_is_told(tmp_p
     async with EmbeddedRocketMQ() as server:
         for request in (310, 320):
             server.fail_next(13, 1_000_000, request=request)  # MESSAGE_ILLEGAL: not retried
-        code, out, error = await run("--namesrv", server.namesrv, "--output", str(tmp_path), *bounds)
+        code, out, error = await run("compare.py", "--namesrv", server.namesrv, "--output", str(tmp_path), *bounds)
     assert (code, out) == (2, "")
     assert "compare.py: no run has figures" in error
     assert "nothing was acknowledged in the window" in error
