@@ -41,9 +41,7 @@ async def test_a_small_run_measures_topics_brokers_and_memory(tmp_path: Path) ->
 
 async def test_a_small_run_on_a_cluster_that_is_given(tmp_path: Path) -> None:
     async with EmbeddedRocketMQ() as server:
-        given = (
-            ("--namesrv", server.namesrv, "--seconds", "0.1", "--max-gb", "0.01", "--output", str(tmp_path), "--json", "-"),
-        )
+        given = ("--namesrv", server.namesrv, "--seconds", "0.1", "--max-gb", "0.01", "--output", str(tmp_path), "--json", "-")
         code, out, error = await run("scale.py", "--parts", "in-flight,processes", "--most", "8", *given)
         assert code in (0, 1), error
         parts = json.loads(out)["parts"]
