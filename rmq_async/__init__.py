@@ -147,7 +147,7 @@ _PLACES: Final = {
 }
 """Where the names are. Loading all takes 0.2 s, which whoever needs one of them, such as Spark's planner, does not wait for."""
 
-_MODULES: Final = frozenset({"cli", "embedded", "otel", "testing"})
+_MODULES: Final = frozenset({"cli", "embedded", "otel", "outbox", "testing"})
 _places: Final = {name: module for module, names in _PLACES.items() for name in names.split()}
 
 

@@ -1,0 +1,63 @@
+"""From a user's session to the sender: what was added is handed over once its transaction is committed, never before.
+
+SQLAlchemy tells of commits and rollbacks, savepoints among them. That is a hint of when to look, no proof: before a row is sent the
+database is asked whether it is there. What is rolled back is only forgotten the sooner for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from .rows import Held
+
+__all__ = ["Additions"]
+
+_KEY: Final = "rmq_async.outbox"
+
+
+class Additions:
+    """What one session has added to outboxes and not committed. Lives and dies with the session."""
+
+    __slots__ = ("_added",)
+
+    def __init__(self, session: Session) -> None:
+        self._added: list[tuple[Callable[[list[Held]], None], Held, SessionTransaction | None]] = []
+        event.listen(session, "after_commit", self._committed)
+        event.listen(session, "after_soft_rollback", self._rolled_back)
+
+    @classmethod
+    def of(cls, session: Session) -> Additions:
+        found: Additions | None = session.info.get(_KEY)
+        if found is None:
+            found = session.info[_KEY] = cls(session)
+        return found
+
+    def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
+        """``then`` is called with this row, and others, after the commit."""
+        self._added.append((then, row, session.get_nested_transaction() or session.get_transaction()))
+
+    def _committed(self, session: Session) -> None:
+        if not self._added or session.in_nested_transaction():  # a savepoint is no commit
+            return
+        added, self._added = self._added, []
+        by_outbox: dict[Callable[[list[Held]], None], list[Held]] = {}
+        for then, row, _ in added:
+            by_outbox.setdefault(then, []).append(row)
+        for then, rows in by_outbox.items():
+            then(rows)
+
+    def _rolled_back(self, session: Session, rolled_back: SessionTransaction) -> None:
+        if self._added:
+            self._added = [each for each in self._added if not _inside(each[2], rolled_back)]
+
+
+def _inside(transaction: Any, outer: SessionTransaction) -> bool:
+    while transaction is not None:
+        if transaction is outer:
+            return True
+        transaction = transaction.parent
+    return False

@@ -1,0 +1,107 @@
+"""Which rows may leave now: those of one sharding key one after the other, small ones without a key many at a time.
+
+A lane is what is in hand of one key. It breaks when a send of it fails: whatever is behind that row, or comes later, goes back to
+the table until the failure is written there, since nothing but the table knows what is first then. Rows stay in hand until the
+table knows what became of them; ``breaks`` counts, so that whoever asked the table meanwhile can tell that its answer is old.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from .rows import Held
+
+__all__ = ["Lane", "Lanes", "batches"]
+
+Key = tuple[str, str]
+
+_OVERHEAD: Final = 512
+"""What a message takes in a batch beside body and texts, amply."""
+
+
+class Lane:
+    """``waiting``: what is sent after the row that is under way. ``in_hand``: all of it, until the table knows what became of it.
+    ``busy``: somebody sends it."""
+
+    __slots__ = ("broken", "busy", "in_hand", "key", "waiting")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.waiting: deque[Held] = deque()
+        self.in_hand: set[int] = set()
+        self.busy = self.broken = False
+
+
+class Lanes:
+    def __init__(self) -> None:
+        self.breaks = 0
+        self._lanes: dict[Key, Lane] = {}
+
+    def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
+        """Ids of the rows of these keys, or of all, that leave or have left before any that is added now."""
+        lanes = [self._lanes[key] for key in set(self._lanes if keys is None else keys) if key in self._lanes]
+        return [row for lane in lanes if not lane.broken for row in lane.in_hand]
+
+    def add(self, key: Key, row: Held) -> Lane | None:
+        """The row's lane, None where it is broken and the row has to go back."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key)
+        if lane.broken:
+            return None
+        lane.waiting.append(row)
+        lane.in_hand.add(row.id)
+        return lane
+
+    def break_off(self, lane: Lane) -> list[Held]:
+        """After a failure; returns what was waiting."""
+        lane.broken = True
+        self.breaks += 1
+        back = list(lane.waiting)
+        lane.waiting.clear()
+        return back
+
+    def recorded(self, key: Key, row: int) -> None:
+        """The table knows what became of the row."""
+        lane = self._lanes.get(key)
+        if lane is not None:
+            lane.in_hand.discard(row)
+            if not lane.in_hand and not lane.busy:
+                del self._lanes[key]
+
+
+def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
+    """Rows without a key, as they go out: together where a broker takes them as one batch (one topic, bodies below ``small`` bytes,
+    no delay, ``max_bytes`` in all), else alone."""
+    open_ones: dict[tuple[str, bool], tuple[list[Held], int]] = {}
+    for row in rows:
+        message = row.message
+        if (
+            not row.whole
+            or row.size >= small
+            or message.delay_level
+            or message.deliver_at is not None
+            or message.topic.startswith("%RETRY%")
+        ):
+            yield [row]
+            continue
+        kind = message.topic, message.wait_store
+        size = row.size + _OVERHEAD + _texts(row)
+        batch, used = open_ones.get(kind, ([], 0))
+        if batch and (used + size > max_bytes or len(batch) >= max_rows):
+            yield batch
+            batch, used = [], 0
+        batch.append(row)
+        open_ones[kind] = batch, used + size
+    yield from (batch for batch, _ in open_ones.values())
+
+
+def _texts(row: Held) -> int:
+    """Bytes of tags, keys and properties at most."""
+    message = row.message
+    size = len(message.tags or "") + sum(map(len, message.keys))
+    if message.properties:
+        size += sum(len(name) + len(value) + 2 for name, value in message.properties.items())
+    return 4 * size

@@ -1,0 +1,237 @@
+"""The public face: what a service mounts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import MetaData
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+
+from rmq_protocol.errors import shown
+from rmq_protocol.message import Message
+
+from ..client.unique_ids import UniqueIds
+from ..config import check_seconds
+from ..errors import ClientStateError, ConfigError
+from ..producer import Producer
+from ..producer.life import ProducerState
+from .handover import Additions
+from .relay import Relay, relay_once
+from .rows import Held, StuckMessage, as_added, row_of
+from .settings import Settings
+from .store import OutboxStatus, Store
+from .table import outbox_table
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """Messages that are sent if, and only if, the transaction they were added in is committed.
+
+        outbox = Outbox(engine, producer)
+        async with outbox:
+            async with async_sessionmaker(engine).begin() as session:
+                session.add(order)
+                await outbox.add(session, Message("OrderTopic", b"order 17"))
+
+    ``engine``: of SQLAlchemy, for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``: one
+    that is not started is started with the outbox, as soon as a name server answers, and stopped with it.
+
+    ``table``: its name, or "schema.name". ``lease``: seconds for which whoever sends a row has it for himself; a row of a process
+    that died is sent by another one after that. One send takes half of it at most. ``poll_interval``: seconds between looks
+    for rows that are due; also the pause after a first failure, which doubles up to 30 s. ``batch_size``: rows read at a time;
+    four times as many are held.
+
+    ``on_stuck(message)``: called on the loop for each message that was added more than ``stuck_after`` seconds ago and is not sent,
+    or has failed ``stuck_attempts`` times, or for good; once in ``stuck_period`` seconds for a row, whichever process tells it.
+    Without it there is a warning in the log. ``on_status(status)``: called each ``status_interval`` seconds, for metrics.
+
+    Raises ConfigError for settings that cannot be, and for other databases.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        producer: Producer,
+        *,
+        table: str = "rmq_outbox",
+        lease: float = 30.0,
+        poll_interval: float = 1.0,
+        batch_size: int = 256,
+        stuck_after: float = 60.0,
+        on_stuck: Callable[[StuckMessage], None] | None = None,
+        stuck_attempts: int = 10,
+        stuck_period: float = 600.0,
+        on_status: Callable[[OutboxStatus], None] | None = None,
+        status_interval: float = 10.0,
+    ) -> None:
+        if not isinstance(producer, Producer):
+            raise ConfigError(f"producer must be a Producer, not {type(producer).__name__}")
+        for name, callback in (("on_stuck", on_stuck), ("on_status", on_status)):
+            if callback is not None and (not callable(callback) or asyncio.iscoroutinefunction(callback)):
+                raise ConfigError(f"{name} must be a plain function, not {shown(callback)}")
+        self._settings = Settings(
+            lease=lease,
+            poll_interval=poll_interval,
+            batch_size=batch_size,
+            stuck_after=stuck_after,
+            stuck_attempts=stuck_attempts,
+            stuck_period=stuck_period,
+            status_interval=status_interval,
+        )
+        self.metadata = MetaData()
+        """With the table alone: for Alembic's ``target_metadata``."""
+        self._table = outbox_table(self.metadata, table)
+        self._producer = producer
+        self._on_stuck = on_stuck
+        self._on_status = on_status
+        self._me = f"{socket.gethostname()[:32]}:{os.getpid()}:{random.SystemRandom().getrandbits(48):012x}"
+        self._store = Store(engine, self._table, self._me, lease)
+        # The producer's ids begin with an address that is known once it is connected. These have 24 random bits in that place, of
+        # the network of loopback addresses, beside the process id and the 32 random bits that every such id has.
+        self._ids = UniqueIds(b"\x7f" + random.SystemRandom().randbytes(3))
+        self._relay: Relay | None = None
+        self._changing = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self._table.fullname} of {self._producer.group}, {'running' if self._relay else 'not running'}>"
+
+    # -- the table
+
+    async def create_table(self) -> None:
+        """Makes the table and its indexes where there is no table of that name."""
+        await self._store.create_table()
+
+    # -- adding
+
+    async def add(self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection, message: Message) -> int:
+        """Adds the message to the session's transaction and returns the id of its row.
+
+        It is sent once that transaction is committed, at once where this outbox runs, else, and where the cluster is away,
+        by whichever relay looks next. ``delay`` counts from now. With a sharding key it is sent after those of its key and topic
+        that were added before it. What consumers read has the row's ``unique_id``, however often it is sent: the message's own
+        where it has one.
+
+        Raises InvalidMessageError for what ``Producer.send`` would refuse, and what the database raises.
+        """
+        if isinstance(session, async_scoped_session):
+            session = session()
+        relay = self._relay
+        until = monotonic() + self._settings.lease
+        now = time.time()
+        values = row_of(message, self._ids.next(), now, self._producer.config.max_message_size)
+        statements = self._store.statements
+        if relay is None or not isinstance(session, AsyncSession) or not relay.takes(message.topic):
+            return _id_of(await _checked(session).execute(statements.add_pending, values))
+        values |= {"owner": self._me, "lease_seconds": self._settings.lease}
+        row = _id_of(await session.execute(statements.add_sending, values))
+        sync = session.sync_session
+        Additions.of(sync).add(sync, Held(row, as_added(message, values), len(message.body), 0, until), relay.hand_over)
+        return row
+
+    # -- life
+
+    async def start(self) -> None:
+        """Begins to relay. Starting twice is harmless.
+
+        Raises ConfigError where the table is missing, and what the database raises where it cannot be reached.
+        """
+        async with self._changing:
+            if self._relay is not None:
+                return
+            await self._store.probe()
+            relay = Relay(
+                self._store,
+                self._producer,
+                self._settings,
+                own_producer=self._producer.state in (ProducerState.NEW, ProducerState.STOPPED),
+                on_stuck=self._on_stuck,
+                on_status=self._on_status,
+            )
+            relay.start()
+            self._relay = relay
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Takes no more rows, waits up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for those being sent.
+
+        What was taken and not begun is given back at once, what is still under way then is sent again when its lease is over.
+        ``add`` goes on to work: other relays, or this one once it is started anew, send what it adds.
+        """
+        budget = self._producer.config.stop_timeout if timeout is None else timeout
+        check_seconds("timeout", budget, zero=True)
+        async with self._changing:
+            relay = self._relay
+            if relay is not None:
+                try:
+                    await relay.stop(budget)
+                finally:
+                    self._relay = None
+
+    aclose = stop
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- the rest
+
+    async def relay_once(self) -> int:
+        """Sends up to ``batch_size`` due rows and returns how many were stored. The producer must run, the outbox need not.
+
+        Raises ClientStateError where it does not, and what the database raises.
+        """
+        if self._producer.state is not ProducerState.RUNNING:
+            raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}")
+        return await relay_once(self._store, self._producer, self._settings)
+
+    async def status(self) -> OutboxStatus:
+        """Counts the rows, those that are sent too: some 100 ms for a million."""
+        return await self._store.status()
+
+    async def retry(self, ids: Iterable[int] | None = None) -> int:
+        """Makes rows due now that have FAILED or wait for another attempt, and returns how many. ``ids``: None: all FAILED ones."""
+        chosen = None if ids is None else _checked_ids(ids)
+        count = await self._store.retry(chosen)
+        if self._relay is not None:
+            self._relay.look()
+        return count
+
+    async def purge(self, older_than: float, *, failed: bool = False) -> int:
+        """Deletes rows that were sent more than ``older_than`` seconds ago, a thousand in a transaction; returns how many.
+
+        ``failed``: those that have FAILED instead, whose messages are lost then.
+        """
+        check_seconds("older_than", older_than, zero=True)
+        return await self._store.purge(older_than, failed=failed)
+
+
+def _checked(session: object) -> AsyncSession | AsyncConnection:
+    if not isinstance(session, AsyncSession | AsyncConnection):
+        raise TypeError(f"session must be an AsyncSession or an AsyncConnection, not {type(session).__name__}")
+    return session
+
+
+def _id_of(result: Any) -> int:
+    found: int = result.inserted_primary_key[0]
+    return found
+
+
+def _checked_ids(ids: Iterable[int]) -> list[int]:
+    chosen = list(ids)
+    for each in chosen:
+        if not isinstance(each, int) or isinstance(each, bool):
+            raise TypeError(f"ids must be whole numbers, not {shown(each)}")
+    return chosen

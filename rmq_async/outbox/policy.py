@@ -1,0 +1,91 @@
+"""What to do after a failure: decided here, done elsewhere. No clock is read and nothing is asked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import InvalidMessageError
+
+from ..client.text import printable
+from ..errors import MessageIllegalError, SendError
+
+__all__ = ["Troubles", "given_up", "pause_before", "told"]
+
+LONGEST_PAUSE: Final = 30.0
+"""Between two attempts of one message."""
+LONGEST_PROBE_PAUSE: Final = 5.0
+"""Between two looks whether a topic that failed can be sent to again."""
+_LONGEST_ERROR: Final = 1000
+
+
+def given_up(error: BaseException) -> bool:
+    """Whether no later attempt can succeed: the message itself is refused. Everything else may be mended by an operator."""
+    last = error.__cause__ if isinstance(error, SendError) and error.__cause__ is not None else error
+    return isinstance(last, InvalidMessageError | MessageIllegalError) or (
+        getattr(last, "code", None) == ResponseCode.MESSAGE_ILLEGAL
+    )
+
+
+def pause_before(attempt: int, poll_interval: float, luck: float) -> float:
+    """Seconds before attempt number ``attempt`` (2 is the first one after a failure). ``luck``: 0 to 1, spreads them by a fifth."""
+    doubled: float = max(poll_interval, 0.01) * 2 ** min(attempt - 2, 30)
+    return min(LONGEST_PAUSE, doubled) * (0.8 + 0.2 * luck)
+
+
+def told(error: BaseException) -> str:
+    """For the column ``last_error``."""
+    return f"{type(error).__name__}: {printable(error, _LONGEST_ERROR)}"
+
+
+class Troubles:
+    """Topics whose last sends have failed. They are left out of claims, so that others do not wait behind them, and tried with a
+    few rows now and then; a success ends it. Times are monotonic seconds."""
+
+    def __init__(self, poll_interval: float) -> None:
+        self._poll_interval = max(poll_interval, 0.01)
+        self._troubles: dict[str, _Trouble] = {}
+        self._succeeded: dict[str, float] = {}
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._troubles
+
+    def topics(self) -> list[str]:
+        return list(self._troubles)
+
+    def failed(self, topic: str, began: float, now: float) -> None:
+        """A send that began at ``began``. It says nothing of the topic where another one has succeeded since: that is one of
+        several brokers, or one message. Sends that had begun before the last look count once."""
+        if self._succeeded.get(topic, -1.0) >= began:
+            return
+        trouble = self._troubles.setdefault(topic, _Trouble())
+        if began >= trouble.looked:
+            trouble.failures += 1
+            trouble.looked, trouble.next = now, now + self._pause(trouble)
+
+    def succeeded(self, topic: str, now: float) -> None:
+        self._succeeded[topic] = now
+        self._troubles.pop(topic, None)
+
+    def due(self, now: float) -> list[str]:
+        """Those to be tried again now."""
+        found = [topic for topic, trouble in self._troubles.items() if trouble.next <= now]
+        for topic in found:
+            trouble = self._troubles[topic]
+            trouble.looked, trouble.next = now, now + self._pause(trouble)
+        return found
+
+    def next_due(self) -> float | None:
+        return min((trouble.next for trouble in self._troubles.values()), default=None)
+
+    def _pause(self, trouble: _Trouble) -> float:
+        doubled: float = self._poll_interval * 2 ** min(trouble.failures - 1, 20)
+        return min(LONGEST_PROBE_PAUSE, doubled)
+
+
+class _Trouble:
+    __slots__ = ("failures", "looked", "next")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.looked = self.next = 0.0

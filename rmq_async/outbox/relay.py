@@ -1,0 +1,329 @@
+"""The loops of a running outbox: what was just committed, what is due in the table, what became of it, what takes too long.
+
+Each outlives errors of its own: where the database is away it waits and goes on. All of them hold ``window`` rows at most, however
+long the table is. The relay reads the next rows while the last ones are sent and those before are written, and its looks at a
+table in which nothing is due take a tenth of the time at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from time import monotonic
+from typing import Any, Final
+
+from ..client.text import printable
+from ..errors import RocketMQError
+from ..producer import Producer
+from ..producer.life import ProducerState
+from .rows import Held, StuckMessage
+from .sending import Outcomes, Sending
+from .settings import Settings
+from .store import DATABASE_ERRORS, OutboxStatus, Store
+
+__all__ = ["Relay", "relay_once"]
+
+logger = logging.getLogger("rmq_async.outbox")
+
+_PROBES: Final = 8
+"""Rows of a topic that failed before, to see whether it still does."""
+_LONGEST_PAUSE: Final = 10.0
+_STUCK_AT_ONCE: Final = 100
+_LAST_WRITE: Final = 1.0
+"""Seconds to write what became of the last sends, after a stop whose time they have used up."""
+_SHARE: Final = 10
+"""Looking for due rows where there are none may take one part in so many of the time."""
+
+
+class Relay:
+    """From ``start`` to ``stop``, on one loop. ``own_producer``: start it, and stop it at the end."""
+
+    def __init__(
+        self,
+        store: Store,
+        producer: Producer,
+        settings: Settings,
+        *,
+        own_producer: bool,
+        on_stuck: Callable[[StuckMessage], None] | None,
+        on_status: Callable[[OutboxStatus], None] | None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.sending = new_sending(store, producer, settings)
+        self._store = store
+        self._producer = producer
+        self._own_producer = own_producer
+        self._settings = settings
+        self._on_stuck = on_stuck
+        self._on_status = on_status
+        self._handed: deque[Held] = deque()
+        self._something_handed = asyncio.Event()
+        self._look = asyncio.Event()
+        self._open = True
+        self._closing = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._starter: list[asyncio.Task[None]] = []
+        self._recorder: list[asyncio.Task[None]] = []
+
+    # -- life
+
+    def start(self) -> None:
+        self._recorder = [self._begin("record", self._record)]
+        self._tasks = [self._begin("hand over", self._hand_over), self._begin("relay", self._poll)]
+        self._tasks.append(self._begin("watch", self._watch))
+        if self._on_status is not None:
+            self._tasks.append(self._begin("tell its status", self._tell_status))
+        if self._own_producer:
+            self._starter = [self._begin("start its producer", self._start_producer)]
+
+    async def stop(self, timeout: float) -> None:
+        """Takes no more; waits up to ``timeout`` seconds for what is under way; gives back what was not begun.
+
+        The loops end by themselves: one that is cancelled while it claims would leave rows to their lease.
+        """
+        self._open = False
+        deadline = monotonic() + timeout
+        for event in (self._closing, self._something_handed, self._look, self.sending.room):
+            event.set()
+        try:
+            await _ended(self._starter, 0.0)
+            await _ended(self._tasks, timeout)
+            self.sending.release(self._handed)
+            self._handed.clear()
+            if not await self.sending.finished(max(0.0, deadline - monotonic())):
+                logger.warning("the outbox was stopped with sends under way; they are sent again once their lease is over")
+            await _within(max(0.0, deadline - monotonic()) + _LAST_WRITE, self.sending.nothing_left)
+            if self.sending.in_hand:
+                logger.warning("the outbox was stopped before it could write what became of %d messages", self.sending.in_hand)
+        finally:
+            await _ended(self._recorder, 0.0)
+            if self._own_producer:
+                await self._producer.stop(max(0.0, deadline - monotonic()))
+
+    # -- in
+
+    def takes(self, topic: str) -> bool:
+        """Whether a message that is committed now would be sent by this process at once."""
+        sending = self.sending
+        return (
+            self._open
+            and sending.in_hand + len(self._handed) < sending.window
+            and topic not in sending.troubles
+            and self._producer.state is ProducerState.RUNNING
+            and asyncio.get_running_loop() is self.loop
+        )
+
+    def hand_over(self, rows: list[Held]) -> None:
+        """Rows of a transaction that was committed."""
+        self._handed.extend(rows)
+        self._something_handed.set()
+
+    def look(self) -> None:
+        """Something may be due."""
+        self._look.set()
+
+    # -- the loops
+
+    def _begin(self, name: str, step: Callable[[], Coroutine[Any, Any, bool]]) -> asyncio.Task[None]:
+        return self.loop.create_task(self._for_ever(name, step), name=f"rmq_async outbox {name}")
+
+    async def _for_ever(self, name: str, step: Callable[[], Awaitable[bool]]) -> None:
+        """Until ``step`` says that it is over."""
+        failures = 0
+        while self._open or step == self._record:
+            try:
+                if not await step():
+                    return
+                if failures:
+                    logger.info("the outbox can %s again", name)
+                failures = 0
+                continue
+            except DATABASE_ERRORS as error:
+                failures += 1
+                if failures & (failures - 1) == 0:
+                    logger.warning("the outbox cannot %s (%d times): %s", name, failures, printable(error, 1000))
+            except Exception as error:  # noqa: BLE001 - a bug of a callback or ours must not end the relay of a service
+                failures += 1
+                self.loop.call_exception_handler(
+                    {"message": f"the outbox's task {name!r} failed and goes on", "exception": error}
+                )
+            await _within(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)), self._closing)
+
+    async def _hand_over(self) -> bool:
+        await self._something_handed.wait()
+        await self.sending.room.wait()
+        if not self._open:
+            return False
+        rows = [self._handed.popleft() for _ in range(min(len(self._handed), self._settings.batch_size))]
+        if not self._handed:
+            self._something_handed.clear()
+        if rows:
+            try:
+                await send_owned(self._store, self.sending, rows)
+            except DATABASE_ERRORS:
+                self.sending.release(rows)
+                raise
+        return True
+
+    async def _poll(self) -> bool:
+        settings, sending = self._settings, self.sending
+        await sending.room.wait()
+        if not self._open:
+            return False
+        began = monotonic()
+        self._look.clear()
+        full = False
+        if self._producer.state is ProducerState.RUNNING:
+            limit, troubled = settings.batch_size, sending.troubles.topics()
+            full = await send_due(self._store, sending, limit, troubled, only=False) == limit
+            for topic in sending.troubles.due(monotonic()):
+                await send_due(self._store, sending, _PROBES, [topic], only=True)
+        if not full:
+            pause = max(settings.poll_interval, _SHARE * (monotonic() - began))
+            probe = sending.troubles.next_due()
+            if probe is not None:
+                pause = min(pause, max(0.01, probe - monotonic()))
+            await _within(pause, self._look)
+        return True
+
+    async def _record(self) -> bool:
+        await self.sending.outcome.wait()
+        outcomes = self.sending.take()
+        await self._write(outcomes)
+        return True
+
+    async def _write(self, outcomes: Outcomes) -> None:
+        """Tried until it is done: nothing else knows these outcomes."""
+        failures = 0
+        while True:
+            try:
+                await self._store.record(outcomes.sent, outcomes.failed, outcomes.released)
+            except DATABASE_ERRORS as error:
+                failures += 1
+                if failures & (failures - 1) == 0:
+                    logger.warning(
+                        "the outbox cannot write what became of %d messages (%d times): %s",
+                        len(outcomes.rows), failures, printable(error, 1000),
+                    )  # fmt: skip
+                await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
+            else:
+                self.sending.recorded(outcomes)
+                if outcomes.released or outcomes.failed:
+                    self._look.set()
+                return
+
+    async def _watch(self) -> bool:
+        settings = self._settings
+        await _within(min(max(settings.stuck_after / 10, 0.05), _LONGEST_PAUSE), self._closing)
+        while self._open:
+            found = await self._store.stuck(
+                settings.stuck_after, settings.stuck_attempts, settings.stuck_period, _STUCK_AT_ONCE
+            )
+            for message in found:
+                self._tell(message)
+            if found and self._on_stuck is None:
+                oldest = found[0]
+                logger.warning(
+                    "%d messages wait too long in the outbox, the first: row %d, topic %s, %d s old, %d attempts, last error %s",
+                    len(found), oldest.id, oldest.topic, oldest.age, oldest.attempts, oldest.last_error,
+                )  # fmt: skip
+            if len(found) < _STUCK_AT_ONCE:
+                break
+            await asyncio.sleep(0)
+        return True
+
+    def _tell(self, message: StuckMessage) -> None:
+        if self._on_stuck is not None:
+            try:
+                self._on_stuck(message)
+            except Exception as error:  # noqa: BLE001 - a user's bug, told where asyncio tells them
+                self.loop.call_exception_handler({"message": f"on_stuck failed for row {message.id}", "exception": error})
+
+    async def _tell_status(self) -> bool:
+        assert self._on_status is not None
+        self._on_status(await self._store.status())
+        await _within(self._settings.status_interval, self._closing)
+        return True
+
+    async def _start_producer(self) -> bool:
+        """The name servers may be away when a service starts; its transactions need not wait for them."""
+        failures = 0
+        while True:
+            try:
+                await self._producer.start()
+            except RocketMQError as error:
+                failures += 1
+                if failures & (failures - 1) == 0:
+                    logger.warning("the outbox's producer cannot start (%d times): %s", failures, printable(error, 1000))
+                await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
+            else:
+                self._look.set()
+                return False
+
+
+# -- steps that a single pass takes too
+
+
+def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending:
+    timeout = min(producer.config.timeout, settings.lease / 2)
+    return Sending(store, producer, batch_size=settings.batch_size, timeout=timeout, poll_interval=settings.poll_interval)
+
+
+async def send_due(store: Store, sending: Sending, limit: int, topics: list[str], *, only: bool) -> int:
+    """Claims and begins to send; returns how many rows were claimed."""
+    breaks = sending.lanes.breaks
+    rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.lanes.in_hand())
+    await _send_in_turn(store, sending, rows, out_of_turn, breaks)
+    return len(rows)
+
+
+async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
+    """Begins to send rows of this process's own transactions, those that the database has."""
+    breaks = sending.lanes.breaks
+    ours, out_of_turn = await store.owned(rows, sending.lanes.in_hand(row.key for row in rows if row.key is not None))
+    await _send_in_turn(store, sending, [row for row in rows if row.id in ours], out_of_turn, breaks)
+
+
+async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of_turn: list[int], breaks: int) -> None:
+    """``breaks``: of lanes, before it was asked what is ``out_of_turn``."""
+    while sending.lanes.breaks != breaks and any(row.key is not None for row in rows):
+        breaks = sending.lanes.breaks
+        keyed = {row.id: row.key for row in rows if row.key is not None}
+        out_of_turn = await store.blocked(keyed, sending.lanes.in_hand(keyed.values()))
+    back = set(out_of_turn)
+    sending.release(row for row in rows if row.id in back)
+    sending.send(row for row in rows if row.id not in back)
+
+
+async def relay_once(store: Store, producer: Producer, settings: Settings) -> int:
+    """One claim, sent and written. Returns how many messages were sent."""
+    sending = new_sending(store, producer, settings)
+    await send_due(store, sending, settings.batch_size, [], only=False)
+    try:
+        await sending.finished(None)
+    finally:
+        await sending.finished(0.0)
+        outcomes = sending.take()
+        await store.record(outcomes.sent, outcomes.failed, outcomes.released)
+    return len(outcomes.sent)
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+async def _ended(tasks: list[asyncio.Task[None]], timeout: float) -> None:
+    """Waits so many seconds for the tasks to end, then ends them."""
+    if tasks and timeout:
+        await asyncio.wait(tasks, timeout=timeout)
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left)

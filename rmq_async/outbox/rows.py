@@ -1,0 +1,119 @@
+"""Messages as rows and back. Nothing here looks at a clock, a database or a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from rmq_protocol.errors import InvalidMessageError
+from rmq_protocol.message import Message
+from rmq_protocol.properties import message_properties
+from rmq_protocol.validation import check_message
+
+__all__ = ["LONGEST_ID", "Held", "StuckMessage", "as_added", "message_of", "row_of"]
+
+LONGEST_ID: Final = 255
+_LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp()
+
+
+class StuckMessage(msgspec.Struct, frozen=True):
+    """A message that should have been sent long ago, or that cannot be sent at all (``state`` FAILED).
+
+    ``id``: of the row. ``age``: seconds since it was added. ``attempts``: how many sends of it have failed; ``last_error``: why
+    the last one did, None where there was none yet.
+    """
+
+    id: int
+    topic: str
+    keys: tuple[str, ...]
+    age: float
+    attempts: int
+    last_error: str | None
+    state: str
+    unique_id: str
+
+
+class Held(msgspec.Struct, gc=False):
+    """A row in this process's hands.
+
+    ``size``: bytes of the body; ``whole``: False where the message is still without it, as it is large. ``attempts``: that have
+    failed. ``until``: monotonic time when the lease is over and the row may be anybody's.
+    """
+
+    id: int
+    message: Message
+    size: int
+    attempts: int
+    until: float
+    whole: bool = True
+
+    @property
+    def key(self) -> tuple[str, str] | None:
+        """Rows with equal keys are sent one after the other."""
+        sharding_key = self.message.sharding_key
+        return None if sharding_key is None else (self.message.topic, sharding_key)
+
+
+def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[str, Any]:
+    """Columns of a message. ``now``: epoch seconds, from which ``delay`` counts. ``max_size``: of the body in bytes.
+
+    Raises InvalidMessageError for whatever ``Producer.send`` refuses.
+    """
+    if not isinstance(message, Message):
+        raise TypeError(f"message must be a Message, not {type(message).__name__}")
+    check_message(message.topic, message.body, max_size, message.properties)
+    unique_id = message.unique_id or unique_id
+    if len(unique_id) > LONGEST_ID:
+        raise InvalidMessageError(f"unique_id has {len(unique_id)} characters, the limit of an outbox is {LONGEST_ID}")
+    message_properties(message, unique_id)  # its size
+    return {
+        "topic": message.topic,
+        "tags": message.tags or None,
+        "keys": " ".join(message.keys) or None,
+        "body": message.body,
+        "properties": msgspec.json.encode(message.properties).decode() if message.properties else None,
+        "sharding_key": message.sharding_key,
+        "flag": message.flag,
+        "wait_store": message.wait_store,
+        "delay_level": message.delay_level,
+        "deliver_at": _deliver_at(message, now),
+        "unique_id": unique_id,
+    }
+
+
+def _deliver_at(message: Message, now: float) -> datetime | None:
+    when = message.deliver_at
+    if message.delay is not None:
+        when = now + message.delay
+    if when is None or isinstance(when, datetime):
+        return when
+    if when > _LATEST:
+        raise InvalidMessageError("an outbox keeps no time of delivery after the year 9999")
+    return datetime.fromtimestamp(when, UTC)
+
+
+def as_added(message: Message, row: Mapping[str, Any]) -> Message:
+    """The message that ``message_of`` would make of its row."""
+    if message.unique_id is not None and message.delay is None:
+        return message
+    return msgspec.structs.replace(message, unique_id=row["unique_id"], delay=None, deliver_at=row["deliver_at"])
+
+
+def message_of(row: Mapping[str, Any], body: bytes) -> Message:
+    """The message of a row, as it was added but for ``delay``, which has become ``deliver_at``."""
+    return Message(
+        row["topic"],
+        body,
+        tags=row["tags"],
+        keys=row["keys"] or (),
+        flag=row["flag"],
+        properties=msgspec.json.decode(row["properties"]) if row["properties"] else None,
+        delay_level=row["delay_level"],
+        deliver_at=row["deliver_at"],
+        wait_store=row["wait_store"],
+        sharding_key=row["sharding_key"],
+        unique_id=row["unique_id"],
+    )

@@ -1,0 +1,249 @@
+"""Rows on their way: a task for each batch and for each sharding key, outcomes gathered until they are written together.
+
+A send begins only while the lease lasts longer than the send may, so that nobody else begins it meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from rmq_protocol.message import Message
+
+from ..client.text import printable
+from ..errors import RocketMQError
+from ..producer import Producer
+from ..results import SendResult, SendStatus
+from .lanes import Lane, Lanes, batches
+from .policy import Troubles, given_up, pause_before, told
+from .rows import Held
+from .store import DATABASE_ERRORS, Failure, Sent, Store
+
+__all__ = ["Outcomes", "Sending"]
+
+logger = logging.getLogger("rmq_async.outbox")
+
+_BATCH_ROWS: Final = 256
+_WINDOW: Final = 4
+"""Batches in hand: one that is read, one or two that are sent, one that is written."""
+
+T = TypeVar("T")
+
+
+class Outcomes(msgspec.Struct):
+    """What the table does not know yet."""
+
+    sent: list[Sent] = []
+    failed: list[Failure] = []
+    released: list[int] = []
+    rows: list[Held] = []
+    """All of them, with those that are left to their lease."""
+
+
+class Sending:
+    """``batch_size``: rows that come at a time; ``window``: how many are taken in. ``timeout``: seconds of one send."""
+
+    def __init__(self, store: Store, producer: Producer, *, batch_size: int, timeout: float, poll_interval: float) -> None:
+        self.lanes = Lanes()
+        self.troubles = Troubles(poll_interval)
+        self.window = _WINDOW * batch_size
+        self.in_hand = 0
+        """Rows given to ``send`` until what became of them is written."""
+        self.sent = self.failures = 0
+        """Since the beginning."""
+        self.outcome = asyncio.Event()
+        self.room = asyncio.Event()
+        self.room.set()
+        self.nothing_left = asyncio.Event()
+        self.nothing_left.set()
+        self._comfortable = self.window - batch_size
+        self._store = store
+        self._producer = producer
+        self._timeout = timeout
+        self._poll_interval = poll_interval
+        self._outcomes = Outcomes()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- in
+
+    def send(self, rows: Iterable[Held]) -> None:
+        """Begins to send the rows, in their order where they have a key."""
+        loose: list[Held] = []
+        for row in rows:
+            self.in_hand += 1
+            if (key := row.key) is None:
+                loose.append(row)
+            elif (lane := self.lanes.add(key, row)) is None:
+                self._release(row)
+            elif not lane.busy:
+                lane.busy = True
+                self._begin(self._send_lane(lane))
+        config = self._producer.config
+        for batch in batches(loose, config.compress_over, config.max_message_size, _BATCH_ROWS):
+            self._begin(self._send_batch(batch))
+        self._took()
+
+    def release(self, rows: Iterable[Held]) -> None:
+        """Gives rows back that were never to be sent here."""
+        for row in rows:
+            self.in_hand += 1
+            self._release(row)
+        self._took()
+
+    def _took(self) -> None:
+        if self.in_hand > self._comfortable:
+            self.room.clear()
+        if self.in_hand:
+            self.nothing_left.clear()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="rmq_async outbox send")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- out
+
+    def take(self) -> Outcomes:
+        """What has ended since the last call."""
+        taken, self._outcomes = self._outcomes, Outcomes()
+        self.outcome.clear()
+        return taken
+
+    def recorded(self, outcomes: Outcomes) -> None:
+        """The table knows them."""
+        for row in outcomes.rows:
+            if (key := row.key) is not None:
+                self.lanes.recorded(key, row.id)
+        self.in_hand -= len(outcomes.rows)
+        if self.in_hand <= self._comfortable:
+            self.room.set()
+        if not self.in_hand:
+            self.nothing_left.set()
+
+    async def finished(self, timeout: float | None) -> bool:
+        """Waits for all that is under way; after ``timeout`` seconds it is given up, and what was not begun goes back."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        left = list(self._tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        return not left
+
+    def _ended(self, row: Held) -> None:
+        self._outcomes.rows.append(row)
+        self.outcome.set()
+
+    def _release(self, row: Held) -> None:
+        self._outcomes.released.append(row.id)
+        self._ended(row)
+
+    def _succeeded(self, row: Held, result: SendResult) -> None:
+        queue = result.queue
+        place = Sent(row.id, result.offset_msg_id, f"{queue.broker_name}:{queue.queue_id}", result.queue_offset)
+        self.sent += 1
+        self._outcomes.sent.append(place)
+        self._ended(row)
+
+    def _failed(self, row: Held, error: BaseException, began: float) -> None:
+        hopeless = given_up(error)
+        if not hopeless:
+            self.troubles.failed(row.message.topic, began, monotonic())
+        pause = pause_before(row.attempts + 2, self._poll_interval, random.random())
+        self.failures += 1
+        self._outcomes.failed.append(Failure(row.id, pause, told(error), hopeless))
+        self._ended(row)
+        logger.log(
+            logging.WARNING if hopeless else logging.DEBUG, "row %d for topic %s was not sent%s: %s", row.id,
+            row.message.topic, ", and will not be" if hopeless else "", printable(error, 1000),
+        )  # fmt: skip
+
+    # -- on the way
+
+    async def _send_lane(self, lane: Lane) -> None:
+        stored = True
+        try:
+            while stored and lane.waiting:
+                stored = False
+                stored = await self._send_one(lane.waiting.popleft())
+        finally:
+            lane.busy = False
+            if not stored:
+                for row in self.lanes.break_off(lane):
+                    self._release(row)
+
+    async def _send_batch(self, rows: Sequence[Held]) -> None:
+        if len(rows) == 1:
+            await self._send_one(rows[0])
+            return
+        began = monotonic()
+        if rows[0].until - began < self._timeout:  # they were taken together
+            for row in rows:
+                self._release(row)
+            return
+        result = await self._attempt(self._producer.send_batch([row.message for row in rows], timeout=self._timeout), rows)
+        if isinstance(result, Exception):
+            if given_up(result):  # of one of them
+                for row in rows:
+                    await self._send_one(row)
+                return
+            for row in rows:
+                self._failed(row, result, began)
+        elif result.status is not SendStatus.SEND_OK:
+            for row in rows:
+                self._failed(row, _not_confirmed(result.status), began)
+        else:
+            self.troubles.succeeded(rows[0].message.topic, monotonic())
+            for row, stored in zip(rows, result.results, strict=True):
+                self._succeeded(row, stored)
+
+    async def _send_one(self, row: Held) -> bool:
+        """Whether a broker has stored it, and says so without a reservation."""
+        began = monotonic()
+        message = row.message if row.whole else await self._with_body(row)
+        if message is None or row.until - monotonic() < self._timeout:
+            self._release(row)
+            return False
+        result = await self._attempt(self._producer.send(message, timeout=self._timeout), (row,))
+        if isinstance(result, Exception):
+            self._failed(row, result, began)
+            return False
+        if result.status is not SendStatus.SEND_OK:
+            self._failed(row, _not_confirmed(result.status), began)
+            return False
+        self.troubles.succeeded(message.topic, monotonic())
+        self._succeeded(row, result)
+        return True
+
+    async def _with_body(self, row: Held) -> Message | None:
+        try:
+            body = await self._store.body(row.id)
+        except DATABASE_ERRORS as error:
+            logger.debug("the body of row %d could not be read: %s", row.id, printable(error, 1000))
+            return None
+        return None if body is None else msgspec.structs.replace(row.message, body=body)
+
+    async def _attempt(self, sending: Awaitable[T], rows: Sequence[Held]) -> T | Exception:
+        try:
+            return await sending
+        except RocketMQError as error:
+            return error
+        except asyncio.CancelledError:
+            for row in rows:  # whether they are stored is not known: what the lease is for
+                self._ended(row)
+            raise
+        except Exception as error:  # noqa: BLE001 - a hook's bug or ours: the row is tried again, and the bug told
+            context = {"message": f"sending row {rows[0].id} of the outbox failed in an unforeseen way", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            return error
+
+
+def _not_confirmed(status: SendStatus) -> RocketMQError:
+    return RocketMQError(f"it is stored, and its broker could not confirm that it is safe: {status.value}")

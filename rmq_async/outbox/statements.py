@@ -1,0 +1,301 @@
+"""What is asked of the database. Built once for each outbox, with bound parameters, so that nothing is compiled twice.
+
+PostgreSQL: rows are claimed with FOR UPDATE SKIP LOCKED, lists of rows are arrays, so the text of a statement, and with it the
+server's prepared plan, is the same for any number of rows. SQLite: one writer at a time, so one UPDATE that asks for the state it
+changes is a compare-and-set; many rows are written by ``executemany`` in one transaction.
+
+A row is *due* when ``next_attempt`` has come, whether it is PENDING or its sender's lease is over. A row with a sharding key
+waits for all rows before it of that key and topic that are neither SENT nor due: a claim takes each key from its first unsent
+row on or not at all. Of two relays that claim at once, one may skip the other's locked first row and get the second one: so after a
+claim ``blocked`` asks once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Delete,
+    Float,
+    Insert,
+    Select,
+    String,
+    Table,
+    Text,
+    Update,
+    all_,
+    and_,
+    any_,
+    bindparam,
+    case,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.types import TypeEngine
+
+from .rows import LONGEST_ID
+from .table import FAILED, PENDING, SENDING, SENT, seconds_from_now, seconds_since
+
+__all__ = ["SMALL_BODY", "Statements"]
+
+SMALL_BODY: Final = 64 * 1024
+"""Larger bodies are not read with a claim but one by one, so that a claim of 1000 rows takes at most 64 MiB."""
+
+
+_MESSAGE: Final = (
+    "topic", "tags", "keys", "body", "properties", "sharding_key", "flag", "wait_store", "delay_level", "deliver_at", "unique_id",
+)  # fmt: skip
+
+
+def _written(value: str) -> ColumnElement[str]:
+    """As text in the statement: the partial indexes have such conditions."""
+    return literal_column(f"'{value}'", String)
+
+
+def _now() -> seconds_from_now:
+    return seconds_from_now(literal_column("0", Float))
+
+
+class Statements:
+    """For one table and one kind of database ("postgresql" or "sqlite")."""
+
+    def __init__(self, table: Table, dialect: str) -> None:
+        self._table = table
+        self._arrays = dialect == "postgresql"
+        self.add_sending = self._add(SENDING)
+        self.add_pending = self._add(PENDING)
+        self.owned = self._owned()
+        self.blocked = self._blocked()
+        self.body: Select[Any] = select(table.c.body).where(table.c.id == bindparam("row"))
+        self.sent = self._sent()
+        self.failed = self._failed()
+        self.released = self._released()
+        self.stuck = self._stuck()
+        self.unsent_totals, self.sent_total = self._totals()
+        self.retry, self.retry_all = self._retry()
+        self.purge = self._purge((SENT,))
+        self.purge_failed = self._purge((FAILED,))
+        self.probe: Select[Any] = select(table.c.id, table.c.alerted, table.c.queue_offset).limit(1)
+
+    # -- rows come
+
+    def _add(self, state: str) -> Insert:
+        table = self._table
+        lease = seconds_from_now(bindparam("lease_seconds", type_=Float)) if state == SENDING else None
+        return insert(table).values(
+            **{name: bindparam(name, type_=table.c[name].type) for name in _MESSAGE},
+            state=state,
+            owner=bindparam("owner", type_=String) if state == SENDING else None,
+            lease=lease,
+            next_attempt=_now() if lease is None else lease,
+            attempts=0,
+            created=_now(),
+            updated=_now(),
+        )
+
+    # -- rows are taken
+
+    def claim(self, *, only: bool) -> Update:
+        """Takes up to ``limit`` rows that are due, of the topics in ``topics`` (``only``) or of all but those."""
+        table, wanted = self._table, self._table.c.topic
+        first = table.alias("first")
+        waits = and_(
+            first.c.sharding_key == table.c.sharding_key,
+            first.c.topic == table.c.topic,
+            first.c.id < table.c.id,
+            first.c.state != _written(SENT),
+            or_(first.c.state == _written(FAILED), first.c.next_attempt > _now()),
+        )
+        among = self._among if only else self._not_among
+        due = (
+            select(table.c.id)
+            .where(
+                table.c.state != _written(SENT),
+                table.c.state != _written(FAILED),
+                table.c.next_attempt <= _now(),
+                among(wanted, "topics", String(255)),
+                or_(
+                    table.c.sharding_key.is_(None), ~exists(select(literal(1)).select_from(first).where(waits).correlate(table))
+                ),
+            )
+            .order_by(table.c.id)
+            .limit(bindparam("limit", type_=BigInteger))
+        )
+        lease = seconds_from_now(bindparam("lease_seconds", type_=Float))
+        taken = update(table).values(
+            state=SENDING, owner=bindparam("me", type_=String), lease=lease, next_attempt=lease, updated=_now()
+        )
+        if self._arrays:
+            locked = due.with_for_update(skip_locked=True).cte("due")
+            taken = taken.where(table.c.id == locked.c.id)
+        else:
+            taken = taken.where(table.c.id.in_(due))
+        size = func.length(table.c.body)
+        body = case((size <= SMALL_BODY, table.c.body), else_=None)
+        columns = [table.c[name] for name in _MESSAGE if name != "body"]
+        return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
+
+    def _owned(self) -> Select[Any]:
+        """Which of the rows ``ids`` the database shows as committed and as ours."""
+        table = self._table
+        return select(table.c.id).where(
+            self._among(table.c.id, "ids", BigInteger()),
+            table.c.owner == bindparam("me", type_=String),
+            table.c.state == SENDING,
+        )
+
+    def _blocked(self) -> Select[Any]:
+        """Which of the rows ``ids`` come after an unsent row of their key that is not among ``in_hand``."""
+        table = self._table
+        first = table.alias("first")
+        before = select(literal(1)).where(
+            first.c.sharding_key == table.c.sharding_key,
+            first.c.topic == table.c.topic,
+            first.c.id < table.c.id,
+            first.c.state != _written(SENT),
+            self._not_among(first.c.id, "in_hand", BigInteger()),
+        )
+        return select(table.c.id).where(
+            self._among(table.c.id, "ids", BigInteger()),
+            table.c.sharding_key.is_not(None),
+            exists(before.select_from(first).correlate(table)),
+        )
+
+    # -- what became of them
+
+    def _sent(self) -> Update:
+        """Whoever owns the row now: it is stored, so that nobody need send it again."""
+        table = self._table
+        values = ("offset_message_id", String(LONGEST_ID)), ("queue", String(255)), ("queue_offset", BigInteger())
+        row, given = self._many("sent", values)
+        changed = update(table).where(row, table.c.state != _written(SENT))
+        return changed.values(
+            state=SENT, owner=None, lease=None, attempts=table.c.attempts + 1, next_attempt=_now(), updated=_now(), **given
+        )
+
+    def _failed(self) -> Update:
+        """``delay``: seconds until it is due again. Only while the row is ours."""
+        table = self._table
+        values = ("delay", Float()), ("last_error", Text()), ("given_up", Boolean())
+        row, given = self._many("failed", values)
+        changed = update(table).where(row, table.c.owner == bindparam("me", type_=String), table.c.state == SENDING)
+        return changed.values(
+            state=case((given["given_up"], FAILED), else_=PENDING),
+            owner=None,
+            lease=None,
+            attempts=table.c.attempts + 1,
+            next_attempt=seconds_from_now(given["delay"]),
+            last_error=given["last_error"],
+            updated=_now(),
+        )
+
+    def _released(self) -> Update:
+        """Rows that were taken and not tried: due again."""
+        table = self._table
+        mine = (
+            self._among(table.c.id, "ids", BigInteger()),
+            table.c.owner == bindparam("me", type_=String),
+            table.c.state == SENDING,
+        )
+        return update(table).where(*mine).values(state=PENDING, owner=None, lease=None, next_attempt=_now(), updated=_now())
+
+    # -- looking after them
+
+    def _stuck(self) -> Update:
+        """Marks up to ``limit`` rows as told."""
+        table = self._table
+        again = seconds_from_now(-bindparam("period", type_=Float))
+        found = (
+            select(table.c.id)
+            .where(
+                table.c.state != _written(SENT),
+                or_(
+                    table.c.created <= seconds_from_now(-bindparam("age", type_=Float)),
+                    table.c.attempts >= bindparam("most_attempts", type_=BigInteger),
+                    table.c.state == _written(FAILED),
+                ),
+                or_(table.c.alerted.is_(None), table.c.alerted <= again),
+            )
+            .order_by(table.c.id)
+            .limit(bindparam("limit", type_=BigInteger))
+        )
+        marked = update(table).values(alerted=_now())
+        if self._arrays:
+            locked = found.with_for_update(skip_locked=True).cte("found")
+            marked = marked.where(table.c.id == locked.c.id)
+        else:
+            marked = marked.where(table.c.id.in_(found))
+        names = ("id", "topic", "keys", "attempts", "last_error", "state", "unique_id")
+        return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
+
+    def _totals(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
+        table = self._table
+        failed = table.c.state == _written(FAILED)
+        unsent: Select[*tuple[Any, ...]] = select(
+            func.count().filter(~failed).label("pending"),
+            func.max(seconds_since(table.c.created)).filter(~failed).label("oldest_age"),
+            func.count().filter(failed).label("failed"),
+        ).where(table.c.state != _written(SENT))
+        return unsent, select(func.count().label("sent")).where(table.c.state == _written(SENT))
+
+    def _retry(self) -> tuple[Update, Update]:
+        table = self._table
+        again = (
+            update(table)
+            .where(table.c.state.in_((FAILED, PENDING)))
+            .values(state=PENDING, attempts=0, next_attempt=_now(), alerted=None, updated=_now())
+        )
+        return again.where(self._among(table.c.id, "ids", BigInteger())), again.where(table.c.state == _written(FAILED))
+
+    def _purge(self, states: Sequence[str]) -> Delete:
+        table = self._table
+        old = (
+            select(table.c.id)
+            .where(
+                or_(*(table.c.state == _written(state) for state in states)),
+                table.c.updated <= seconds_from_now(-bindparam("age", type_=Float)),
+            )
+            .limit(bindparam("limit", type_=BigInteger))
+        )
+        if self._arrays:
+            old = old.with_for_update(skip_locked=True)
+        return delete(table).where(table.c.id.in_(old))
+
+    # -- lists of rows
+
+    def _among(self, of: ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> ColumnElement[bool]:
+        if self._arrays:
+            return of == any_(bindparam(name, type_=ARRAY(kind)))
+        return of.in_(bindparam(name, type_=kind, expanding=True))
+
+    def _not_among(self, of: ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> ColumnElement[bool]:
+        if self._arrays:
+            return of != all_(bindparam(name, type_=ARRAY(kind)))
+        return of.not_in(bindparam(name, type_=kind, expanding=True))
+
+    def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[ColumnElement[bool], dict[str, Any]]:
+        """Rows given as parameters ``row``, their ids, and ``new_...``: what joins the table to them, and their columns."""
+        row = self._table.c.id
+        if not self._arrays:
+            return row == bindparam("row", type_=BigInteger), {
+                each: bindparam(f"new_{each}", type_=kind) for each, kind in columns
+            }
+        lists = [
+            bindparam("row", type_=ARRAY(BigInteger())),
+            *(bindparam(f"new_{each}", type_=ARRAY(kind)) for each, kind in columns),
+        ]
+        rows = func.unnest(*lists).table_valued("row", *(column(each, kind) for each, kind in columns)).render_derived(name)
+        return row == rows.c.row, {each: rows.c[each] for each, _ in columns}

@@ -1,0 +1,226 @@
+"""What happens in the database, each method one transaction of its own.
+
+Errors of the database pass as they are: SQLAlchemyError, or OSError and TimeoutError while connecting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import CursorResult, Table
+from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.pool import StaticPool
+
+from rmq_protocol.errors import shown
+
+from ..errors import ConfigError
+from .rows import Held, StuckMessage, message_of
+from .statements import Statements
+
+__all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store"]
+
+DATABASE_ERRORS: Final = (SQLAlchemyError, OSError, TimeoutError)
+"""What a statement may raise where the database is away or busy."""
+
+_AT_ONCE: Final = 1000
+"""Rows that one statement deletes, or ids that one names."""
+
+
+class OutboxStatus(msgspec.Struct, frozen=True):
+    """``pending``: messages that are not sent yet, those under way among them; ``oldest_age``: seconds since the oldest of them was
+    added, 0.0 where there is none. ``sent``: rows kept until ``purge``. ``failed``: messages that no retry will send."""
+
+    pending: int
+    oldest_age: float
+    sent: int
+    failed: int
+
+
+class Sent(msgspec.Struct, frozen=True, gc=False):
+    """A row whose message a broker has stored."""
+
+    row: int
+    offset_message_id: str
+    queue: str
+    queue_offset: int
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """A row whose message could not be sent: due again in ``delay`` seconds, or never (``given_up``)."""
+
+    row: int
+    delay: float
+    last_error: str
+    given_up: bool
+
+
+class Store:
+    """``me``: the owner that rows taken here get, for ``lease`` seconds."""
+
+    def __init__(self, engine: AsyncEngine, table: Table, me: str, lease: float) -> None:
+        self.dialect = checked_dialect(engine)
+        self._arrays = self.dialect == "postgresql"
+        if self._arrays:  # a stricter level, where the service has one, would make claims fail that skip each other's rows
+            engine = engine.execution_options(isolation_level="READ COMMITTED")
+        self._engine = engine
+        self._table = table
+        self.statements = statements = Statements(table, self.dialect)
+        self._claim_except, self._claim_only = statements.claim(only=False), statements.claim(only=True)
+        self.me = me
+        self.lease = lease
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        async with self._engine.begin() as connection:
+            yield connection
+
+    async def create_table(self) -> None:
+        async with self._engine.begin() as connection:
+            await connection.run_sync(self._table.create, checkfirst=True)
+
+    async def probe(self) -> None:
+        """Raises ConfigError where the table is missing or has not the columns of this version."""
+        try:
+            async with self._engine.connect() as connection:
+                await connection.execute(self.statements.probe)
+        except (ProgrammingError, OperationalError) as error:
+            reason = str(error.orig).splitlines()[0]
+            if "no such" not in reason and "does not exist" not in reason:
+                raise
+            raise ConfigError(
+                f"table {self._table.fullname} is not there as it should be ({reason}); await outbox.create_table() makes it"
+            ) from error
+
+    # -- rows are taken
+
+    async def claim(
+        self, limit: int, topics: Collection[str], *, only: bool, in_hand: Collection[int]
+    ) -> tuple[list[Held], list[int]]:
+        """Up to ``limit`` rows that are due, by id, and which of them came out of turn and have to be released.
+
+        Of ``topics`` ``only``, or of all but those. ``in_hand``: rows that are sent here already, before others of their keys.
+        """
+        until = monotonic() + self.lease
+        async with self._transaction() as connection:
+            given = {"limit": limit, "topics": list(topics), "me": self.me, "lease_seconds": self.lease}
+            found = (await connection.execute(self._claim_only if only else self._claim_except, given)).mappings().all()
+            rows = sorted((self._held(row, until) for row in found), key=_by_id)
+            keyed = [row.id for row in rows if row.key is not None]
+            out_of_turn = await self._blocked(connection, keyed, in_hand) if keyed else []
+        return rows, out_of_turn
+
+    async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[set[int], list[int]]:
+        """Which of the rows the database shows as committed and ours, and which of these have to wait for others."""
+        keyed = [row.id for row in rows if row.key is not None]
+        async with self._engine.connect() as connection:
+            given = {"ids": [row.id for row in rows], "me": self.me}
+            ours = set((await connection.execute(self.statements.owned, given)).scalars())
+            keyed = [row for row in keyed if row in ours]
+            return ours, await self._blocked(connection, keyed, in_hand) if keyed else []
+
+    async def blocked(self, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
+        """Which of the rows have to wait for others of their keys."""
+        async with self._engine.connect() as connection:
+            return await self._blocked(connection, rows, in_hand)
+
+    async def _blocked(self, connection: AsyncConnection, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
+        given = {"ids": list(rows), "in_hand": [*in_hand, *rows]}
+        return list((await connection.execute(self.statements.blocked, given)).scalars())
+
+    async def body(self, row: int) -> bytes | None:
+        """None where the row is gone."""
+        async with self._engine.connect() as connection:
+            found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
+            return found
+
+    def _held(self, row: Any, until: float) -> Held:
+        body = row["body"]
+        return Held(row["id"], message_of(row, body or b""), row["size"], row["attempts"], until, body is not None)
+
+    # -- what became of them
+
+    async def record(self, sent: Sequence[Sent], failed: Sequence[Failure], released: Sequence[int]) -> None:
+        """All of it in one transaction."""
+        async with self._transaction() as connection:
+            if sent:
+                await self._write(connection, self.statements.sent, sent, {})
+            if failed:
+                await self._write(connection, self.statements.failed, failed, {"me": self.me})
+            if released:
+                await connection.execute(self.statements.released, {"ids": list(released), "me": self.me})
+
+    async def _write(self, connection: AsyncConnection, statement: Any, rows: Sequence[Any], more: dict[str, Any]) -> None:
+        names = rows[0].__struct_fields__
+        parameters = {name: name if name == "row" else f"new_{name}" for name in names}
+        if self._arrays:
+            await connection.execute(
+                statement, {new: [getattr(row, name) for row in rows] for name, new in parameters.items()} | more
+            )
+        else:
+            await connection.execute(
+                statement, [{new: getattr(row, name) for name, new in parameters.items()} | more for row in rows]
+            )
+
+    # -- looking after them
+
+    async def stuck(self, age: float, attempts: int, period: float, limit: int) -> list[StuckMessage]:
+        given = {"age": age, "most_attempts": attempts, "period": period, "limit": limit}
+        async with self._transaction() as connection:
+            found = (await connection.execute(self.statements.stuck, given)).mappings().all()
+        rows = (StuckMessage(**{**row, "keys": tuple((row["keys"] or "").split())}) for row in found)
+        return sorted(rows, key=_by_id)
+
+    async def status(self) -> OutboxStatus:
+        async with self._engine.connect() as connection:
+            unsent = (await connection.execute(self.statements.unsent_totals)).one()
+            sent = (await connection.execute(self.statements.sent_total)).scalar_one()
+        return OutboxStatus(unsent.pending, max(0.0, unsent.oldest_age or 0.0), sent, unsent.failed)
+
+    async def retry(self, rows: Collection[int] | None) -> int:
+        """``rows``: None for all that have FAILED."""
+        async with self._transaction() as connection:
+            if rows is None:
+                return _count(await connection.execute(self.statements.retry_all))
+            chosen, changed = list(rows), 0
+            for first in range(0, len(chosen), _AT_ONCE):
+                given = {"ids": chosen[first : first + _AT_ONCE]}
+                changed += _count(await connection.execute(self.statements.retry, given))
+            return changed
+
+    async def purge(self, age: float, *, failed: bool) -> int:
+        statement = self.statements.purge_failed if failed else self.statements.purge
+        deleted = 0
+        while True:
+            async with self._transaction() as connection:
+                count = _count(await connection.execute(statement, {"age": age, "limit": _AT_ONCE}))
+            deleted += count
+            if count < _AT_ONCE:
+                return deleted
+
+
+def checked_dialect(engine: AsyncEngine) -> str:
+    """Raises ConfigError for an engine that an outbox cannot use."""
+    if not isinstance(engine, AsyncEngine):
+        raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
+    if engine.dialect.name not in ("postgresql", "sqlite"):
+        raise ConfigError(f"an outbox needs PostgreSQL or SQLite, not {shown(engine.dialect.name)}")
+    if isinstance(engine.pool, StaticPool):
+        raise ConfigError(
+            "this engine has one connection for all (a SQLite database in memory): what the outbox commits would commit "
+            "transactions of yours; use a file"
+        )
+    return engine.dialect.name
+
+
+def _by_id(row: Any) -> int:
+    found: int = row.id
+    return found
+
+
+def _count(result: CursorResult[Any]) -> int:
+    return result.rowcount

@@ -1,0 +1,49 @@
+"""What tests of outboxes have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+from rmq_async.outbox import Outbox, OutboxStatus
+
+__all__ = ["Sessions", "prepare_sqlite", "rows", "settled", "until"]
+
+Sessions = async_sessionmaker[AsyncSession]
+
+
+def prepare_sqlite(connection: Any, _: Any) -> None:
+    """As services should: readers and a writer side by side."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def settled(outbox: Outbox, seconds: float = 10.0) -> OutboxStatus:
+    """The status once nothing is pending."""
+
+    async def nothing_pending() -> bool:
+        return (await outbox.status()).pending == 0
+
+    await until(nothing_pending, seconds)
+    return await outbox.status()
+
+
+async def rows(engine: AsyncEngine, table: str) -> list[Any]:
+    """Whole rows, by id."""
+    async with engine.connect() as connection:
+        return list((await connection.execute(text(f"SELECT * FROM {table} ORDER BY id"))).mappings())

@@ -1,0 +1,226 @@
+"""What is added with a transaction leaves with it: committed, it is sent; rolled back, it never was."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
+
+from rmq_async import InvalidMessageError, Message, Producer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.outbox import Outbox
+
+from .support import Sessions, rows, settled, until
+
+
+@pytest.fixture
+async def producer(server: EmbeddedRocketMQ) -> Any:
+    async with Producer("orders", namesrv=server.namesrv) as started:
+        yield started
+
+
+@pytest.fixture
+async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Any:
+    made = Outbox(engine, producer, table=table, poll_interval=0.05)
+    await made.create_table()
+    async with made:
+        yield made
+
+
+def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:
+    return sorted(message.body for message in server.messages(topic))
+
+
+async def test_what_is_committed_is_sent_at_once(
+    outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ, engine: AsyncEngine, table: str
+) -> None:
+    async with sessions.begin() as session:
+        row = await outbox.add(session, Message("T", b"paid"))
+        await asyncio.sleep(0.15)  # three looks of the relay
+        assert not server.messages("T")
+    status = await settled(outbox)
+    assert (status.sent, status.failed, status.oldest_age) == (1, 0, 0.0)
+    (stored,) = server.messages("T")
+    (kept,) = await rows(engine, table)
+    assert kept["id"] == row
+    assert (kept["state"], kept["attempts"], kept["owner"], kept["lease"]) == ("SENT", 1, None, None)
+    assert kept["unique_id"] == stored.unique_id
+    assert kept["offset_message_id"] == stored.offset_msg_id
+    assert kept["queue"] == f"{stored.queue.broker_name}:{stored.queue.queue_id}"
+    assert kept["queue_offset"] == stored.queue_offset
+
+
+async def test_what_is_rolled_back_is_never_sent(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    with pytest.raises(RuntimeError, match="no stock"):
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"rolled back"))
+            raise RuntimeError("no stock")
+    async with sessions() as session:
+        await outbox.add(session, Message("T", b"closed without a commit"))
+    async with sessions.begin() as session:
+        await outbox.add(session, Message("T", b"committed"))
+    assert (await settled(outbox)).sent == 1
+    await asyncio.sleep(0.15)
+    assert bodies(server) == [b"committed"]
+
+
+async def test_savepoints_count(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    async with sessions.begin() as session:
+        await outbox.add(session, Message("T", b"a"))
+        inner = await session.begin_nested()
+        await outbox.add(session, Message("T", b"rolled back"))
+        deeper = await session.begin_nested()
+        await outbox.add(session, Message("T", b"rolled back too"))
+        await deeper.commit()
+        await asyncio.sleep(0.1)
+        assert not server.messages("T")
+        await inner.rollback()
+        async with session.begin_nested():
+            await outbox.add(session, Message("T", b"b"))
+    assert (await settled(outbox)).sent == 2
+    assert bodies(server) == [b"a", b"b"]
+
+
+async def test_a_session_serves_one_transaction_after_the_other(
+    outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    async with sessions() as session:
+        for number in range(3):
+            await outbox.add(session, Message("T", b"%d" % number))
+            await (session.rollback() if number == 1 else session.commit())
+    await settled(outbox)
+    assert bodies(server) == [b"0", b"2"]
+
+
+async def test_a_session_inside_a_transaction_of_somebody_elses_sends_nothing_before_that_is_committed(
+    outbox: Outbox, engine: AsyncEngine, server: EmbeddedRocketMQ
+) -> None:
+    """The recipe for tests of services: the session's commit is none."""
+    async with engine.connect() as connection:
+        outer = await connection.begin()
+        async with AsyncSession(connection) as session:
+            await outbox.add(session, Message("T", b"x"))
+            await session.commit()
+        await asyncio.sleep(0.2)
+        assert not server.messages("T")
+        await outer.rollback()
+    await asyncio.sleep(0.1)
+    assert not server.messages("T")
+    assert (await outbox.status()).pending == 0
+
+
+async def test_a_connection_and_a_scoped_session_will_do(
+    outbox: Outbox, engine: AsyncEngine, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    async with engine.begin() as connection:
+        await outbox.add(connection, Message("T", b"core"))
+    scoped = async_scoped_session(sessions, scopefunc=asyncio.current_task)
+    await outbox.add(scoped, Message("T", b"scoped"))
+    await scoped.commit()
+    await scoped.remove()
+    await settled(outbox)
+    assert bodies(server) == [b"core", b"scoped"]
+
+
+async def test_a_message_arrives_as_it_was_added(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    message = Message(
+        "T", bytes(range(256)) * 40, tags="päid", keys=["a", "b"], flag=-7, properties={"näme": "wert = 1"}, wait_store=False,
+        sharding_key="order-17",
+    )  # fmt: skip
+    async with sessions.begin() as session:
+        await outbox.add(session, message)
+        await outbox.add(session, Message("T", b"named", unique_id="my own id"))
+    await settled(outbox)
+    stored = {each.body: each for each in server.messages("T")}
+    found = stored[message.body]
+    assert (found.tags, found.keys, found.flag, found.sharding_key) == ("päid", ("a", "b"), -7, "order-17")
+    assert found.properties["näme"] == "wert = 1"
+    assert not found.wait_store
+    assert len(found.unique_id or "") == 32
+    assert stored[b"named"].unique_id == "my own id"
+
+
+@pytest.mark.parametrize("how", ["handed over", "relayed"])
+async def test_delays_count_from_the_addition(how: str, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    moment = datetime.now(UTC) + timedelta(hours=3)
+    if how == "relayed":
+        await outbox.stop()
+    before = datetime.now(UTC)
+    async with sessions.begin() as session:
+        await outbox.add(session, Message("T", b"delay", delay=3600.0))
+        await outbox.add(session, Message("T", b"moment", deliver_at=moment))
+        await outbox.add(session, Message("T", b"seconds", deliver_at=moment.timestamp()))
+        await outbox.add(session, Message("T", b"level", delay_level=18))
+        await outbox.add(session, Message("T", b"past", deliver_at=moment - timedelta(hours=4)))
+    after = datetime.now(UTC)
+    if how == "relayed":
+        await asyncio.sleep(0.3)
+        assert await outbox.relay_once() == 5
+    await settled(outbox)
+    await until(lambda: bodies(server) == [b"past"])
+    waiting = {each.body: each.properties for each in server.messages("rmq_sys_wheel_timer")}
+    due = {body: int(properties["TIMER_OUT_MS"]) / 1000 for body, properties in waiting.items()}
+    assert before.timestamp() + 3599 <= due[b"delay"] <= after.timestamp() + 3601
+    assert due[b"moment"] == due[b"seconds"] == pytest.approx(moment.timestamp(), abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (Message("T", b""), "the body is empty"),
+        (Message("no topic!", b"x"), "not allowed"),
+        (Message("T", b"x" * (4 * 1024 * 1024 + 1)), "4194305 bytes"),
+        (Message("T", b"x", properties={"p": "v" * 33_000}), "32767"),
+        (Message("T", b"x", unique_id="u" * 256), "256 characters"),
+        (Message("T", b"x", deliver_at=1e12), "year 9999"),
+    ],
+)
+async def test_what_cannot_be_sent_is_refused_before_it_is_written(
+    message: Message, told: str, outbox: Outbox, sessions: Sessions
+) -> None:
+    async with sessions.begin() as session:
+        with pytest.raises(InvalidMessageError, match=told):
+            await outbox.add(session, message)
+    status = await outbox.status()
+    assert (status.pending, status.sent, status.failed) == (0, 0, 0)
+
+
+async def test_what_is_no_session_and_no_message_is_a_type_error(outbox: Outbox, sessions: Sessions) -> None:
+    with pytest.raises(TypeError, match="session must be an AsyncSession"):
+        await outbox.add(object(), Message("T", b"x"))  # type: ignore[arg-type]
+    async with sessions() as session:
+        with pytest.raises(TypeError, match="message must be a Message, not bytes"):
+            await outbox.add(session, b"x")  # type: ignore[arg-type]
+
+
+async def test_ids_of_rows_are_returned_and_grow(outbox: Outbox, sessions: Sessions) -> None:
+    async with sessions.begin() as session:
+        ids = [await outbox.add(session, Message("T", b"%d" % number)) for number in range(5)]
+    assert ids == sorted(set(ids))
+
+
+async def test_unique_ids_are_all_different(outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
+    async with sessions.begin() as session:
+        for _ in range(300):
+            await outbox.add(session, Message("T", b"x"))
+    assert len({row["unique_id"] for row in await rows(engine, table)}) == 300
+
+
+async def test_the_service_commits_both_or_none(
+    outbox: Outbox, sessions: Sessions, engine: AsyncEngine, server: EmbeddedRocketMQ, table: str
+) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(text(f"CREATE TABLE orders_{table} (id INTEGER PRIMARY KEY)"))
+    for number in range(10):
+        with pytest.raises(IntegrityError) if number % 2 else nullcontext():
+            async with sessions.begin() as session:
+                await outbox.add(session, Message("T", b"%d" % (number // 2)))
+                await session.execute(text(f"INSERT INTO orders_{table} VALUES (:id)"), {"id": number // 2})
+    await settled(outbox)
+    assert bodies(server) == [b"%d" % number for number in range(5)]
