@@ -283,7 +283,7 @@ async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
     """Begins to send rows of this process's own transactions, those that the database has."""
     breaks = sending.lanes.breaks
     ours, out_of_turn = await store.owned(rows, sending.lanes.in_hand(row.key for row in rows if row.key is not None))
-    await _send_in_turn(store, sending, [row for row in rows if row.id in ours], out_of_turn, breaks)
+    await _send_in_turn(store, sending, ours, out_of_turn, breaks)
 
 
 async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of_turn: list[int], breaks: int) -> None:

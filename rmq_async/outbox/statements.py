@@ -149,9 +149,10 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> Select[Any]:
-        """Which of the rows ``ids`` the database shows as committed and as ours."""
+        """Which of the rows ``ids`` the database shows as committed and as ours, and whose messages they are: SQLite gives the id of a
+        row that was rolled back to another one."""
         table = self._table
-        return select(table.c.id).where(
+        return select(table.c.id, table.c.unique_id).where(
             self._among(table.c.id, "ids", BigInteger()),
             table.c.owner == bindparam("me", type_=String),
             table.c.state == SENDING,

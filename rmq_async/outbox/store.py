@@ -114,13 +114,13 @@ class Store:
             out_of_turn = await self._blocked(connection, keyed, in_hand) if keyed else []
         return rows, out_of_turn
 
-    async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[set[int], list[int]]:
-        """Which of the rows the database shows as committed and ours, and which of these have to wait for others."""
-        keyed = [row.id for row in rows if row.key is not None]
+    async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[list[Held], list[int]]:
+        """Those of the rows that the database shows as committed and ours, and which of these have to wait for others."""
         async with self._engine.connect() as connection:
             given = {"ids": [row.id for row in rows], "me": self.me}
-            ours = set((await connection.execute(self.statements.owned, given)).scalars())
-            keyed = [row for row in keyed if row in ours]
+            found = {(row.id, row.unique_id) for row in await connection.execute(self.statements.owned, given)}
+            ours = [row for row in rows if (row.id, row.message.unique_id) in found]
+            keyed = [row.id for row in ours if row.key is not None]
             return ours, await self._blocked(connection, keyed, in_hand) if keyed else []
 
     async def blocked(self, rows: Collection[int], in_hand: Collection[int]) -> list[int]:

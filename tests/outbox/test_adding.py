@@ -70,6 +70,20 @@ async def test_what_is_rolled_back_is_never_sent(outbox: Outbox, sessions: Sessi
     assert bodies(server) == [b"committed"]
 
 
+async def test_a_row_that_got_the_id_of_one_that_was_rolled_back_is_sent_in_its_place(
+    outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    """SQLite gives such ids again, and a session that is closed tells of no rollback."""
+    async with sessions() as session:
+        await outbox.add(session, Message("T", b"closed without a commit"))
+        await session.close()
+        await outbox.add(session, Message("T", b"committed"))
+        await session.commit()
+    await settled(outbox)
+    await asyncio.sleep(0.1)
+    assert bodies(server) == [b"committed"]
+
+
 async def test_savepoints_count(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
     async with sessions.begin() as session:
         await outbox.add(session, Message("T", b"a"))
