@@ -199,7 +199,7 @@ class Relay:
         failures = 0
         while True:
             try:
-                await self._store.record(outcomes.sent, outcomes.failed, outcomes.released)
+                await self._store.record(outcomes.sent, outcomes.failed, outcomes.given_back(monotonic()))
             except DATABASE_ERRORS as error:
                 failures += 1
                 if failures & (failures - 1) == 0:
@@ -306,7 +306,7 @@ async def relay_once(store: Store, producer: Producer, settings: Settings) -> in
     finally:
         await sending.finished(0.0)
         outcomes = sending.take()
-        await store.record(outcomes.sent, outcomes.failed, outcomes.released)
+        await store.record(outcomes.sent, outcomes.failed, outcomes.given_back(monotonic()))
     return len(outcomes.sent)
 
 

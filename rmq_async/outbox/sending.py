@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -41,9 +41,13 @@ class Outcomes(msgspec.Struct):
 
     sent: list[Sent] = []
     failed: list[Failure] = []
-    released: list[int] = []
+    released: list[Held] = []
     rows: list[Held] = []
     """All of them, with those that are left to their lease."""
+
+    def given_back(self, now: float) -> list[int]:
+        """Those of ``released`` that are ours still: after its lease a row is due as it is, and may have been taken anew."""
+        return [row.id for row in self.released if row.until > now]
 
 
 class Sending:
@@ -53,8 +57,8 @@ class Sending:
         self.lanes = Lanes()
         self.troubles = Troubles(poll_interval)
         self.window = _WINDOW * batch_size
-        self.in_hand = 0
-        """Rows given to ``send`` until what became of them is written."""
+        self._ids: set[int] = set()
+        """Of rows that were given to ``send`` or ``release``, until what became of them is written."""
         self.sent = self.failures = 0
         """Since the beginning."""
         self.outcome = asyncio.Event()
@@ -70,13 +74,16 @@ class Sending:
         self._outcomes = Outcomes()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def in_hand(self) -> int:
+        return len(self._ids)
+
     # -- in
 
     def send(self, rows: Iterable[Held]) -> None:
         """Begins to send the rows, in their order where they have a key."""
         loose: list[Held] = []
-        for row in rows:
-            self.in_hand += 1
+        for row in self._new(rows):
             if (key := row.key) is None:
                 loose.append(row)
             elif (lane := self.lanes.add(key, row)) is None:
@@ -91,10 +98,16 @@ class Sending:
 
     def release(self, rows: Iterable[Held]) -> None:
         """Gives rows back that were never to be sent here."""
-        for row in rows:
-            self.in_hand += 1
+        for row in self._new(rows):
             self._release(row)
         self._took()
+
+    def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
+        """Those that are not in hand: after a database was away for longer than a lease, a claim finds what was sent meanwhile."""
+        for row in rows:
+            if row.id not in self._ids:
+                self._ids.add(row.id)
+                yield row
 
     def _took(self) -> None:
         if self.in_hand > self._comfortable:
@@ -120,7 +133,7 @@ class Sending:
         for row in outcomes.rows:
             if (key := row.key) is not None:
                 self.lanes.recorded(key, row.id)
-        self.in_hand -= len(outcomes.rows)
+        self._ids.difference_update(row.id for row in outcomes.rows)
         if self.in_hand <= self._comfortable:
             self.room.set()
         if not self.in_hand:
@@ -142,7 +155,7 @@ class Sending:
         self.outcome.set()
 
     def _release(self, row: Held) -> None:
-        self._outcomes.released.append(row.id)
+        self._outcomes.released.append(row)
         self._ended(row)
 
     def _succeeded(self, row: Held, result: SendResult) -> None:

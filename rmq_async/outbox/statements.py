@@ -149,7 +149,7 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> Select[Any]:
-        """Which of the rows ``ids`` the database shows as committed and as ours, and whose messages they are: SQLite gives the id of a
+        """Which of the rows ``ids`` the database shows as committed and as ours, and their messages' ids: SQLite gives the id of a
         row that was rolled back to another one."""
         table = self._table
         return select(table.c.id, table.c.unique_id).where(
