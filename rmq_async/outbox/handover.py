@@ -28,6 +28,7 @@ class Additions:
         self._added: list[tuple[Callable[[list[Held]], None], Held, SessionTransaction | None]] = []
         event.listen(session, "after_commit", self._committed)
         event.listen(session, "after_soft_rollback", self._rolled_back)
+        event.listen(session, "after_transaction_end", self._ended)
 
     @classmethod
     def of(cls, session: Session) -> Additions:
@@ -35,6 +36,12 @@ class Additions:
         if found is None:
             found = session.info[_KEY] = cls(session)
         return found
+
+    @classmethod
+    def waiting(cls, session: Session) -> int:
+        """How many rows the session holds for its commit."""
+        found: Additions | None = session.info.get(_KEY)
+        return 0 if found is None else len(found._added)
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
         """``then`` is called with this row, and others, after the commit."""
@@ -53,6 +60,10 @@ class Additions:
     def _rolled_back(self, session: Session, rolled_back: SessionTransaction) -> None:
         if self._added:
             self._added = [each for each in self._added if not _inside(each[2], rolled_back)]
+
+    def _ended(self, session: Session, ended: SessionTransaction) -> None:
+        if ended.parent is None:  # closed without a commit, which is no rollback to SQLAlchemy
+            self._added.clear()
 
 
 def _inside(transaction: Any, outer: SessionTransaction) -> bool:

@@ -129,7 +129,7 @@ class Outbox:
         now = time.time()
         values = row_of(message, self._ids.next(), now, self._producer.config.max_message_size)
         statements = self._store.statements
-        if relay is None or not isinstance(session, AsyncSession) or not relay.takes(message.topic):
+        if relay is None or not isinstance(session, AsyncSession) or not relay.takes(message.topic, session):
             return _id_of(await _checked(session).execute(statements.add_pending, values))
         values |= {"owner": self._me, "lease_seconds": self._settings.lease}
         row = _id_of(await session.execute(statements.add_sending, values))

@@ -14,10 +14,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
 from typing import Any, Final
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from ..client.text import printable
 from ..errors import RocketMQError
 from ..producer import Producer
 from ..producer.life import ProducerState
+from .handover import Additions
 from .rows import Held, StuckMessage
 from .sending import Outcomes, Sending
 from .settings import Settings
@@ -104,12 +107,13 @@ class Relay:
 
     # -- in
 
-    def takes(self, topic: str) -> bool:
-        """Whether a message that is committed now would be sent by this process at once."""
-        sending = self.sending
+    def takes(self, topic: str, session: AsyncSession) -> bool:
+        """Whether a message that the session commits now would be sent by this process at once. The others of its transaction
+        count: it may add more than fit into memory."""
+        sending, added = self.sending, Additions.waiting(session.sync_session)
         return (
             self._open
-            and sending.in_hand + len(self._handed) < sending.window
+            and sending.in_hand + len(self._handed) + added < sending.window
             and topic not in sending.troubles
             and self._producer.state is ProducerState.RUNNING
             and asyncio.get_running_loop() is self.loop

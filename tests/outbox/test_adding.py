@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_sessi
 from rmq_async import InvalidMessageError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
+from rmq_async.outbox.handover import Additions
 
 from .support import Sessions, rows, settled, until
 
@@ -82,6 +85,33 @@ async def test_a_row_that_got_the_id_of_one_that_was_rolled_back_is_sent_in_its_
     await settled(outbox)
     await asyncio.sleep(0.1)
     assert bodies(server) == [b"committed"]
+
+
+async def test_a_large_transaction_is_not_held_in_memory(
+    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02, batch_size=10)
+    await outbox.create_table()
+    async with outbox:
+        async with sessions.begin() as session:
+            for number in range(100):
+                await outbox.add(session, Message("T", b"%02d" % number))
+            assert Additions.waiting(session.sync_session) == 40
+        assert Additions.waiting(session.sync_session) == 0
+        await settled(outbox)
+    assert bodies(server) == [b"%02d" % number for number in range(100)]
+
+
+async def test_a_session_that_is_closed_or_gone_holds_nothing(outbox: Outbox, sessions: Sessions) -> None:
+    async with sessions() as session:
+        for _ in range(3):
+            await outbox.add(session, Message("T", b"x"))
+            await session.close()
+            assert Additions.waiting(session.sync_session) == 0
+        gone = weakref.ref(session.sync_session)
+    del session
+    gc.collect()
+    assert gone() is None
 
 
 async def test_savepoints_count(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
