@@ -87,6 +87,7 @@ class Relay:
         The loops end by themselves: one that is cancelled while it claims would leave rows to their lease.
         """
         self._open = False
+        self.sending.close()
         deadline = monotonic() + timeout
         for event in (self._closing, self._something_handed, self._look, self.sending.room):
             event.set()
@@ -101,7 +102,8 @@ class Relay:
             if self.sending.in_hand:
                 logger.warning("the outbox was stopped before it could write what became of %d messages", self.sending.in_hand)
         finally:
-            await _ended(self._recorder, 0.0)
+            await _ended([*self._tasks, *self._recorder], 0.0)
+            await self.sending.finished(0.0)
             if self._own_producer:
                 await self._producer.stop(max(0.0, deadline - monotonic()))
 
@@ -121,8 +123,11 @@ class Relay:
 
     def hand_over(self, rows: list[Held]) -> None:
         """Rows of a transaction that was committed."""
-        self._handed.extend(rows)
-        self._something_handed.set()
+        if self._open:
+            self._handed.extend(rows)
+            self._something_handed.set()
+        else:
+            self.sending.release(rows)
 
     def look(self) -> None:
         """Something may be due."""
@@ -164,11 +169,7 @@ class Relay:
         if not self._handed:
             self._something_handed.clear()
         if rows:
-            try:
-                await send_owned(self._store, self.sending, rows)
-            except DATABASE_ERRORS:
-                self.sending.release(rows)
-                raise
+            await send_owned(self._store, self.sending, rows)
         return True
 
     async def _poll(self) -> bool:
@@ -212,6 +213,9 @@ class Relay:
                         len(outcomes.rows), failures, printable(error, 1000),
                     )  # fmt: skip
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
+            except Exception:  # a bug: they are left to their lease
+                self.sending.recorded(outcomes)
+                raise
             else:
                 self.sending.recorded(outcomes)
                 if outcomes.released or outcomes.failed:
@@ -286,7 +290,11 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
     """Begins to send rows of this process's own transactions, those that the database has."""
     breaks = sending.lanes.breaks
-    ours, out_of_turn = await store.owned(rows, sending.lanes.in_hand(row.key for row in rows if row.key is not None))
+    try:
+        ours, out_of_turn = await store.owned(rows, sending.lanes.in_hand(row.key for row in rows if row.key is not None))
+    except BaseException:
+        sending.release(rows)
+        raise
     await _send_in_turn(store, sending, ours, out_of_turn, breaks)
 
 
@@ -295,7 +303,11 @@ async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of
     while sending.lanes.breaks != breaks and any(row.key is not None for row in rows):
         breaks = sending.lanes.breaks
         keyed = {row.id: row.key for row in rows if row.key is not None}
-        out_of_turn = await store.blocked(keyed, sending.lanes.in_hand(keyed.values()))
+        try:
+            out_of_turn = await store.blocked(keyed, sending.lanes.in_hand(keyed.values()))
+        except BaseException:
+            sending.release(rows)
+            raise
     back = set(out_of_turn)
     sending.release(row for row in rows if row.id in back)
     sending.send(row for row in rows if row.id not in back)
@@ -304,8 +316,8 @@ async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of
 async def relay_once(store: Store, producer: Producer, settings: Settings) -> int:
     """One claim, sent and written. Returns how many messages were sent."""
     sending = new_sending(store, producer, settings)
-    await send_due(store, sending, settings.batch_size, [], only=False)
     try:
+        await send_due(store, sending, settings.batch_size, [], only=False)
         await sending.finished(None)
     finally:
         await sending.finished(0.0)

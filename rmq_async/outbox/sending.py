@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -73,6 +74,7 @@ class Sending:
         self._poll_interval = poll_interval
         self._outcomes = Outcomes()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @property
     def in_hand(self) -> int:
@@ -120,6 +122,10 @@ class Sending:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def close(self) -> None:
+        """Begins nothing more: what is not sent already goes back."""
+        self._closed = True
+
     # -- out
 
     def take(self) -> Outcomes:
@@ -143,6 +149,8 @@ class Sending:
         """Waits for all that is under way; after ``timeout`` seconds it is given up, and what was not begun goes back."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
+        self.close()
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would give nothing back
         left = list(self._tasks)
         for task in left:
             task.cancel()
@@ -183,12 +191,12 @@ class Sending:
     async def _send_lane(self, lane: Lane) -> None:
         stored = True
         try:
-            while stored and lane.waiting:
+            while stored and lane.waiting and not self._closed:
                 stored = False
                 stored = await self._send_one(lane.waiting.popleft())
         finally:
             lane.busy = False
-            if not stored:
+            if not stored or lane.waiting:
                 for row in self.lanes.break_off(lane):
                     self._release(row)
 
@@ -197,15 +205,14 @@ class Sending:
             await self._send_one(rows[0])
             return
         began = monotonic()
-        if rows[0].until - began < self._timeout:  # they were taken together
+        if self._closed or rows[0].until - began < self._timeout:  # they were taken together
             for row in rows:
                 self._release(row)
             return
         result = await self._attempt(self._producer.send_batch([row.message for row in rows], timeout=self._timeout), rows)
         if isinstance(result, Exception):
             if given_up(result):  # of one of them
-                for row in rows:
-                    await self._send_one(row)
+                await self._send_each(rows)
                 return
             for row in rows:
                 self._failed(row, result, began)
@@ -217,11 +224,20 @@ class Sending:
             for row, stored in zip(rows, result.results, strict=True):
                 self._succeeded(row, stored)
 
+    async def _send_each(self, rows: Sequence[Held]) -> None:
+        left = deque(rows)
+        try:
+            while left:
+                await self._send_one(left.popleft())
+        finally:
+            for row in left:
+                self._release(row)
+
     async def _send_one(self, row: Held) -> bool:
         """Whether a broker has stored it, and says so without a reservation."""
         began = monotonic()
         message = row.message if row.whole else await self._with_body(row)
-        if message is None or row.until - monotonic() < self._timeout:
+        if message is None or self._closed or row.until - monotonic() < self._timeout:
             self._release(row)
             return False
         result = await self._attempt(self._producer.send(message, timeout=self._timeout), (row,))
@@ -241,6 +257,9 @@ class Sending:
         except DATABASE_ERRORS as error:
             logger.debug("the body of row %d could not be read: %s", row.id, printable(error, 1000))
             return None
+        except BaseException:
+            self._release(row)
+            raise
         return None if body is None else msgspec.structs.replace(row.message, body=body)
 
     async def _attempt(self, sending: Awaitable[T], rows: Sequence[Held]) -> T | Exception:
