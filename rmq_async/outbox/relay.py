@@ -288,7 +288,8 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
 
 
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
-    """Begins to send rows of this process's own transactions, those that the database has."""
+    """Begins to send rows of this process's own transactions, those that the database has, by id: they come by commits."""
+    rows = sorted(rows, key=lambda row: row.id)
     breaks = sending.lanes.breaks
     try:
         ours, out_of_turn = await store.owned(rows, sending.lanes.in_hand(row.key for row in rows if row.key is not None))

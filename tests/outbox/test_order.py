@@ -1,0 +1,56 @@
+"""One sharding key of a topic leaves in the order of its rows, whatever fails and whoever sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rmq_async import Message, Producer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.outbox import Outbox
+
+from .support import Sessions, settled
+
+
+@pytest.fixture
+async def producer(server: EmbeddedRocketMQ) -> Any:
+    async with Producer("orders", namesrv=server.namesrv) as started:
+        yield started
+
+
+@pytest.fixture
+async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Any:
+    made = Outbox(engine, producer, table=table, poll_interval=0.05)
+    await made.create_table()
+    async with made:
+        yield made
+
+
+def first_seen(server: EmbeddedRocketMQ, topic: str = "T") -> dict[str | None, list[bytes]]:
+    """Bodies by sharding key, in the order in which they were stored first."""
+    found: dict[str | None, list[bytes]] = {}
+    for message in server.messages(topic):
+        bodies = found.setdefault(message.sharding_key, [])
+        if message.body not in bodies:
+            bodies.append(message.body)
+    return found
+
+
+async def test_what_is_added_first_and_committed_last_is_sent_first_where_both_wait(
+    outbox: Outbox, sessions: Sessions, engine: AsyncEngine, server: EmbeddedRocketMQ
+) -> None:
+    if engine.dialect.name == "sqlite":
+        pytest.skip("one writer at a time")
+    async with sessions() as first, sessions() as second:
+        await outbox.add(first, Message("T", b"1", sharding_key="k"))
+        await outbox.add(second, Message("T", b"2", sharding_key="k"))
+        relay = outbox._relay
+        assert relay is not None
+        relay.sending.room.clear()  # it is busy meanwhile
+        await second.commit()
+        await first.commit()
+        relay.sending.room.set()
+    await settled(outbox)
+    assert first_seen(server) == {"k": [b"1", b"2"]}
