@@ -5,7 +5,8 @@ Errors of the database pass as they are: SQLAlchemyError, or OSError and Timeout
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+import logging
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Final
@@ -18,11 +19,15 @@ from sqlalchemy.pool import StaticPool
 
 from rmq_protocol.errors import shown
 
+from ..client.text import printable
 from ..errors import ConfigError
+from .policy import told
 from .rows import Held, StuckMessage, message_of
 from .statements import Statements
 
 __all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store"]
+
+logger = logging.getLogger("rmq_async.outbox")
 
 DATABASE_ERRORS: Final = (SQLAlchemyError, OSError, TimeoutError)
 """What a statement may raise where the database is away or busy."""
@@ -109,7 +114,9 @@ class Store:
         async with self._transaction() as connection:
             given = {"limit": limit, "topics": list(topics), "me": self.me, "lease_seconds": self.lease}
             found = (await connection.execute(self._claim_only if only else self._claim_except, given)).mappings().all()
-            rows = sorted((self._held(row, until) for row in found), key=_by_id)
+            rows, unreadable = self._read(found, until)
+            if unreadable:
+                await self._write(connection, self.statements.failed, unreadable, {"me": self.me})
             keyed = [row.id for row in rows if row.key is not None]
             out_of_turn = await self._blocked(connection, keyed, in_hand) if keyed else []
         return rows, out_of_turn
@@ -137,6 +144,17 @@ class Store:
         async with self._engine.connect() as connection:
             found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
             return found
+
+    def _read(self, found: Iterable[Any], until: float) -> tuple[list[Held], list[Failure]]:
+        """Rows by id, and those that hold no message: changed by hand, or written by somebody else."""
+        rows, unreadable = [], []
+        for row in found:
+            try:
+                rows.append(self._held(row, until))
+            except Exception as error:  # noqa: BLE001 - whatever it is, others must not wait behind it
+                logger.warning("row %d of the outbox is no message: %s", row["id"], printable(error, 1000))
+                unreadable.append(Failure(row["id"], 0.0, told(error), True))
+        return sorted(rows, key=_by_id), unreadable
 
     def _held(self, row: Any, until: float) -> Held:
         body = row["body"]

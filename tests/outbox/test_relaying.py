@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async import Message, Producer
@@ -65,3 +66,19 @@ async def test_a_row_whose_lease_ends_while_it_is_handed_over_is_sent_once(
         assert (await settled(outbox)).sent == 1
     assert bodies(server) == [b"x"]
     assert (await rows(engine, table))[0]["attempts"] == 1
+
+
+async def test_a_row_that_holds_no_message_fails_alone(
+    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
+    await outbox.create_table()
+    async with sessions.begin() as session:
+        bad = await outbox.add(session, Message("T", b"bad", properties={"a": "b"}))
+        await outbox.add(session, Message("T", b"good"))
+        await session.execute(text(f"UPDATE {table} SET properties = 'no JSON' WHERE id = {bad}"))
+    async with outbox:
+        status = await settled(outbox)
+    assert (status.sent, status.failed) == (1, 1)
+    assert bodies(server) == [b"good"]
+    assert "JSON is malformed" in (await rows(engine, table))[0]["last_error"]
