@@ -225,9 +225,10 @@ class Relay:
     async def _watch(self) -> bool:
         settings = self._settings
         await _within(min(max(settings.stuck_after / 10, 0.05), _LONGEST_PAUSE), self._closing)
+        last = 0
         while self._open:
             found = await self._store.stuck(
-                settings.stuck_after, settings.stuck_attempts, settings.stuck_period, _STUCK_AT_ONCE
+                settings.stuck_after, settings.stuck_attempts, settings.stuck_period, _STUCK_AT_ONCE, last
             )
             for message in found:
                 self._tell(message)
@@ -239,7 +240,7 @@ class Relay:
                 )  # fmt: skip
             if len(found) < _STUCK_AT_ONCE:
                 break
-            await asyncio.sleep(0)
+            last = found[-1].id
         return True
 
     def _tell(self, message: StuckMessage) -> None:

@@ -65,6 +65,11 @@ def _written(value: str) -> ColumnElement[str]:
     return literal_column(f"'{value}'", String)
 
 
+def _ago(name: str) -> ColumnElement[Any]:
+    """The moment so many seconds before now, read once: an index cannot be asked for what changes from row to row."""
+    return select(seconds_from_now(-bindparam(name, type_=Float))).scalar_subquery()
+
+
 def _now() -> seconds_from_now:
     return seconds_from_now(literal_column("0", Float))
 
@@ -86,8 +91,8 @@ class Statements:
         self.stuck = self._stuck()
         self.unsent_totals, self.sent_total = self._totals()
         self.retry, self.retry_all = self._retry()
-        self.purge = self._purge((SENT,))
-        self.purge_failed = self._purge((FAILED,))
+        self.purge = self._purge(SENT)
+        self.purge_failed = self._purge(FAILED)
         self.probe: Select[Any] = select(table.c.id, table.c.alerted, table.c.queue_offset).limit(1)
 
     # -- rows come
@@ -216,13 +221,14 @@ class Statements:
     # -- looking after them
 
     def _stuck(self) -> Update:
-        """Marks up to ``limit`` rows as told."""
+        """Marks up to ``limit`` rows after ``after`` as told."""
         table = self._table
         again = seconds_from_now(-bindparam("period", type_=Float))
         found = (
             select(table.c.id)
             .where(
                 table.c.state != _written(SENT),
+                table.c.id > bindparam("after", type_=BigInteger),
                 or_(
                     table.c.created <= seconds_from_now(-bindparam("age", type_=Float)),
                     table.c.attempts >= bindparam("most_attempts", type_=BigInteger),
@@ -259,18 +265,18 @@ class Statements:
             .where(table.c.state.in_((FAILED, PENDING)))
             .values(state=PENDING, attempts=0, next_attempt=_now(), alerted=None, updated=_now())
         )
-        return again.where(self._among(table.c.id, "ids", BigInteger())), again.where(table.c.state == _written(FAILED))
-
-    def _purge(self, states: Sequence[str]) -> Delete:
-        table = self._table
-        old = (
-            select(table.c.id)
-            .where(
-                or_(*(table.c.state == _written(state) for state in states)),
-                table.c.updated <= seconds_from_now(-bindparam("age", type_=Float)),
-            )
-            .limit(bindparam("limit", type_=BigInteger))
+        return again.where(self._among(table.c.id, "ids", BigInteger())), again.where(
+            table.c.state == _written(FAILED), table.c.state != _written(SENT)
         )
+
+    def _purge(self, state: str) -> Delete:
+        table = self._table
+        old = select(table.c.id).where(table.c.state == _written(state), table.c.updated <= _ago("age"))
+        if state == SENT:
+            old = old.order_by(table.c.updated)
+        else:
+            old = old.where(table.c.state != _written(SENT))  # SQLite does not conclude it, and needs it for the index
+        old = old.limit(bindparam("limit", type_=BigInteger))
         if self._arrays:
             old = old.with_for_update(skip_locked=True)
         return delete(table).where(table.c.id.in_(old))

@@ -186,8 +186,8 @@ class Store:
 
     # -- looking after them
 
-    async def stuck(self, age: float, attempts: int, period: float, limit: int) -> list[StuckMessage]:
-        given = {"age": age, "most_attempts": attempts, "period": period, "limit": limit}
+    async def stuck(self, age: float, attempts: int, period: float, limit: int, after: int = 0) -> list[StuckMessage]:
+        given = {"after": after, "age": age, "most_attempts": attempts, "period": period, "limit": limit}
         async with self._transaction() as connection:
             found = (await connection.execute(self.statements.stuck, given)).mappings().all()
         rows = (StuckMessage(**{**row, "keys": tuple((row["keys"] or "").split())}) for row in found)
