@@ -2,7 +2,7 @@
 
 PostgreSQL: rows are claimed with FOR UPDATE SKIP LOCKED, lists of rows are arrays, so the text of a statement, and with it the
 server's prepared plan, is the same for any number of rows. SQLite: one writer at a time, so one UPDATE that asks for the state it
-changes is a compare-and-set; many rows are written by ``executemany`` in one transaction.
+changes is a compare-and-set; many rows are written by ``executemany`` in one transaction. Lists are JSON there.
 
 A row is *due* when ``next_attempt`` has come, whether it is PENDING or its sender's lease is over. A row with a sharding key
 waits for all rows before it of that key and topic that are neither SENT nor due: a claim takes each key from its first unsent
@@ -15,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     Boolean,
     ColumnElement,
     Delete,
+    Dialect,
     Float,
     Insert,
     Select,
     String,
     Table,
     Text,
+    TypeDecorator,
     Update,
     all_,
     and_,
@@ -68,6 +71,19 @@ def _written(value: str) -> ColumnElement[str]:
 def _ago(name: str) -> ColumnElement[Any]:
     """The moment so many seconds before now, read once: an index cannot be asked for what changes from row to row."""
     return select(seconds_from_now(-bindparam(name, type_=Float))).scalar_subquery()
+
+
+def _listed(name: str) -> Select[Any]:
+    """The parameter's list, in SQLite: as one JSON text, for there is a limit on the number of parameters."""
+    return select(func.json_each(bindparam(name, type_=_JsonList)).table_valued("value").c.value)
+
+
+class _JsonList(TypeDecorator[list[Any]]):
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> str | None:
+        return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _now() -> seconds_from_now:
@@ -286,12 +302,12 @@ class Statements:
     def _among(self, of: ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> ColumnElement[bool]:
         if self._arrays:
             return of == any_(bindparam(name, type_=ARRAY(kind)))
-        return of.in_(bindparam(name, type_=kind, expanding=True))
+        return of.in_(_listed(name))
 
     def _not_among(self, of: ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> ColumnElement[bool]:
         if self._arrays:
             return of != all_(bindparam(name, type_=ARRAY(kind)))
-        return of.not_in(bindparam(name, type_=kind, expanding=True))
+        return of.not_in(_listed(name))
 
     def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[ColumnElement[bool], dict[str, Any]]:
         """Rows given as parameters ``row``, their ids, and ``new_...``: what joins the table to them, and their columns."""

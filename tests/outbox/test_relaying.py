@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async import Message, Producer
@@ -82,3 +83,21 @@ async def test_a_row_that_holds_no_message_fails_alone(
     assert (status.sent, status.failed) == (1, 1)
     assert bodies(server) == [b"good"]
     assert "JSON is malformed" in (await rows(engine, table))[0]["last_error"]
+
+
+async def test_a_large_window_is_not_too_large_for_sqlite(
+    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions
+) -> None:
+    outbox = Outbox(engine, producer, table=table, batch_size=10_000)
+    await outbox.create_table()
+    async with sessions.begin() as session:
+        ids = [await outbox.add(session, Message("T", b"x", sharding_key="k")) for _ in range(5)]
+    if engine.dialect.name == "sqlite":
+
+        def as_it_comes(connection: Any, _: Any) -> None:
+            connection.driver_connection._conn.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
+
+        event.listen(engine.sync_engine, "connect", as_it_comes)
+    in_hand = list(range(10**6, 10**6 + 40_000))
+    assert await outbox._store.blocked(ids[3:], in_hand) == ids[3:]
+    assert await outbox._store.blocked(ids[3:], in_hand + ids) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ GIVEN = {
 
 
 def parameters(statement: Any, dialect: Any) -> tuple[str, tuple[Any, ...]]:
-    compiled = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": False})
-    given = {name: value for name, value in (GIVEN | LISTS).items() if name in compiled.params}
+    compiled = statement.compile(dialect=dialect)
+    lists = {name: json.dumps(value) if dialect.name == "sqlite" else value for name, value in LISTS.items()}
+    given = {name: value for name, value in (GIVEN | lists).items() if name in compiled.params}
     state = compiled.construct_expanded_state(compiled.params | given)
     values = [state.parameters[name] for name in state.positiontup]
     return state.statement, tuple(values)
