@@ -16,6 +16,8 @@ from rmq_protocol.validation import check_message
 __all__ = ["LONGEST_ID", "Held", "StuckMessage", "as_added", "message_of", "row_of"]
 
 LONGEST_ID: Final = 255
+_LONGEST_KEY: Final = 2000
+"""Bytes of a sharding key: an index of PostgreSQL takes 2704 of a row."""
 _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp()
 
 
@@ -68,6 +70,8 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
     unique_id = message.unique_id or unique_id
     if len(unique_id) > LONGEST_ID:
         raise InvalidMessageError(f"unique_id has {len(unique_id)} characters, the limit of an outbox is {LONGEST_ID}")
+    if message.sharding_key is not None and len(message.sharding_key.encode()) > _LONGEST_KEY:
+        raise InvalidMessageError(f"sharding_key has more than {_LONGEST_KEY} bytes, the limit of an outbox")
     message_properties(message, unique_id)  # its size
     return {
         "topic": message.topic,
