@@ -142,10 +142,11 @@ class Outbox:
     async def start(self) -> None:
         """Begins to relay. Starting twice is harmless.
 
-        Raises ConfigError where the table is missing, and what the database raises where it cannot be reached.
+        Raises ConfigError where the table is missing, what the database raises where it cannot be reached, WrongLoopError where it
+        runs on another loop, ForkedError where it ran in the parent process.
         """
         async with self._changing:
-            if self._relay is not None:
+            if self._relay is not None and self._relay.is_here():
                 return
             await self._store.probe()
             relay = Relay(
@@ -170,8 +171,10 @@ class Outbox:
         async with self._changing:
             relay = self._relay
             if relay is not None:
+                here = relay.is_here()
                 try:
-                    await relay.stop(budget)
+                    if here:
+                        await relay.stop(budget)
                 finally:
                     self._relay = None
 

@@ -17,9 +17,10 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from ..client.text import printable
-from ..errors import RocketMQError
+from ..errors import RocketMQError, WrongLoopError
 from ..producer import Producer
 from ..producer.life import ProducerState
+from ..transport import check_not_forked, generation
 from .handover import Additions
 from .rows import Held, StuckMessage
 from .sending import Outcomes, Sending
@@ -66,11 +67,19 @@ class Relay:
         self._look = asyncio.Event()
         self._open = True
         self._closing = asyncio.Event()
+        self._generation = generation()
         self._tasks: list[asyncio.Task[None]] = []
         self._starter: list[asyncio.Task[None]] = []
         self._recorder: list[asyncio.Task[None]] = []
 
     # -- life
+
+    def is_here(self) -> bool:
+        """Whether it is of this loop; False where its loop was closed under it. Raises WrongLoopError, ForkedError."""
+        check_not_forked(self._generation)
+        if self.loop is not asyncio.get_running_loop() and not self.loop.is_closed():
+            raise WrongLoopError("the outbox was started on another event loop; make one per loop")
+        return not self.loop.is_closed()
 
     def start(self) -> None:
         self._recorder = [self._begin("record", self._record)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
-from rmq_async import Message, Producer
+from rmq_async import ForkedError, Message, Producer, WrongLoopError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 
@@ -149,3 +152,61 @@ async def test_a_stop_that_is_cancelled_leaves_no_task(outbox: Outbox, sessions:
     with pytest.raises(asyncio.CancelledError):
         await stopping
     assert not [task.get_name() for task in asyncio.all_tasks() & before if task.get_name().startswith("rmq_async outbox")]
+
+
+# -- loops and processes
+
+
+def test_an_outbox_belongs_to_its_loop(tmp_path: Path) -> None:
+    """One whose loop is closed under it can be started anew on another one; one that runs elsewhere is left alone."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db", poolclass=NullPool)
+    outbox = Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"))
+
+    async def begin() -> None:
+        await outbox.create_table()
+        await outbox.start()
+
+    async def elsewhere() -> None:
+        with pytest.raises(WrongLoopError, match="another event loop"):
+            await outbox.start()
+        with pytest.raises(WrongLoopError, match="another event loop"):
+            await outbox.stop()
+
+    with asyncio.Runner() as first:
+        first.run(begin())
+        old = outbox._relay
+        with asyncio.Runner() as second:
+            second.run(elsewhere())
+        assert outbox._relay is old
+
+    async def again() -> None:
+        await outbox.start()
+        assert outbox._relay is not old
+        await outbox.stop()
+
+    asyncio.run(again())
+
+
+def test_a_child_process_is_refused(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db", poolclass=NullPool)
+    outbox = Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"))
+
+    async def begin() -> None:
+        await outbox.create_table()
+        await outbox.start()
+
+    async def in_the_child() -> None:
+        with pytest.raises(ForkedError):
+            await outbox.start()
+
+    with asyncio.Runner() as runner:
+        runner.run(begin())
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(in_the_child())
+                os._exit(17)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+        runner.run(outbox.stop())
