@@ -199,7 +199,9 @@ class Relay:
             probe = sending.troubles.next_due()
             if probe is not None:
                 pause = min(pause, max(0.01, probe - monotonic()))
-            await _within(pause, self._look)
+            rest = _SHARE * (monotonic() - began)  # whatever is to be looked for: it may be there again and again
+            await _within(min(rest, pause), self._closing)
+            await _within(max(0.0, pause - rest), self._look)
         return True
 
     async def _record(self) -> bool:
@@ -290,11 +292,11 @@ def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending
 
 
 async def send_due(store: Store, sending: Sending, limit: int, topics: list[str], *, only: bool) -> int:
-    """Claims and begins to send; returns how many rows were claimed."""
+    """Claims and begins to send; returns how many rows it is that were not out of turn."""
     breaks = sending.lanes.breaks
     rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.lanes.in_hand())
     await _send_in_turn(store, sending, rows, out_of_turn, breaks)
-    return len(rows)
+    return len(rows) - len(out_of_turn)
 
 
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:

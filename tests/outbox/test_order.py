@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async import Message, Producer
@@ -26,6 +28,36 @@ async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Any:
     await made.create_table()
     async with made:
         yield made
+
+
+async def test_a_row_that_somebody_locks_costs_no_hot_loop(
+    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    """The rows behind it are found, taken, and given back."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("it locks no rows")
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.2, batch_size=2)
+    await outbox.create_table()
+    async with sessions.begin() as session:
+        for number in range(3):
+            await outbox.add(session, Message("T", b"%d" % number, sharding_key="k"))
+    claim, claims = outbox._store.claim, 0
+
+    async def counted(*given: Any, **more: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        return await claim(*given, **more)
+
+    outbox._store.claim = counted  # type: ignore[method-assign]
+    async with engine.begin() as connection:
+        await connection.execute(text(f"SELECT 1 FROM {table} ORDER BY id LIMIT 1 FOR UPDATE"))
+        await outbox.start()
+        await asyncio.sleep(0.5)
+        assert not server.messages("T")
+        assert 0 < claims < 20
+    await settled(outbox)
+    await outbox.stop()
+    assert first_seen(server) == {"k": [b"0", b"1", b"2"]}
 
 
 def first_seen(server: EmbeddedRocketMQ, topic: str = "T") -> dict[str | None, list[bytes]]:
