@@ -24,7 +24,7 @@ from ..errors import ClientStateError, ConfigError
 from ..producer import Producer
 from ..producer.life import ProducerState
 from .handover import Additions
-from .relay import Relay, relay_once
+from .relay import Relay, is_owned, relay_once
 from .rows import Held, StuckMessage, as_added, row_of
 from .settings import Settings
 from .store import OutboxStatus, Store
@@ -43,7 +43,8 @@ class Outbox:
                 await outbox.add(session, Message("OrderTopic", b"order 17"))
 
     ``engine``: of SQLAlchemy, for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``: one
-    that is not started is started with the outbox, as soon as a name server answers, and stopped with it.
+    that is not started is started with the outbox, as soon as a name server answers, and stopped with it, or with the last of the
+    outboxes that have it.
 
     ``table``: its name, or "schema.name". ``lease``: seconds for which whoever sends a row has it for himself; a row of a process
     that died is sent by another one after that. One send takes half of it at most. ``poll_interval``: seconds between looks
@@ -153,7 +154,7 @@ class Outbox:
                 self._store,
                 self._producer,
                 self._settings,
-                own_producer=self._producer.state in (ProducerState.NEW, ProducerState.STOPPED),
+                own_producer=self._producer.state in (ProducerState.NEW, ProducerState.STOPPED) or is_owned(self._producer),
                 on_stuck=self._on_stuck,
                 on_status=self._on_status,
             )

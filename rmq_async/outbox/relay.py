@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -27,7 +28,7 @@ from .sending import Outcomes, Sending
 from .settings import Settings
 from .store import DATABASE_ERRORS, OutboxStatus, Store
 
-__all__ = ["Relay", "relay_once"]
+__all__ = ["Relay", "is_owned", "relay_once"]
 
 logger = logging.getLogger("rmq_async.outbox")
 
@@ -39,6 +40,14 @@ _LAST_WRITE: Final = 1.0
 """Seconds to write what became of the last sends, after a stop whose time they have used up."""
 _SHARE: Final = 10
 """Looking for due rows where there are none may take one part in so many of the time."""
+
+_owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
+"""How many relays that run have to stop the producer: the last one does."""
+
+
+def is_owned(producer: Producer) -> bool:
+    """Whether an outbox that runs has started the producer, or is about to."""
+    return _owners.get(producer, 0) > 0
 
 
 class Relay:
@@ -88,6 +97,7 @@ class Relay:
         if self._on_status is not None:
             self._tasks.append(self._begin("tell its status", self._tell_status))
         if self._own_producer:
+            _owners[self._producer] = _owners.get(self._producer, 0) + 1
             self._starter = [self._begin("start its producer", self._start_producer)]
 
     async def stop(self, timeout: float) -> None:
@@ -114,7 +124,9 @@ class Relay:
             await _ended([*self._tasks, *self._recorder], 0.0)
             await self.sending.finished(0.0)
             if self._own_producer:
-                await self._producer.stop(max(0.0, deadline - monotonic()))
+                _owners[self._producer] -= 1
+                if not _owners[self._producer]:
+                    await self._producer.stop(max(0.0, deadline - monotonic()))
 
     # -- in
 
