@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from rmq_async import ForkedError, Message, Producer, WrongLoopError
+from rmq_async import ClientStateError, ConfigError, ForkedError, Message, Producer, WrongLoopError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
+from rmq_async.producer.life import ProducerState
 
 from .support import Sessions, rows, settled, until
 
@@ -152,6 +154,8 @@ async def test_a_stop_that_is_cancelled_leaves_no_task(outbox: Outbox, sessions:
     with pytest.raises(asyncio.CancelledError):
         await stopping
     assert not [task.get_name() for task in asyncio.all_tasks() & before if task.get_name().startswith("rmq_async outbox")]
+    server.resume("broker-a")
+    server.resume("broker-b")
 
 
 # -- loops and processes
@@ -210,3 +214,178 @@ def test_a_child_process_is_refused(tmp_path: Path) -> None:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
         runner.run(outbox.stop())
+
+
+# -- the producer
+
+
+async def test_a_producer_that_is_new_is_started_and_stopped_with_the_outbox(
+    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
+) -> None:
+    producer = Producer("orders", namesrv=server.namesrv)
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
+    await outbox.create_table()
+    for count in (1, 2):
+        async with outbox:
+            async with sessions.begin() as session:
+                await outbox.add(session, Message("T", b"x"))
+            assert (await settled(outbox)).sent == count
+        assert producer.state is ProducerState.STOPPED
+
+
+async def test_a_producer_that_runs_is_left_running(outbox: Outbox, producer: Producer) -> None:
+    await outbox.stop()
+    assert producer.state is ProducerState.RUNNING
+
+
+async def test_the_last_of_two_outboxes_stops_their_producer(
+    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
+) -> None:
+    producer = Producer("orders", namesrv=server.namesrv)
+    first, second = (Outbox(engine, producer, table=table, poll_interval=0.02) for _ in range(2))
+    await first.create_table()
+    async with first:
+        async with second:
+            await until(lambda: producer.state is ProducerState.RUNNING)
+        async with sessions.begin() as session:
+            await first.add(session, Message("T", b"x"))
+        assert (await settled(first)).sent == 1
+    assert producer.state is ProducerState.STOPPED
+
+
+async def test_name_servers_that_are_away_at_the_start_are_waited_for(
+    engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
+) -> None:
+    await server.stop()
+    producer = Producer("orders", namesrv=server.namesrv, request_timeout=0.2)
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
+    await outbox.create_table()
+    async with outbox:
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"x"))
+        await asyncio.sleep(0.1)
+        assert (await outbox.status()).pending == 1
+        await server.start()
+        assert (await settled(outbox)).sent == 1
+
+
+async def test_an_outbox_whose_producer_never_started_stops_at_once(engine: AsyncEngine, table: str) -> None:
+    producer = Producer("orders", namesrv="127.0.0.1:1", request_timeout=5.0)
+    outbox = Outbox(engine, producer, table=table)
+    await outbox.create_table()
+    async with asyncio.timeout(2):
+        async with outbox:
+            await asyncio.sleep(0.05)
+    assert producer.state is not ProducerState.RUNNING
+
+
+async def test_a_producer_that_its_user_stops_and_starts_goes_on(
+    outbox: Outbox, producer: Producer, sessions: Sessions
+) -> None:
+    await producer.stop()
+    async with sessions.begin() as session:
+        await outbox.add(session, Message("T", b"x"))
+    await asyncio.sleep(0.1)
+    assert (await outbox.status()).pending == 1
+    with pytest.raises(ClientStateError, match="is stopped"):
+        await outbox.relay_once()
+    await producer.start()
+    assert (await settled(outbox)).sent == 1
+
+
+# -- a database that is away
+
+
+async def test_connections_that_are_cut_are_made_anew(
+    outbox: Outbox, sessions: Sessions, engine: AsyncEngine, server: EmbeddedRocketMQ
+) -> None:
+    if engine.dialect.name == "sqlite":
+        pytest.skip("it has none")
+    cut = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname IS NOT NULL")
+    for number in range(5):
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"%d" % number, sharding_key="k"))
+        one = create_async_engine(engine.url, poolclass=NullPool)
+        async with one.begin() as connection:
+            await connection.execute(cut)
+        await one.dispose()
+        await engine.dispose(close=False)  # the user's sessions would meet the dead ones
+    assert (await settled(outbox)).sent == 5
+    assert sorted({message.body for message in server.messages("T")}) == [b"%d" % number for number in range(5)]
+
+
+async def test_a_locked_database_is_waited_for(
+    tmp_path: Path, producer: Producer, server: EmbeddedRocketMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = create_async_engine(
+        f"sqlite+aiosqlite:///{tmp_path}/locked.db", poolclass=NullPool, connect_args={"timeout": 0.02}
+    )
+    outbox = Outbox(engine, producer, poll_interval=0.02)
+    await outbox.create_table()
+    async with outbox:
+        async with engine.begin() as connection:
+            await outbox.add(connection, Message("T", b"x"))
+            await connection.exec_driver_sql("PRAGMA user_version = 1")  # a writer, for as long as it likes
+            await asyncio.sleep(0.3)
+        assert (await settled(outbox)).sent == 1
+    assert "the outbox cannot relay" in caplog.text
+    assert len(server.messages("T")) == 1
+
+
+# -- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"lease": 0}, "lease must be above 0 seconds, not 0"),
+        ({"poll_interval": "1"}, "poll_interval must be a number of seconds"),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1 to 10000"),
+        ({"batch_size": True}, "batch_size must be a whole number"),
+        ({"stuck_attempts": 0}, "stuck_attempts must be a whole number from 1"),
+        ({"stuck_after": float("nan")}, "stuck_after must be a number of seconds"),
+        ({"status_interval": -1}, "status_interval must be above 0"),
+        ({"stuck_period": None}, "stuck_period must be a number"),
+        ({"table": ""}, "table must be the name of a table"),
+        ({"table": "schema."}, "1 to 40 characters"),
+        ({"table": "t" * 41}, "1 to 40 characters"),
+        ({"on_stuck": 1}, "on_stuck must be a plain function, not 1"),
+        ({"on_status": asyncio.sleep}, "on_status must be a plain function"),
+        ({"producer": object()}, "producer must be a Producer, not object"),
+        ({"engine": object()}, "engine must be an AsyncEngine"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str, tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db")
+    given = {"engine": engine, "producer": Producer("orders", namesrv="127.0.0.1:1")} | options
+    with pytest.raises(ConfigError, match=told):
+        Outbox(given.pop("engine"), given.pop("producer"), **given)
+
+
+def test_a_database_in_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one connection for all"):
+        Outbox(create_async_engine("sqlite+aiosqlite://"), Producer("orders", namesrv="127.0.0.1:1"))
+
+
+async def test_a_table_that_is_missing_or_another_one_is_told(engine: AsyncEngine, producer: Producer, table: str) -> None:
+    outbox = Outbox(engine, producer, table=table)
+    with pytest.raises(ConfigError, match=f"table {table} is not there as it should be"):
+        await outbox.start()
+    async with engine.begin() as connection:
+        await connection.execute(text(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY)"))
+    with pytest.raises(ConfigError, match="create_table"):
+        await outbox.start()
+    await outbox.stop()  # harmless
+
+
+async def test_starting_and_stopping_twice_is_harmless(outbox: Outbox, sessions: Sessions) -> None:
+    relay = outbox._relay
+    await asyncio.gather(outbox.start(), outbox.start())
+    assert outbox._relay is relay
+    await asyncio.gather(outbox.stop(), outbox.stop())
+    async with sessions.begin() as session:
+        await outbox.add(session, Message("T", b"x"))
+    await asyncio.gather(outbox.start(), outbox.start())
+    assert (await settled(outbox)).sent == 1
+    with pytest.raises(ConfigError, match="timeout must be 0 or above"):
+        await outbox.stop(-1.0)
