@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq_async import Message, Producer
+from rmq_async import Admin, ConfigError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 
@@ -101,3 +101,219 @@ async def test_a_large_window_is_not_too_large_for_sqlite(
     in_hand = list(range(10**6, 10**6 + 40_000))
     assert await outbox._store.blocked(ids[3:], in_hand) == ids[3:]
     assert await outbox._store.blocked(ids[3:], in_hand + ids) == []
+
+
+# -- what is due
+
+
+@pytest.fixture
+async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Outbox:
+    """Not running."""
+    made = Outbox(engine, producer, table=table, poll_interval=0.05)
+    await made.create_table()
+    return made
+
+
+def another(engine: AsyncEngine, producer: Producer, table: str, **options: Any) -> Outbox:
+    return Outbox(engine, producer, table=table, **{"poll_interval": 0.02} | options)
+
+
+async def add(sessions: Sessions, outbox: Outbox, *messages: Message) -> list[int]:
+    async with sessions.begin() as session:
+        return [await outbox.add(session, message) for message in messages]
+
+
+async def test_a_pass_sends_up_to_a_batch_of_what_is_due(
+    engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    await add(sessions, outbox, *[Message("T", b"%d" % number) for number in range(7)])
+    small = another(engine, producer, table, batch_size=3)
+    assert [await small.relay_once() for _ in range(4)] == [3, 3, 1, 0]
+    assert bodies(server) == [b"%d" % number for number in range(7)]
+
+
+async def test_a_row_is_taken_when_the_lease_of_its_sender_is_over_and_not_before(
+    engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    dead, store = another(engine, producer, table, lease=0.5), outbox._store
+    await add(sessions, outbox, Message("T", b"x"))
+    (taken,), _ = await dead._store.claim(10, [], only=False, in_hand=[])
+    assert taken.message.body == b"x"
+    assert await store.claim(10, [], only=False, in_hand=[]) == ([], [])
+    assert await outbox.relay_once() == 0
+
+    async def sent() -> bool:
+        return await outbox.relay_once() == 1
+
+    await until(sent)
+    assert taken.until < monotonic() + 0.1
+    assert bodies(server) == [b"x"]
+
+
+async def test_a_failure_is_written_down_and_tried_again_after_a_pause(
+    engine: AsyncEngine, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    await add(sessions, outbox, Message("T", b"x"))
+    server.fail_next(2, 3)  # all attempts of one send
+    assert await outbox.relay_once() == 0
+    (row,) = await rows(engine, table)
+    assert (row["state"], row["attempts"], row["owner"]) == ("PENDING", 1, None)
+    assert row["last_error"].startswith("SendError: ")
+    assert await outbox.relay_once() == 0  # not due
+    async with outbox:
+        assert (await settled(outbox)).sent == 1
+    assert (await rows(engine, table))[0]["attempts"] == 2
+
+
+@pytest.mark.parametrize("code", [10, 11, 12])
+async def test_what_its_broker_cannot_confirm_is_sent_again(
+    code: int, engine: AsyncEngine, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    await add(sessions, outbox, Message("T", b"x", sharding_key="k"))
+    server.fail_next(code)
+    assert await outbox.relay_once() == 0
+    assert "could not confirm" in (await rows(engine, table))[0]["last_error"]
+    async with outbox:
+        assert (await settled(outbox)).sent == 1
+    assert bodies(server) == [b"x", b"x"]
+
+
+async def test_large_bodies_leave_too(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    large = [bytes([number]) * 70_000 for number in range(5)]
+    await add(sessions, outbox, *[Message("T", body, sharding_key="k") for body in large], Message("T", b"small"))
+    assert await outbox.relay_once() == 6
+    assert bodies(server) == sorted([*large, b"small"])
+
+
+async def test_two_outboxes_share_the_work_and_send_nothing_twice(
+    engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    messages = [Message("T", b"%03d" % number, sharding_key=f"k{number % 7}" if number % 2 else None) for number in range(300)]
+    await add(sessions, outbox, *messages)
+    pair = [another(engine, producer, table, batch_size=20) for _ in range(2)]
+    for each in pair:
+        await each.start()
+    relays = [each._relay for each in pair]
+    await settled(outbox)
+    for each in pair:
+        await each.stop()
+    assert bodies(server) == [message.body for message in messages]
+    shares = [relay.sending.sent for relay in relays if relay is not None]
+    assert sum(shares) == 300
+    assert all(shares)
+    assert {relay.sending.in_hand for relay in relays if relay is not None} == {0}
+
+
+async def test_an_outbox_that_starts_sends_what_was_added_without_it(
+    engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    await add(sessions, outbox, *[Message("T", b"%d" % number) for number in range(5)])
+    async with another(engine, producer, table):
+        assert (await settled(outbox)).sent == 5
+    assert bodies(server) == [b"%d" % number for number in range(5)]
+
+
+# -- what is refused, and topics that fail
+
+
+async def test_one_message_of_a_batch_that_is_refused_does_not_take_the_others_with_it(
+    engine: AsyncEngine, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    await add(sessions, outbox, *[Message("T", b"%d" % number) for number in range(5)])
+    server.fail_next(13, 2)  # the batch, and the first one alone
+    assert await outbox.relay_once() == 4
+    states = [row["state"] for row in await rows(engine, table)]
+    assert states == ["FAILED", "SENT", "SENT", "SENT", "SENT"]
+    assert (await outbox.status()).failed == 1
+
+
+async def test_what_failed_for_good_waits_for_a_retry(
+    engine: AsyncEngine, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    first, second, third = await add(sessions, outbox, *[Message("T", b"%d" % n, sharding_key=str(n)) for n in range(3)])
+    server.fail_next(13, 3)
+    assert await outbox.relay_once() == 0
+    assert await outbox.relay_once() == 0
+    assert await outbox.retry([second, 10**6]) == 1
+    assert [row["attempts"] for row in await rows(engine, table)] == [1, 0, 1]
+    assert await outbox.relay_once() == 1
+    assert bodies(server) == [b"1"]
+    assert await outbox.retry() == 2
+    async with outbox:
+        assert (await settled(outbox)).sent == 3
+    assert await outbox.retry([first, second, third]) == 0
+    assert await outbox.retry([]) == 0
+    with pytest.raises(TypeError, match="whole numbers"):
+        await outbox.retry(["1"])  # type: ignore[list-item]
+
+
+async def test_a_retry_makes_what_waits_due_now(
+    engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    ids = await add(sessions, outbox, Message("T", b"x"))
+    patient = another(engine, producer, table, poll_interval=20.0)
+    server.fail_next(2, 3)
+    assert await patient.relay_once() == 0
+    assert await patient.relay_once() == 0
+    assert await patient.retry(ids) == 1
+    assert await patient.relay_once() == 1
+
+
+async def test_a_topic_that_fails_does_not_hold_up_others(engine: AsyncEngine, table: str, sessions: Sessions) -> None:
+    async with EmbeddedRocketMQ(auto_create_topics=False) as server:
+        async with Admin(namesrv=server.namesrv) as admin:
+            await admin.create_topic("Good")
+        async with Producer("orders", namesrv=server.namesrv) as producer:
+            outbox = another(engine, producer, table, batch_size=10)
+            await outbox.create_table()
+            await add(sessions, outbox, *[Message("Bad", b"x") for _ in range(100)])
+            await add(sessions, outbox, *[Message("Good", b"%d" % number) for number in range(30)])
+            async with outbox:
+                await until(lambda: len(server.messages("Good")) == 30)
+                assert (await outbox.status()).sent <= 30
+                async with Admin(namesrv=server.namesrv) as admin:
+                    await admin.create_topic("Bad")
+                assert (await settled(outbox)).sent == 130
+            assert len(server.messages("Bad")) == 100
+
+
+# -- purge
+
+
+async def test_a_purge_deletes_what_was_sent_long_enough_ago(
+    outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str, server: EmbeddedRocketMQ
+) -> None:
+    await add(sessions, outbox, *[Message("T", b"%d" % number, sharding_key="k") for number in range(3)])
+    server.fail_next(13)
+    assert await outbox.relay_once() == 0
+    await outbox.retry()
+    assert await outbox.relay_once() == 3
+    await add(sessions, outbox, Message("T", b"waits"))
+    assert await outbox.purge(3600.0) == 0
+    assert await outbox.purge(0.0, failed=True) == 0
+    assert await outbox.purge(0.0) == 3
+    assert [row["state"] for row in await rows(engine, table)] == ["PENDING"]
+    with pytest.raises(ConfigError, match="older_than"):
+        await outbox.purge(-1.0)
+
+
+async def test_a_purge_of_failed_rows_frees_their_keys(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    await add(sessions, outbox, Message("T", b"bad", sharding_key="k"), Message("T", b"good", sharding_key="k"))
+    server.fail_next(13)
+    assert await outbox.relay_once() == 0
+    assert await outbox.relay_once() == 0
+    assert await outbox.purge(0.0, failed=True) == 1
+    assert await outbox.relay_once() == 1
+    assert bodies(server) == [b"good"]
+
+
+async def test_a_purge_takes_more_than_one_transaction_holds(
+    outbox: Outbox, engine: AsyncEngine, sessions: Sessions, table: str
+) -> None:
+    await add(sessions, outbox, Message("T", b"x"))
+    columns = "topic, body, flag, wait_store, delay_level, unique_id, attempts, next_attempt, created, updated"
+    async with engine.begin() as connection:
+        for _ in range(11):
+            await connection.execute(text(f"INSERT INTO {table} ({columns}, state) SELECT {columns}, 'SENT' FROM {table}"))
+    assert await outbox.purge(0.0) == 2047
+    assert (await outbox.status()).sent == 0

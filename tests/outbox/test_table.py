@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, MetaData, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq_async import Producer
-from rmq_async.outbox import Outbox
+from rmq_async import Message, Producer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.outbox import Outbox, outbox_table
+
+from .support import Sessions, rows, settled
 
 LISTS = {"ids": [1, 2, 3], "in_hand": [1, 2], "topics": ["T"]}
 GIVEN = {
@@ -64,3 +73,83 @@ async def test_a_purge_looks_at_old_rows_alone(outbox: Outbox, engine: AsyncEngi
     found = await plan(outbox, engine, outbox._store.statements.purge)
     told = {"sqlite": f"ix_{table}_sent (updated<?)", "postgresql": "Index Cond: (updated <= "}
     assert told[engine.dialect.name] in found
+
+
+# -- the table itself
+
+
+def differences(connection: Connection, metadata: MetaData, table: str) -> list[Any]:
+    """What Alembic would change in the table of that name."""
+    options = {"include_object": lambda found, name, kind, *_: kind != "table" or name == table, "include_schemas": True}
+    return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+
+
+async def test_alembic_finds_nothing_to_change(outbox: Outbox, engine: AsyncEngine, table: str) -> None:
+    async with engine.connect() as connection:
+        assert await connection.run_sync(differences, outbox.metadata, table) == []
+
+
+async def test_the_table_can_be_one_of_the_service(engine: AsyncEngine, table: str) -> None:
+    metadata = MetaData()
+    made = outbox_table(metadata, table)
+    assert metadata.tables[table] is made
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    async with engine.connect() as connection:
+        assert await connection.run_sync(differences, metadata, table) == []
+    await Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"), table=table)._store.probe()
+
+
+async def test_a_table_that_is_there_is_left_as_it_is(
+    outbox: Outbox, engine: AsyncEngine, sessions: Sessions, table: str
+) -> None:
+    async with sessions.begin() as session:
+        await outbox.add(session, Message("T", b"x"))
+    await outbox.create_table()
+    assert len(await rows(engine, table)) == 1
+
+
+async def test_a_table_may_be_in_a_schema(
+    engine: AsyncEngine, sessions: Sessions, server: EmbeddedRocketMQ, table: str, tmp_path: Path
+) -> None:
+    if engine.dialect.name == "sqlite":
+
+        def attach(connection: Any, _: Any) -> None:
+            cursor = connection.cursor()
+            cursor.execute(f"ATTACH DATABASE '{tmp_path}/other.db' AS s_{table}")
+            cursor.close()
+
+        event.listen(engine.sync_engine, "connect", attach)
+    else:
+        async with engine.begin() as connection:
+            await connection.execute(text(f"CREATE SCHEMA s_{table}"))
+    outbox = Outbox(engine, Producer("orders", namesrv=server.namesrv), table=f"s_{table}.{table}", poll_interval=0.02)
+    await outbox.create_table()
+    async with outbox:
+        for key in (None, "k"):
+            async with sessions.begin() as session:
+                await outbox.add(session, Message("T", b"x", sharding_key=key))
+        assert (await settled(outbox)).sent == 2
+    assert await outbox.purge(0.0) == 2
+    assert len(server.messages("T")) == 2
+
+
+async def test_ids_only_grow_whatever_is_purged(outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
+    async with sessions.begin() as session:
+        first = await outbox.add(session, Message("T", b"x"))
+        await session.execute(text(f"UPDATE {table} SET state = 'SENT'"))
+    assert await outbox.purge(0.0) == 1
+    async with sessions.begin() as session:
+        assert await outbox.add(session, Message("T", b"x")) > first
+
+
+def test_importing_the_client_loads_no_sqlalchemy() -> None:
+    program = "import sys; from rmq_async import *; print('sqlalchemy' in sys.modules, 'rmq_async.outbox' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout.split(), ended.stderr) == (["False", "False"], "")
+
+
+def test_without_sqlalchemy_the_extra_is_named() -> None:
+    program = "import sys; sys.modules['sqlalchemy'] = None; import rmq_async.outbox"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert 'pip install "rmq-async[outbox]"' in ended.stderr

@@ -1,0 +1,105 @@
+"""Which rows leave together, which one after the other."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from rmq_async import Message
+from rmq_async.outbox.lanes import Lanes, batches
+from rmq_async.outbox.rows import Held
+
+KEY = ("T", "k")
+_numbers = iter(range(1, 1_000_000))
+
+
+def held(topic: str = "T", *, size: int = 10, whole: bool = True, **more: Any) -> Held:
+    return Held(next(_numbers), Message(topic, b"x" * (size if whole else 0), **more), size, 0, 1e9, whole)
+
+
+def together(rows: list[Held], small: int = 4096, max_bytes: int = 4 << 20, max_rows: int = 256) -> list[int]:
+    return sorted(len(batch) for batch in batches(rows, small, max_bytes, max_rows))
+
+
+def test_small_rows_of_one_topic_leave_together() -> None:
+    assert together([held() for _ in range(5)]) == [5]
+    assert together([held("A"), held("B"), held("A")]) == [1, 2]
+    assert together([]) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        held(size=4096), held(whole=False), held(delay_level=3), held(deliver_at=0.0), held("%RETRY%g"), held(wait_store=False),
+    ],
+    ids=["large", "without its body", "level", "deliver_at", "retry", "wait_store"],
+)  # fmt: skip
+def test_what_no_batch_takes_leaves_alone(row: Held) -> None:
+    assert together([held(), row, held()]) == [1, 2]
+
+
+def test_a_batch_has_a_limit_of_rows_and_bytes() -> None:
+    assert together([held() for _ in range(10)], max_rows=4) == [2, 4, 4]
+    assert together([held(size=1000) for _ in range(4)], max_bytes=2 * 1512 + 1) == [2, 2]
+    properties = {"p": "v" * 1000}
+    assert together([held(properties=properties) for _ in range(2)], max_bytes=6000) == [1, 1]
+
+
+def test_each_row_is_in_one_batch_whatever_comes() -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    luck = random.Random(seed)
+    for _ in range(50):
+        rows = [
+            held(luck.choice("AB"), size=luck.choice([1, 500, 5000]), whole=luck.random() < 0.9, wait_store=luck.random() < 0.7)
+            for _ in range(luck.randrange(60))
+        ]
+        found = list(batches(rows, 4096, 8000, luck.randrange(1, 20)))
+        assert sorted(row.id for batch in found for row in batch) == sorted(row.id for row in rows)
+        for batch in found:
+            assert len({(row.message.topic, row.message.wait_store) for row in batch}) == 1
+            assert [row.id for row in batch] == sorted(row.id for row in batch)
+
+
+def test_rows_of_one_key_share_a_lane_and_others_do_not() -> None:
+    lanes = Lanes()
+    first, second, other = held(), held(), held()
+    assert lanes.add(KEY, first) is lanes.add(KEY, second)
+    assert lanes.add(("T", "other"), other) is not lanes.add(KEY, held())
+    assert set(lanes.in_hand([KEY])) >= {first.id, second.id}
+    assert other.id not in lanes.in_hand([KEY])
+    assert other.id in lanes.in_hand()
+
+
+def test_a_broken_lane_takes_nothing_until_the_failure_is_recorded() -> None:
+    lanes = Lanes()
+    rows = [held() for _ in range(3)]
+    lane = None
+    for row in rows:
+        lane = lanes.add(KEY, row)
+    assert lane is not None
+    lane.waiting.popleft()
+    assert lanes.break_off(lane) == rows[1:]
+    assert (lanes.breaks, lanes.in_hand([KEY])) == (1, [])
+    assert lanes.add(KEY, held()) is None
+    for row in rows:
+        lanes.recorded(KEY, row.id)
+    assert lanes.add(KEY, held()) is not lane
+
+
+def test_nothing_stays_of_a_lane_whose_rows_are_recorded() -> None:
+    lanes = Lanes()
+    for number in range(1000):
+        row, key = held(), ("T", str(number))
+        lane = lanes.add(key, row)
+        assert lane is not None
+        lane.busy = True
+        lanes.recorded(key, row.id)  # before its sender has seen to the next one
+        lane.busy = False
+        again = held()
+        assert lanes.add(key, again) is lane
+        lanes.recorded(key, again.id)
+        lanes.recorded(key, 12345)
+    assert lanes._lanes == {}

@@ -1,0 +1,165 @@
+"""Who is told of messages that do not leave, how often, and what the status says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rmq_async import Message, Producer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.outbox import Outbox, OutboxStatus, StuckMessage
+
+from .support import Sessions, rows, settled, until
+
+
+@pytest.fixture
+async def producer(server: EmbeddedRocketMQ) -> Any:
+    async with Producer("orders", namesrv=server.namesrv, retries=0) as started:
+        yield started
+
+
+@pytest.fixture
+def make(engine: AsyncEngine, producer: Producer, table: str) -> Any:
+    def made(**options: Any) -> Outbox:
+        return Outbox(engine, producer, table=table, **{"poll_interval": 0.02, "stuck_after": 0.3} | options)
+
+    return made
+
+
+async def test_each_row_is_told_once_in_a_period_whichever_process_tells_it(
+    make: Any, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    told: list[StuckMessage] = []
+    outboxes = [make(on_stuck=told.append) for _ in range(2)]
+    await outboxes[0].create_table()
+    server.fail_next(2, 1_000_000)
+    async with outboxes[0], outboxes[1]:
+        async with sessions.begin() as session:
+            ids = [await outboxes[0].add(session, Message("T", b"x", keys=["a", "b"])) for _ in range(3)]
+        await until(lambda: len(told) >= 3)
+        await asyncio.sleep(0.15)  # further looks
+        assert sorted(message.id for message in told) == ids
+        server.fail_next(2, 0)
+    first = told[0]
+    assert (first.topic, first.keys, first.state in ("PENDING", "SENDING")) == ("T", ("a", "b"), True)
+    assert 0.3 <= first.age < 10
+    assert first.last_error is not None
+    assert "code 2" in first.last_error or "SYSTEM_BUSY" in first.last_error
+    assert len(first.unique_id) == 32
+
+
+async def test_a_row_is_told_again_in_the_next_period(make: Any, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    told: list[StuckMessage] = []
+    outbox = make(on_stuck=told.append, stuck_period=0.1, stuck_after=0.1)
+    await outbox.create_table()
+    server.fail_next(2, 1_000_000)
+    async with outbox:
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"x"))
+        await until(lambda: len(told) >= 3)
+    assert len({message.id for message in told}) == 1
+
+
+async def test_what_failed_for_good_or_often_is_told_however_young(
+    make: Any, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    told: list[StuckMessage] = []
+    outbox = make(on_stuck=told.append, stuck_after=1.0, stuck_attempts=2)
+    await outbox.create_table()
+    server.fail_next(13)
+    async with outbox:
+        async with sessions.begin() as session:
+            bad = await outbox.add(session, Message("T", b"bad"))
+        await until(lambda: len(told) == 1)
+        assert (told[0].id, told[0].state) == (bad, "FAILED")
+        assert told[0].age < 1.0
+        server.fail_next(2, 1_000_000)
+        async with sessions.begin() as session:
+            often = await outbox.add(session, Message("T", b"often"))
+        await until(lambda: len(told) == 2)
+        assert told[1].id == often
+        assert told[1].attempts >= 2
+        assert told[1].age < 1.0
+
+
+async def test_more_than_one_look_reads_are_all_told(make: Any, sessions: Sessions, producer: Producer) -> None:
+    told: list[StuckMessage] = []
+    outbox = make(on_stuck=told.append, stuck_after=0.2)
+    await outbox.create_table()
+    async with outbox:
+        await producer.stop()
+        async with sessions.begin() as session:
+            ids = [await outbox.add(session, Message("T", b"x")) for _ in range(250)]
+        await until(lambda: len(told) >= 250)
+    assert [message.id for message in told] == ids
+
+
+async def test_a_callback_that_raises_is_told_to_the_loop_and_ends_nothing(
+    make: Any, sessions: Sessions, producer: Producer
+) -> None:
+    loop, errors = asyncio.get_running_loop(), list[dict[str, Any]]()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+
+    def broken(message: StuckMessage) -> None:
+        raise RuntimeError(f"about {message.id}")
+
+    outbox = make(on_stuck=broken, stuck_after=0.2)
+    await outbox.create_table()
+    async with outbox:
+        await producer.stop()
+        async with sessions.begin() as session:
+            ids = [await outbox.add(session, Message("T", b"x")) for _ in range(2)]
+        await until(lambda: len(errors) >= 2)
+        await producer.start()
+        assert (await settled(outbox)).sent == 2
+    loop.set_exception_handler(before)
+    assert [str(context["exception"]) for context in errors] == [f"about {each}" for each in ids]
+
+
+async def test_without_a_callback_the_log_is_told(
+    make: Any, sessions: Sessions, producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = make(stuck_after=0.2)
+    await outbox.create_table()
+    async with outbox:
+        await producer.stop()
+        async with sessions.begin() as session:
+            first, _ = [await outbox.add(session, Message("T", b"x")) for _ in range(2)]
+        await until(lambda: "wait too long" in caplog.text)
+        await asyncio.sleep(0.15)
+    told = [record.getMessage() for record in caplog.records if "wait too long" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(f"2 messages wait too long in the outbox, the first: row {first}, topic T,")
+
+
+async def test_the_status_is_told_at_intervals(make: Any, sessions: Sessions, producer: Producer) -> None:
+    told: list[OutboxStatus] = []
+    outbox = make(on_status=told.append, status_interval=0.03)
+    await outbox.create_table()
+    async with outbox:
+        await producer.stop()
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"x"))
+        await until(lambda: bool(told) and told[-1].pending == 1 and told[-1].oldest_age > 0)
+        await producer.start()
+        await until(lambda: told[-1] == OutboxStatus(0, 0.0, 1, 0))
+    count = len(told)
+    await asyncio.sleep(0.1)
+    assert len(told) == count
+
+
+async def test_a_message_that_left_in_time_is_not_told(make: Any, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
+    told: list[StuckMessage] = []
+    outbox = make(on_stuck=told.append)
+    await outbox.create_table()
+    async with outbox:
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"x"))
+        await settled(outbox)
+        await asyncio.sleep(0.4)
+    assert not told
+    assert (await rows(engine, table))[0]["alerted"] is None
