@@ -6,14 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from rmq_async.outbox import Outbox, OutboxStatus
 
-__all__ = ["Sessions", "prepare_sqlite", "rows", "settled", "until"]
+__all__ = ["Sessions", "on_postgresql", "on_sqlite", "prepare_sqlite", "rows", "settled", "until"]
 
 Sessions = async_sessionmaker[AsyncSession]
+
+on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+"""For tests of what the process does, whatever the database."""
+on_postgresql = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 
 def prepare_sqlite(connection: Any, _: Any) -> None:

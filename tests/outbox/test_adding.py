@@ -19,7 +19,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.outbox.handover import Additions
 
-from .support import Sessions, rows, settled, until
+from .support import Sessions, on_sqlite, rows, settled, until
 
 
 @pytest.fixture
@@ -87,6 +87,7 @@ async def test_a_row_that_got_the_id_of_one_that_was_rolled_back_is_sent_in_its_
     assert bodies(server) == [b"committed"]
 
 
+@on_sqlite
 async def test_a_large_transaction_is_not_held_in_memory(
     engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
@@ -102,6 +103,7 @@ async def test_a_large_transaction_is_not_held_in_memory(
     assert bodies(server) == [b"%02d" % number for number in range(100)]
 
 
+@on_sqlite
 async def test_a_session_that_is_closed_or_gone_holds_nothing(outbox: Outbox, sessions: Sessions) -> None:
     async with sessions() as session:
         for _ in range(3):
@@ -226,6 +228,7 @@ async def test_delays_count_from_the_addition(how: str, outbox: Outbox, sessions
         (Message("T", b"x", sharding_key="".join(map(chr, range(200, 1300)))), "more than 2000 bytes"),
     ],
 )
+@on_sqlite
 async def test_what_cannot_be_sent_is_refused_before_it_is_written(
     message: Message, told: str, outbox: Outbox, sessions: Sessions
 ) -> None:
@@ -250,6 +253,7 @@ async def test_ids_of_rows_are_returned_and_grow(outbox: Outbox, sessions: Sessi
     assert ids == sorted(set(ids))
 
 
+@on_sqlite
 async def test_unique_ids_are_all_different(outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
     async with sessions.begin() as session:
         for _ in range(300):

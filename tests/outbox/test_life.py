@@ -17,7 +17,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.producer.life import ProducerState
 
-from .support import Sessions, rows, settled, until
+from .support import Sessions, on_postgresql, on_sqlite, rows, settled, until
 
 
 @pytest.fixture
@@ -48,6 +48,7 @@ def running(outbox: Outbox) -> Any:
 
 
 @pytest.mark.parametrize("method", ["owned", "body"])
+@on_sqlite
 async def test_a_stop_gives_back_what_the_database_was_asked_about(
     method: str, outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str
 ) -> None:
@@ -70,6 +71,7 @@ async def test_a_stop_gives_back_what_the_database_was_asked_about(
     assert await states(engine, table) == [("PENDING", None)]
 
 
+@on_sqlite
 async def test_a_stop_gives_back_what_it_had_no_time_to_begin(
     outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str, server: EmbeddedRocketMQ
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_stop_gives_back_what_it_had_no_time_to_begin(
     assert not server.messages("T")
 
 
+@on_sqlite
 async def test_a_stop_gives_back_the_rest_of_a_key(
     outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str, server: EmbeddedRocketMQ
 ) -> None:
@@ -103,6 +106,7 @@ async def test_a_stop_gives_back_the_rest_of_a_key(
     assert await states(engine, table) == [("SENT", None)] + [("PENDING", None)] * 49
 
 
+@on_sqlite
 async def test_a_stop_gives_back_the_rest_of_a_batch_that_was_refused(
     outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str, server: EmbeddedRocketMQ
 ) -> None:
@@ -141,6 +145,7 @@ async def test_what_is_committed_during_a_stop_is_given_back(
     assert (await settled(outbox)).sent == 2
 
 
+@on_sqlite
 async def test_a_stop_that_is_cancelled_leaves_no_task(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
     server.stall("broker-a")
     server.stall("broker-b")
@@ -219,6 +224,7 @@ def test_a_child_process_is_refused(tmp_path: Path) -> None:
 # -- the producer
 
 
+@on_sqlite
 async def test_a_producer_that_is_new_is_started_and_stopped_with_the_outbox(
     engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
 ) -> None:
@@ -233,11 +239,13 @@ async def test_a_producer_that_is_new_is_started_and_stopped_with_the_outbox(
         assert producer.state is ProducerState.STOPPED
 
 
+@on_sqlite
 async def test_a_producer_that_runs_is_left_running(outbox: Outbox, producer: Producer) -> None:
     await outbox.stop()
     assert producer.state is ProducerState.RUNNING
 
 
+@on_sqlite
 async def test_the_last_of_two_outboxes_stops_their_producer(
     engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
 ) -> None:
@@ -253,6 +261,7 @@ async def test_the_last_of_two_outboxes_stops_their_producer(
     assert producer.state is ProducerState.STOPPED
 
 
+@on_sqlite
 async def test_name_servers_that_are_away_at_the_start_are_waited_for(
     engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, sessions: Sessions
 ) -> None:
@@ -269,6 +278,7 @@ async def test_name_servers_that_are_away_at_the_start_are_waited_for(
         assert (await settled(outbox)).sent == 1
 
 
+@on_sqlite
 async def test_an_outbox_whose_producer_never_started_stops_at_once(engine: AsyncEngine, table: str) -> None:
     producer = Producer("orders", namesrv="127.0.0.1:1", request_timeout=5.0)
     outbox = Outbox(engine, producer, table=table)
@@ -279,6 +289,7 @@ async def test_an_outbox_whose_producer_never_started_stops_at_once(engine: Asyn
     assert producer.state is not ProducerState.RUNNING
 
 
+@on_sqlite
 async def test_a_producer_that_its_user_stops_and_starts_goes_on(
     outbox: Outbox, producer: Producer, sessions: Sessions
 ) -> None:
@@ -296,11 +307,10 @@ async def test_a_producer_that_its_user_stops_and_starts_goes_on(
 # -- a database that is away
 
 
+@on_postgresql
 async def test_connections_that_are_cut_are_made_anew(
     outbox: Outbox, sessions: Sessions, engine: AsyncEngine, server: EmbeddedRocketMQ
 ) -> None:
-    if engine.dialect.name == "sqlite":
-        pytest.skip("it has none")
     cut = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname IS NOT NULL")
     for number in range(5):
         async with sessions.begin() as session:

@@ -14,7 +14,7 @@ from rmq_async import Message, Producer, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 
-from .support import Sessions, rows, settled, until
+from .support import Sessions, on_postgresql, on_sqlite, rows, settled, until
 
 
 @pytest.fixture
@@ -31,12 +31,11 @@ async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Any:
         yield made
 
 
+@on_postgresql
 async def test_a_row_that_somebody_locks_costs_no_hot_loop(
     engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
     """The rows behind it are found, taken, and given back."""
-    if engine.dialect.name == "sqlite":
-        pytest.skip("it locks no rows")
     outbox = Outbox(engine, producer, table=table, poll_interval=0.2, batch_size=2)
     await outbox.create_table()
     async with sessions.begin() as session:
@@ -71,11 +70,10 @@ def first_seen(server: EmbeddedRocketMQ, topic: str = "T") -> dict[str | None, l
     return found
 
 
+@on_postgresql
 async def test_what_is_added_first_and_committed_last_is_sent_first_where_both_wait(
     outbox: Outbox, sessions: Sessions, engine: AsyncEngine, server: EmbeddedRocketMQ
 ) -> None:
-    if engine.dialect.name == "sqlite":
-        pytest.skip("one writer at a time")
     async with sessions() as first, sessions() as second:
         await outbox.add(first, Message("T", b"1", sharding_key="k"))
         await outbox.add(second, Message("T", b"2", sharding_key="k"))
@@ -102,6 +100,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["handed over", "relayed"])
+@on_sqlite
 async def test_a_failure_in_the_middle_holds_back_what_comes_after(
     how: str, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:

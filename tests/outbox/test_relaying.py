@@ -14,7 +14,7 @@ from rmq_async import Admin, ConfigError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 
-from .support import Sessions, rows, settled, until
+from .support import Sessions, on_sqlite, rows, settled, until
 
 
 @pytest.fixture
@@ -27,6 +27,7 @@ def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:
     return sorted(message.body for message in server.messages(topic))
 
 
+@on_sqlite
 async def test_what_could_not_be_written_for_longer_than_a_lease_is_not_sent_again(
     engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
@@ -48,6 +49,7 @@ async def test_what_could_not_be_written_for_longer_than_a_lease_is_not_sent_aga
     assert bodies(server) == [b"keyed", b"loose"]
 
 
+@on_sqlite
 async def test_a_row_whose_lease_ends_while_it_is_handed_over_is_sent_once(
     engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
@@ -166,6 +168,7 @@ async def test_a_failure_is_written_down_and_tried_again_after_a_pause(
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
+@on_sqlite
 async def test_what_its_broker_cannot_confirm_is_sent_again(
     code: int, engine: AsyncEngine, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
@@ -178,6 +181,7 @@ async def test_what_its_broker_cannot_confirm_is_sent_again(
     assert bodies(server) == [b"x", b"x"]
 
 
+@on_sqlite
 async def test_large_bodies_leave_too(outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
     large = [bytes([number]) * 70_000 for number in range(5)]
     await add(sessions, outbox, *[Message("T", body, sharding_key="k") for body in large], Message("T", b"small"))
@@ -204,6 +208,7 @@ async def test_two_outboxes_share_the_work_and_send_nothing_twice(
     assert {relay.sending.in_hand for relay in relays if relay is not None} == {0}
 
 
+@on_sqlite
 async def test_an_outbox_that_starts_sends_what_was_added_without_it(
     engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
@@ -216,6 +221,7 @@ async def test_an_outbox_that_starts_sends_what_was_added_without_it(
 # -- what is refused, and topics that fail
 
 
+@on_sqlite
 async def test_one_message_of_a_batch_that_is_refused_does_not_take_the_others_with_it(
     engine: AsyncEngine, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
@@ -259,6 +265,7 @@ async def test_a_retry_makes_what_waits_due_now(
     assert await patient.relay_once() == 1
 
 
+@on_sqlite
 async def test_a_topic_that_fails_does_not_hold_up_others(engine: AsyncEngine, table: str, sessions: Sessions) -> None:
     async with EmbeddedRocketMQ(auto_create_topics=False) as server:
         async with Admin(namesrv=server.namesrv) as admin:

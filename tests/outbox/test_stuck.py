@@ -12,7 +12,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox, OutboxStatus, StuckMessage
 
-from .support import Sessions, rows, settled, until
+from .support import Sessions, on_sqlite, rows, settled, until
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ async def test_each_row_is_told_once_in_a_period_whichever_process_tells_it(
     assert len(first.unique_id) == 32
 
 
+@on_sqlite
 async def test_a_row_is_told_again_in_the_next_period(make: Any, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
     told: list[StuckMessage] = []
     outbox = make(on_stuck=told.append, stuck_period=0.1, stuck_after=0.1)
@@ -97,6 +98,7 @@ async def test_more_than_one_look_reads_are_all_told(make: Any, sessions: Sessio
     assert [message.id for message in told] == ids
 
 
+@on_sqlite
 async def test_a_callback_that_raises_is_told_to_the_loop_and_ends_nothing(
     make: Any, sessions: Sessions, producer: Producer
 ) -> None:
@@ -120,6 +122,7 @@ async def test_a_callback_that_raises_is_told_to_the_loop_and_ends_nothing(
     assert [str(context["exception"]) for context in errors] == [f"about {each}" for each in ids]
 
 
+@on_sqlite
 async def test_without_a_callback_the_log_is_told(
     make: Any, sessions: Sessions, producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,6 +155,7 @@ async def test_the_status_is_told_at_intervals(make: Any, sessions: Sessions, pr
     assert len(told) == count
 
 
+@on_sqlite
 async def test_a_message_that_left_in_time_is_not_told(make: Any, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
     told: list[StuckMessage] = []
     outbox = make(on_stuck=told.append)
