@@ -14,7 +14,10 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
+from sqlalchemy import MetaData, create_engine
+
 from rmq_async.cli.spark import PIPELINES
+from rmq_async.outbox import outbox_table
 from rmq_async.spark import SINK_COLUMNS, SOURCE_COLUMNS
 from rmq_async.spark.options import OPTIONS
 from rmq_async.spark.pipelines import job
@@ -91,7 +94,8 @@ def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, c
     stands_for |= {"OrderCopies": topics.make(2), "Orders": topics.make(2)}
     names: dict[str, Any] = {"__name__": "page"}
     blocks = [(page.count("\n", 0, found.start(2)), found[2]) for found in BLOCK.finditer(page) if found[1] == "python"]
-    assert len(blocks) >= 8
+    assert len(blocks) >= 9
+    _make_outbox(tmp_path / "orders.db")
     for line, source in blocks:
         for written, meant in stands_for.items():
             source = source.replace(written, meant)
@@ -101,3 +105,11 @@ def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, c
     assert names["spark"] is spark
     shown = capsys.readouterr().out
     assert '{"id": 17, "amount": 5.0}' in shown
+
+
+def _make_outbox(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    metadata = MetaData()
+    outbox_table(metadata)
+    metadata.create_all(engine)
+    engine.dispose()

@@ -73,6 +73,15 @@ def test_arguments_that_cannot_be_meant_are_named(capsys: pytest.CaptureFixture[
         assert told in capsys.readouterr().err
 
 
+def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
+    columns = ["id", "unique_id", "keys", "state", "updated", "topic", "sent_at"]
+    assert pipeline._table(_given("--outbox"), columns) == pipeline.OUTBOX
+    named = pipeline._table(_given("--outbox", "--time-column", "sent_at", "--acknowledged", "sent,sending"), columns)
+    assert (named.id, named.time, named.acknowledged) == ("unique_id", "sent_at", ("sent", "sending"))
+    assert pipeline._table(_given(), columns) == pipeline.SentTable()
+    assert pipeline._table(_given("--topic-column", "topic"), columns).topic == "topic"
+
+
 @pytest.mark.parametrize(
     ("by", "fail_on", "table", "told"),
     [

@@ -1,6 +1,7 @@
 """What was sent against what a topic holds: does everything that was acknowledged exist, once?
 
-    rmq spark reconcile --topic orders --sent outbox.parquet --id-column message_id
+    rmq spark reconcile --topic orders --sent sent.parquet --id-column message_id
+    rmq spark reconcile --topic orders --outbox --format jdbc --read-option url=jdbc:postgresql://db/shop ...
 
 One full outer join of two aggregates by identity: rows of the table, messages of the topic. Both are shuffled and spill to disk;
 bodies are not built into columns, nothing but figures and a few examples comes to the driver. The table is read before the ends of
@@ -37,7 +38,7 @@ from rmq_async.spark.pipelines.job import (
 from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.rows import ID_PROPERTY
 
-__all__ = ["ACKNOWLEDGED", "JOB", "KINDS", "Reconciled", "Reconciliation", "SentTable", "main", "reconcile"]
+__all__ = ["ACKNOWLEDGED", "JOB", "KINDS", "OUTBOX", "Reconciled", "Reconciliation", "SentTable", "main", "reconcile"]
 
 KINDS: Final = ("missing", "unacknowledged", "unknown", "duplicate")
 ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
@@ -52,14 +53,20 @@ class SentTable:
     """What the columns of the table of sent messages are called, and what their values mean.
 
     ``id``: message ids, or whatever ``by`` looks for. ``key`` and ``state`` may be None where the table has none; without states
-    every row is acknowledged, as with the state "*". ``time``: when a row was sent.
+    every row is acknowledged, as with the state "*". ``time``: when a row was sent. ``topic``: what it was sent to; rows of other
+    topics than those looked at are left out.
     """
 
     id: str | None = "msgId"
     key: str | None = None
     state: str | None = "state"
     time: str | None = None
+    topic: str | None = None
     acknowledged: Collection[str] = ACKNOWLEDGED
+
+
+OUTBOX: Final = SentTable(id="unique_id", key="keys", state="state", time="updated", topic="topic")
+"""The table of ``rmq_async.outbox``, or an export of it with these columns."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,8 @@ def reconcile(
         slack = timedelta()
     if inside and slack:
         inside = window(since and since - slack, until and until + slack)
+    if table.topic is not None:
+        sent = sent.where(column("topic column", table.topic, sent.columns).isin([name.strip() for name in topics.split(",")]))
     rows = _rows(sent, by, table, since, until, slack).persist(StorageLevel.DISK_ONLY)
     findings: DataFrame | None = None
     try:
@@ -364,10 +373,18 @@ class _Reconcile:
         table.add_argument(
             "--read-option", action="append", default=[], metavar="NAME=VALUE", help="an option of that format; may be repeated"
         )
-        table.add_argument("--id-column", default="msgId", help="message ids; default: %(default)s")
-        table.add_argument("--key-column", help="keys; needed for --by key")
-        table.add_argument("--state-column", default="state", help="states; default: %(default)s")
-        table.add_argument("--time-column", help="when a row was sent: --from and --to are for the table as well")
+        table.add_argument(
+            "--outbox", action="store_true",
+            help=f"it is an outbox of rmq_async.outbox: columns {OUTBOX.id}, {OUTBOX.key}, {OUTBOX.state}, {OUTBOX.time} (time) "
+            f"and {OUTBOX.topic} unless others are named",
+        )  # fmt: skip
+        table.add_argument("--id-column", metavar="NAME", help=f"message ids; default: {SentTable.id}")
+        table.add_argument("--key-column", metavar="NAME", help="keys; needed for --by key")
+        table.add_argument("--state-column", metavar="NAME", help=f"states; default: {SentTable.state}")
+        table.add_argument(
+            "--time-column", metavar="NAME", help="when a row was sent: --from and --to are for the table as well"
+        )
+        table.add_argument("--topic-column", metavar="NAME", help="what it was sent to: rows of other topics are left out")
         table.add_argument(
             "--acknowledged", type=_names, default=list(ACKNOWLEDGED), metavar="STATE[,...]",
             help="states that say it was sent, in any case; *: all, also without such a column; default: SEND_OK,SENT",
@@ -398,14 +415,7 @@ class _Reconcile:
         sent = reader.options(**named_values("--read-option", given.read_option)).load(given.sent)
         if given.where is not None:
             sent = sent.where(given.where)
-        every = "*" in given.acknowledged
-        table = SentTable(
-            id=None if given.by == "key" and given.id_column.lower() not in map(str.lower, sent.columns) else given.id_column,
-            key=given.key_column,
-            state=None if every and given.state_column.lower() not in map(str.lower, sent.columns) else given.state_column,
-            time=given.time_column,
-            acknowledged=given.acknowledged,
-        )
+        table = _table(given, sent.columns)
         found = reconcile(
             spark,
             sent,
@@ -428,6 +438,23 @@ class _Reconcile:
         if summary.missing and summary.deleted:
             progress({"note": _RETENTION.format(summary.deleted, summary.oldest)})
         return summary
+
+
+def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
+    """What the arguments say, else what an outbox or any table has. The id and the state may be absent where nothing needs them."""
+    preset = OUTBOX if given.outbox else SentTable()
+    there = {name.lower() for name in columns}
+    identity, state = given.id_column or preset.id, given.state_column or preset.state
+    assert identity is not None
+    assert state is not None
+    return SentTable(
+        id=None if given.by == "key" and identity.lower() not in there else identity,
+        key=given.key_column or preset.key,
+        state=None if "*" in given.acknowledged and state.lower() not in there else state,
+        time=given.time_column or preset.time,
+        topic=given.topic_column or preset.topic,
+        acknowledged=tuple(given.acknowledged),
+    )
 
 
 def _names(text: str) -> list[str]:
