@@ -100,6 +100,7 @@ class Outbox:
         # the network of loopback addresses, beside the process id and the 32 random bits that every such id has.
         self._ids = UniqueIds(b"\x7f" + random.SystemRandom().randbytes(3))
         self._relay: Relay | None = None
+        self._sent_before = 0
         self._changing = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -177,6 +178,7 @@ class Outbox:
                     if here:
                         await relay.stop(budget)
                 finally:
+                    self._sent_before += relay.sending.sent
                     self._relay = None
 
     aclose = stop
@@ -192,6 +194,12 @@ class Outbox:
 
     # -- the rest
 
+    @property
+    def sent_here(self) -> int:
+        """Messages that brokers have stored for this outbox, not for others of its table, since it was made."""
+        relay = self._relay
+        return self._sent_before + (0 if relay is None else relay.sending.sent)
+
     async def relay_once(self) -> int:
         """Sends up to ``batch_size`` due rows and returns how many were stored. The producer must run, the outbox need not.
 
@@ -199,7 +207,9 @@ class Outbox:
         """
         if self._producer.state is not ProducerState.RUNNING:
             raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}")
-        return await relay_once(self._store, self._producer, self._settings)
+        sent = await relay_once(self._store, self._producer, self._settings)
+        self._sent_before += sent
+        return sent
 
     async def status(self) -> OutboxStatus:
         """Counts the rows, those that are sent too: some 100 ms for a million."""

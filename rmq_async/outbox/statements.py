@@ -106,6 +106,7 @@ class Statements:
         self.released = self._released()
         self.stuck = self._stuck()
         self.unsent_totals, self.sent_total = self._totals()
+        self.anything_to_send, self.behind_failed = self._left()
         self.retry, self.retry_all = self._retry()
         self.purge = self._purge(SENT)
         self.purge_failed = self._purge(FAILED)
@@ -273,6 +274,23 @@ class Statements:
             func.count().filter(failed).label("failed"),
         ).where(table.c.state != _written(SENT))
         return unsent, select(func.count().label("sent")).where(table.c.state == _written(SENT))
+
+    def _left(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
+        """Whether there is a row that can be sent, and how many are behind a FAILED one."""
+        table = self._table
+        first = table.alias("first")
+        failed_before = and_(
+            first.c.sharding_key == table.c.sharding_key,
+            first.c.topic == table.c.topic,
+            first.c.id < table.c.id,
+            first.c.state != _written(SENT),  # says nothing new, but names the index
+            first.c.state == _written(FAILED),
+        )
+        behind = exists(select(literal(1)).select_from(first).where(failed_before).correlate(table))
+        pending = and_(table.c.state != _written(SENT), table.c.state != _written(FAILED))
+        sendable = select(table.c.id).where(pending, or_(table.c.sharding_key.is_(None), ~behind))
+        left = select(func.count(table.c.id)).where(pending, table.c.sharding_key.is_not(None), behind)
+        return select(sendable.exists()), left
 
     def _retry(self) -> tuple[Update, Update]:
         table = self._table

@@ -199,6 +199,18 @@ class Store:
             sent = (await connection.execute(self.statements.sent_total)).scalar_one()
         return OutboxStatus(unsent.pending, max(0.0, unsent.oldest_age or 0.0), sent, unsent.failed)
 
+    async def anything_to_send(self) -> bool:
+        """Whether a row is not sent and can be, at once or after another attempt: neither FAILED nor behind a FAILED one."""
+        async with self._engine.connect() as connection:
+            found: bool = (await connection.execute(self.statements.anything_to_send)).scalar_one()
+            return bool(found)
+
+    async def behind_failed(self) -> int:
+        """Rows that wait until a FAILED one of their key is tried again or deleted."""
+        async with self._engine.connect() as connection:
+            found: int = (await connection.execute(self.statements.behind_failed)).scalar_one()
+            return found
+
     async def retry(self, rows: Collection[int] | None) -> int:
         """``rows``: None for all that have FAILED."""
         async with self._transaction() as connection:
