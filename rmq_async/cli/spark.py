@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module, util
+from importlib import import_module
 from typing import Final
 
 import click
 
-from .options import WRONG_USE, needs_command
+from .extras import needs_extra
+from .options import needs_command
 
 __all__ = ["needs_spark", "spark"]
 
@@ -57,20 +58,7 @@ def _pipeline(name: str, summary: str) -> click.Command:
 
 def needs_spark() -> None:
     """Raises ClickException where a package of the extra is not installed."""
-    missing = [package for package in _NEEDED if not _is_installed(package)]
-    if missing:
-        raise _NotInstalled(f"{missing[0]} is not installed; pip install 'rmq-async[spark]' brings all that this command needs")
-
-
-class _NotInstalled(click.ClickException):
-    exit_code = WRONG_USE
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return util.find_spec(package) is not None
-    except ValueError:  # it is being kept out, as None among the modules
-        return False
+    needs_extra("spark", _NEEDED)
 
 
 for _name, _summary in PIPELINES.items():

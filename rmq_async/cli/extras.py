@@ -1,0 +1,32 @@
+"""Packages that only some commands need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import util
+
+import click
+
+from .options import WRONG_USE
+
+__all__ = ["needs_extra"]
+
+
+def needs_extra(extra: str, packages: Iterable[str]) -> None:
+    """Raises ClickException where one of the packages is not installed. None of them is imported."""
+    missing = [package for package in packages if not _is_installed(package)]
+    if missing:
+        raise _NotInstalled(
+            f"{missing[0]} is not installed; pip install 'rmq-async[{extra}]' brings all that this command needs"
+        )
+
+
+class _NotInstalled(click.ClickException):
+    exit_code = WRONG_USE
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return util.find_spec(package) is not None
+    except ValueError:  # it is being kept out, as None among the modules
+        return False
