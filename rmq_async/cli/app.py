@@ -22,6 +22,7 @@ from .demo import DemoSettings, run_demo
 from .demo.settings import MAX_MESSAGES, MAX_SIZE, MIN_SIZE, MODE_MESSAGES, SPARK_MESSAGES, spark_too_much
 from .message import message
 from .options import FAILED, WRONG_USE, json_option, namesrv_option, needs_command, run, timeout_option
+from .outbox import outbox
 from .output import Output
 from .pull import pull
 from .security import security_given, security_options, security_settings
@@ -193,5 +194,5 @@ def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -
     return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
 
 
-for command in (send, pull, bench, topic, message, spark):
+for command in (send, pull, bench, topic, message, outbox, spark):
     rmq.add_command(command)

@@ -13,12 +13,13 @@ import click
 
 import rmq_async
 from rmq_async import ClientConfig, ConfigError
-from rmq_async.config import NAMESRV_ENVIRONMENT, name_servers
+from rmq_async.config import LONGEST, NAMESRV_ENVIRONMENT, name_servers
 
 from . import INTERRUPTED
 from .security import security_options, security_settings
 
 __all__ = [
+    "AGE",
     "FAILED",
     "MOMENT",
     "PROPERTY",
@@ -176,6 +177,21 @@ class _Time(ParamType):
         return moment
 
 
+class _Age(ParamType):
+    """Seconds."""
+
+    name = "AGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = _ago(value)
+        seconds = float(found[1]) * _UNITS[found[2]] if found else LONGEST + 1
+        if seconds > LONGEST:
+            self.fail(f"{value!r} is not an age such as 7d, 12h, 30m or 90s", param, ctx)
+        return seconds
+
+
 def _time(value: Any) -> datetime | None:
     """Local time where no zone is given."""
     if isinstance(value, datetime):
@@ -191,6 +207,7 @@ def _time(value: Any) -> datetime | None:
         return None
 
 
+AGE: Final = _Age()
 PROPERTY: Final = _Property()
 QUEUE: Final = _Queue()
 MOMENT: Final = _Moment()

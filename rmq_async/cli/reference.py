@@ -28,6 +28,7 @@ _OPENING: Final = """\
 - `--namesrv "a:9876;b:9876"` names the cluster, else the environment's `NAMESRV_ADDR`; `rmq demo` does not look at that.
 - `--access-key` signs requests, with the secret in the environment's `RMQ_SECRET_KEY` (and a token in `RMQ_SECURITY_TOKEN`):
   other users of a machine see arguments, not the environment. What TLS can refuse, and why: [security](security.md#tls).
+- `rmq outbox` takes its `--database` from the environment's `RMQ_OUTBOX_DATABASE` too, the place for a URL with a password.
 - `RMQ_TRACEBACK=1` shows where an error that is a bug came from.
 
 A copy of a topic's last hour, and what is in it by key:

@@ -36,7 +36,8 @@ Rmq = Callable[..., Ended]
 
 
 def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("NAMESRV_ADDR", "RMQ_TRACEBACK")}
+    dropped = ("NAMESRV_ADDR", "RMQ_TRACEBACK", "RMQ_OUTBOX_DATABASE")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
 
 

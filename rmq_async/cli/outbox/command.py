@@ -1,0 +1,198 @@
+"""The commands: what they take, and what is checked before."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+import rmq_async
+from rmq_protocol.validation import check_group
+
+from ..extras import needs_extra
+from ..options import AGE, FAILED, client_config, client_options, json_option, needs_command, run
+from ..output import Output
+
+if TYPE_CHECKING:
+    from rmq_async.outbox.store import Store
+
+__all__ = ["outbox"]
+
+DATABASE_ENVIRONMENT: Final = "RMQ_OUTBOX_DATABASE"
+_NEEDED: Final = ("sqlalchemy", "greenlet", "aiosqlite", "asyncpg")
+_LARGEST_ID: Final = (1 << 63) - 1
+_DAY: Final = 86400.0
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _table_options(command: Command) -> Command:
+    table = click.option("--table", default="rmq_outbox", show_default=True, metavar="NAME", help="Or SCHEMA.NAME.")
+    return click.option(
+        "--database",
+        metavar="URL",
+        help=f"postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE; default: ${DATABASE_ENVIRONMENT}.",
+    )(table(command))
+
+
+def _seconds(option: str, default: float, help_text: str) -> Callable[[Command], Command]:
+    kind = click.FloatRange(0.0, _DAY, min_open=True)
+    return click.option(option, type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
+
+
+def _known(database: str | None) -> str:
+    """The database's URL. Raises ClickException where there is none, and where the extra is not installed."""
+    found = os.environ.get(DATABASE_ENVIRONMENT) if database is None else database
+    if not found:
+        raise click.UsageError(f"no database is known: give --database or set {DATABASE_ENVIRONMENT}")
+    needs_extra("outbox", _NEEDED)
+    return found
+
+
+def _with_table(database: str | None, table: str, work: Callable[[Store], Awaitable[int]]) -> int:
+    """Runs ``work`` on the table, and returns what it does."""
+    url = _known(database)
+    from .database import connected
+
+    async def on_table() -> int:
+        async with connected(url, table) as (_, store):
+            return await work(store)
+
+    return run(on_table())
+
+
+@click.group(invoke_without_command=True, short_help="Relay the messages of an outbox, and look after its table.")
+@click.pass_context
+def outbox(context: click.Context) -> int:
+    """The outbox of a service: messages that are rows of its database until they are sent.
+
+    The commands need the extra `outbox`. A URL with a password is better kept in the environment than in the arguments, which
+    other users of a machine see.
+    """
+    return needs_command(context)
+
+
+@outbox.command(short_help="Print how many messages are pending, sent and failed.")
+@click.option(
+    "--fail-above", type=click.FloatRange(0.0), metavar="SECONDS", help="Exit code 1 if a message is pending for longer."
+)
+@_table_options
+@json_option
+def status(fail_above: float | None, database: str | None, table: str, as_json: bool) -> int:
+    """Print how many messages are pending and since when, how many are sent and not purged, and how many have failed for good."""
+    output = Output(as_json=as_json)
+
+    async def work(store: Store) -> int:
+        from .telling import tell_status
+
+        found = await store.status()
+        tell_status(output, found)
+        if fail_above is None or found.oldest_age <= fail_above:
+            return 0
+        output.trouble(f"outbox: a message is pending for {found.oldest_age:,.1f} s, the limit is {fail_above:g} s")
+        return FAILED
+
+    return _with_table(database, table, work)
+
+
+@outbox.command(short_help="Send what is pending, until SIGTERM or Ctrl-C.")
+@click.option("--drain", is_flag=True, help="End when nothing is left that can be sent.")
+@_seconds("--every", 10.0, "Between two lines of progress.")
+@click.option("--group", default="outbox-relay", show_default=True, help="Producer group.")
+@click.option(
+    "--batch-size", type=click.IntRange(1, 10_000), default=256, show_default=True, metavar="N", help="Rows read at a time."
+)
+@_seconds("--lease", 30.0, "For which a row is this process's own; after its death others wait for that.")
+@_seconds("--poll-interval", 1.0, "Between looks for messages; also before a second attempt.")
+@_seconds("--stuck-after", 60.0, "Age from which a message that is not sent is told.")
+@_table_options
+@client_options
+def relay(
+    drain: bool,
+    every: float,
+    group: str,
+    batch_size: int,
+    lease: float,
+    poll_interval: float,
+    stuck_after: float,
+    database: str | None,
+    table: str,
+    namesrv: str | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Send the messages of an outbox, beside other relays or alone, until SIGTERM or Ctrl-C, which give back what is not begun.
+
+    It waits for a cluster that is not there yet, and for a database that goes away later. Progress goes to stderr, with --json to
+    stdout: messages sent by this process, their rate, and what is in the table; a message that is stuck is a line too, once in ten
+    minutes. The last line, on stdout, has the totals.
+
+    With --drain the exit code is 1 if a message failed for good meanwhile, or is left behind such a one of its sharding key, or a
+    signal came first.
+    """
+    url = _known(database)
+    check_group(group)
+    client = client_config(namesrv, timeout)
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # what is waited out is worth a line
+    from .relay import RelaySettings, run_relay
+
+    settings = RelaySettings(
+        table=table,
+        group=group,
+        batch_size=batch_size,
+        lease=lease,
+        poll_interval=poll_interval,
+        stuck_after=stuck_after,
+        drain=drain,
+        every=every,
+    )
+    return rmq_async.run(run_relay(url, settings, client, Output(as_json=as_json)))
+
+
+@outbox.command(short_help="Send messages again that have failed.")
+@click.argument("ids", nargs=-1, type=click.IntRange(1, _LARGEST_ID), metavar="[ID]...")
+@click.option("--all-failed", is_flag=True, help="All that have failed for good.")
+@_table_options
+@json_option
+def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: str, as_json: bool) -> int:
+    """Make messages due now: the rows with these IDs, those that have failed for good or wait for another attempt, or all that have
+    failed for good.
+
+    Exit code 1 if one of the IDs is neither.
+    """
+    if bool(ids) == all_failed:
+        raise click.UsageError("give IDs of rows or --all-failed")
+    output = Output(as_json=as_json)
+    chosen = sorted(set(ids))
+
+    async def work(store: Store) -> int:
+        count = await store.retry(None if all_failed else chosen)
+        output.record({"retried": count})
+        output.line(f"{count:,} due again")
+        if all_failed or count == len(chosen):
+            return 0
+        output.trouble(f"outbox: {len(chosen) - count:,} of {len(chosen):,} are not in the table, sent, or being sent")
+        return FAILED
+
+    return _with_table(database, table, work)
+
+
+@outbox.command(short_help="Delete messages that were sent long ago.")
+@click.option("--older-than", type=AGE, required=True, help="Such as 7d, 12h, 30m or 90s: time since they were sent.")
+@click.option("--failed", is_flag=True, help="Those that FAILED so long ago instead: these messages are lost.")
+@_table_options
+@json_option
+def purge(older_than: float, failed: bool, database: str | None, table: str, as_json: bool) -> int:
+    """Delete messages that were sent, a thousand in a transaction. Nothing is asked first."""
+    output = Output(as_json=as_json)
+
+    async def work(store: Store) -> int:
+        count = await store.purge(older_than, failed=failed)
+        output.record({"purged": count})
+        output.line(f"{count:,} deleted")
+        return 0
+
+    return _with_table(database, table, work)

@@ -1,0 +1,112 @@
+"""Which database, by its URL, and what it says when it does not work. No word of a URL is ever shown, but the name of a
+SQLite file: there may be a password in it, also where it should not be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import click
+from sqlalchemy import URL, MetaData, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from rmq_async import ConfigError
+from rmq_async.outbox import outbox_table
+from rmq_async.outbox.store import Store
+
+__all__ = ["ERRORS", "connected"]
+
+CONNECT_TIMEOUT: Final = 10.0
+LEASE: Final = 30.0
+"""Of rows that are taken; the stores of this module take none."""
+_FORMS: Final = "give postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
+_REFUSED: Final = "the database's driver does not take what stands in the URL"
+ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
+"""SQLAlchemy 2.0 passes on what asyncpg raises while it connects."""
+
+
+@asynccontextmanager
+async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngine, Store]]:
+    """An engine, disposed of at the end, and the table, which is there. What the database raises becomes one line.
+
+    Raises UsageError for a URL or a table's name that cannot be, and for a table that is missing.
+    """
+    engine = _engine(database)
+    try:
+        store = Store(engine, outbox_table(MetaData(), table), "rmq outbox", LEASE)
+        with _told_in_a_line():
+            await _connect(engine)
+            await store.probe()
+            yield engine, store
+    finally:
+        await engine.dispose()
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    """What the database raises, without the statement and its parameters."""
+    try:
+        yield
+    except ERRORS as error:
+        raise click.ClickException(f"the database: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    orig = getattr(error, "orig", None) or error
+    said = str(orig.__cause__ or orig).strip() or type(orig).__name__
+    return said.splitlines()[0]
+
+
+def _engine(database: str) -> AsyncEngine:
+    try:
+        url = make_url(database)
+    except (ArgumentError, ValueError):
+        raise click.UsageError(f"the URL of the database is not one; {_FORMS}") from None
+    kind = url.drivername.partition("+")[0]
+    if kind in ("postgresql", "postgres"):
+        return _postgresql(url)
+    if kind == "sqlite":
+        return _sqlite(url)
+    raise click.UsageError(f"an outbox needs PostgreSQL or SQLite, and the URL names another database; {_FORMS}")
+
+
+def _postgresql(url: URL) -> AsyncEngine:
+    query = dict(url.query)
+    if "sslmode" in query:  # libpq's name for it
+        query.setdefault("ssl", query.pop("sslmode"))
+    timeout: dict[str, Any] = {"timeout": CONNECT_TIMEOUT}
+    return _made(url.set(drivername="postgresql+asyncpg", query=query), connect_args=timeout)
+
+
+def _sqlite(url: URL) -> AsyncEngine:
+    file = url.database
+    if url.host or url.username:
+        raise click.UsageError("a SQLite database is a file, and the URL names a host; give sqlite:///FILE")
+    if not file or file == ":memory:":
+        raise click.UsageError("a SQLite database in memory is another one for each process; give sqlite:///FILE")
+    if not Path(file).is_file():
+        raise click.ClickException(f"there is no SQLite file {file}; it is made by the service that adds messages, not here")
+    return _made(url.set(drivername="sqlite+aiosqlite"))
+
+
+def _made(url: URL, **settings: Any) -> AsyncEngine:
+    try:
+        return create_async_engine(url, hide_parameters=True, **settings)
+    except (ArgumentError, ValueError, TypeError):
+        raise click.UsageError(_REFUSED) from None
+
+
+async def _connect(engine: AsyncEngine) -> None:
+    try:
+        async with engine.connect():
+            pass
+    except (ConfigError, *ERRORS):
+        raise
+    except OSError as error:
+        raise click.ClickException(f"the database cannot be reached: {str(error) or 'no answer in time'}") from error
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(_REFUSED) from error

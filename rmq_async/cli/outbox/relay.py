@@ -1,0 +1,139 @@
+"""``rmq outbox relay``: sends what is pending until a signal comes or, with --drain, until nothing is left that can be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rmq_async import ClientConfig, Producer
+from rmq_async.outbox import Outbox, OutboxStatus
+from rmq_async.outbox.store import Store
+
+from ..options import FAILED
+from ..output import Output
+from .database import ERRORS, connected
+from .telling import Progress, counted
+
+__all__ = ["RelaySettings", "run_relay"]
+
+_LAST_STATUS: Final = 5.0
+"""Seconds for the totals."""
+_SHARE: Final = 10
+"""Looking whether anything is left may take one part in so many of the time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelaySettings:
+    """What the command was told; ``Outbox`` says what most of it means."""
+
+    table: str
+    group: str
+    batch_size: int
+    lease: float
+    poll_interval: float
+    stuck_after: float
+    drain: bool
+    every: float
+
+
+async def run_relay(database: str, settings: RelaySettings, client: ClientConfig, output: Output) -> int:
+    """Relays until SIGTERM or SIGINT, whether or not the cluster is there; returns the exit code."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with AsyncExitStack() as stack:
+        found = await _unless(ended, stack.enter_async_context(connected(database, settings.table)))
+        before = None if found is None else await _unless(ended, found[1].status())
+        if found is None or before is None:
+            return _ended_early(output) if settings.drain else 0
+        engine, store = found
+        outbox, progress = _outbox(engine, settings, client, output, ended)
+        try:
+            drained = await _unless(ended, _relay(outbox, store, settings))
+        finally:
+            await outbox.stop()
+        if progress.error is not None:
+            raise progress.error
+        after = await _last_status(store)
+        progress.totals(after)
+        if not settings.drain:
+            return 0
+        return await _drained(store, before, after, output) if drained and after is not None else _ended_early(output)
+
+
+def _outbox(
+    engine: AsyncEngine, settings: RelaySettings, client: ClientConfig, output: Output, ended: asyncio.Event
+) -> tuple[Outbox, Progress]:
+    progress = Progress(output, lambda: outbox.sent_here, ended)
+    outbox = Outbox(
+        engine,
+        Producer(settings.group, client=client, timeout=client.request_timeout),
+        table=settings.table,
+        lease=settings.lease,
+        poll_interval=settings.poll_interval,
+        batch_size=settings.batch_size,
+        stuck_after=settings.stuck_after,
+        on_stuck=progress.stuck,
+        on_status=progress.status,
+        status_interval=settings.every,
+    )
+    return outbox, progress
+
+
+async def _relay(outbox: Outbox, store: Store, settings: RelaySettings) -> bool:
+    """Returns once nothing is left that can be sent, without --drain never."""
+    await outbox.start()
+    if not settings.drain:
+        await asyncio.get_running_loop().create_future()
+    while True:
+        began = monotonic()
+        try:
+            if not await store.anything_to_send():
+                return True
+        except (*ERRORS, OSError):
+            pass  # the relay tells that the database is away, and goes on
+        await asyncio.sleep(max(min(settings.poll_interval, 1.0), _SHARE * (monotonic() - began)))
+
+
+async def _last_status(store: Store) -> OutboxStatus | None:
+    try:
+        async with asyncio.timeout(_LAST_STATUS):
+            return await store.status()
+    except (*ERRORS, OSError):
+        return None
+
+
+async def _drained(store: Store, before: OutboxStatus, after: OutboxStatus, output: Output) -> int:
+    failed, left = max(0, after.failed - before.failed), await store.behind_failed()
+    if failed:
+        output.trouble(f"outbox: {counted(failed)} failed for good")
+    if left:
+        output.trouble(f"outbox: {counted(left)} left behind one of the same sharding key that failed for good")
+    return FAILED if failed or left else 0
+
+
+def _ended_early(output: Output) -> int:
+    output.trouble("outbox: ended before all was sent that can be")
+    return FAILED
+
+
+async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What ``work`` returns; None, once it has cleaned up, where ``ended`` came first."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        waiting.cancel()
+        await asyncio.wait((working, waiting))
+    return None if working.cancelled() else working.result()
