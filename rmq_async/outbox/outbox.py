@@ -48,7 +48,7 @@ class Outbox:
 
     ``table``: its name, or "schema.name". ``lease``: seconds for which whoever sends a row has it for himself; a row of a process
     that died is sent by another one after that. One send takes half of it at most. ``poll_interval``: seconds between looks
-    for rows that are due; also the pause after a first failure, which doubles up to 30 s. ``batch_size``: rows read at a time;
+    for rows that are due; also the pause after a first failure, which doubles up to 15 s. ``batch_size``: rows read at a time;
     four times as many are held.
 
     ``on_stuck(message)``: called on the loop for each message that was added more than ``stuck_after`` seconds ago and is not sent,

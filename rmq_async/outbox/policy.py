@@ -12,7 +12,7 @@ from ..errors import MessageIllegalError, SendError
 
 __all__ = ["Troubles", "given_up", "pause_before", "told"]
 
-LONGEST_PAUSE: Final = 30.0
+LONGEST_PAUSE: Final = 15.0
 """Between two attempts of one message."""
 LONGEST_PROBE_PAUSE: Final = 5.0
 """Between two looks whether a topic that failed can be sent to again."""
