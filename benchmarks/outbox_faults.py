@@ -1,8 +1,8 @@
-"""Kills a service with an outbox: ``python benchmarks/outbox_faults.py [--seeds 10] [--first 1] [--database NAME] [--away SECONDS]``.
+"""Kills a service with an outbox: ``python benchmarks/outbox_faults.py [--seeds 10] [--first 1] [--database NAME] [--away S]``.
 
 Each seed is a run of 20,000 orders, one transaction each, while writer, relay and broker are killed (SIGKILL) and started again at
-random moments; then the orders of the database are held against the messages of the topic. ``--away``: instead, the broker is
-away for so many seconds while a service goes on adding. One line of JSON for each run; exit code 1 where one found a fault. What the
+random moments; then the orders of the database are held against the messages of the topic. ``--away``: instead, the broker is away
+for so many seconds while a service goes on adding. One line of JSON for each run; exit code 1 where one found a fault. What the
 runs are is in tests/cluster/outbox_kills.py. Needs the extra ``test`` and what RealCluster needs.
 """
 
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rmq_async import Admin, Message, Producer, run
 from rmq_async.outbox import Outbox, StuckMessage
 from rmq_async.testing.cluster import RealCluster
-from tests.cluster.outbox_kills import run_with_kills
+from tests.cluster.outbox_kills import drained, run_with_kills
 from tests.cluster.outbox_service import Settings, engine_for
 from tests.postgres import postgres
 
@@ -79,15 +79,14 @@ async def away(cluster: RealCluster, url: str, seconds: float) -> bool:
             there = await outbox.status()
             await cluster.brokers[0].start()
             back = monotonic()
-            while (await outbox.status()).pending:
-                await asyncio.sleep(0.05)
-            drained = monotonic() - back
+            await drained(settings)
+            draining = monotonic() - back
             sent = (await outbox.status()).sent
     await engine.dispose()
     rows = {message.id for message in told}
     record = {
         "database": url.partition("+")[0], "away": seconds, "added": added, "slowest add, ms": round(slowest * 1000, 1),
-        "pending when it came back": there.pending, "sent": sent, "seconds to drain": round(drained, 1),
+        "pending when it came back": there.pending, "sent": sent, "seconds to drain": round(draining, 1),
         "rows told of": len(rows), "told twice": len(told) - len(rows),
     }  # fmt: skip
     print(json.dumps(record), flush=True)

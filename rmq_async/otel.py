@@ -1,6 +1,7 @@
 """OpenTelemetry for producers: spans, durations and counts of sends, and trace contexts that travel with messages.
 
     producer = Producer("orders", hooks=[OpenTelemetryHook()])
+    outbox = Outbox(engine, producer, on_status=OutboxGauges())
 
 Needs the extra ``otel`` (opentelemetry-api). Names are those of the semantic conventions for messaging and for RocketMQ as of
 version 1.36; what they have no name for begins with ``rmq_async.``.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 try:
     from opentelemetry import metrics, propagate, trace
@@ -30,7 +31,10 @@ from rmq_protocol.trace import MessageType
 from .errors import BrokerError
 from .producer import Hook, SendContext
 
-__all__ = ["OpenTelemetryHook", "context_of"]
+if TYPE_CHECKING:
+    from .outbox import OutboxStatus
+
+__all__ = ["OpenTelemetryHook", "OutboxGauges", "context_of"]
 
 SCOPE: Final = "rmq_async"
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.36.0"
@@ -106,6 +110,32 @@ class OpenTelemetryHook(Hook):
             return None
         found = trace.get_current_span(_extract(message.properties, self._propagator, Context())).get_span_context()
         return found if found.is_valid else None
+
+
+class OutboxGauges:
+    """``on_status`` of an outbox: how many messages are pending, sent (and kept) and failed, and how old the oldest pending one is.
+
+    ``attributes``: of each value, such as the service's or the table's name where there are several.
+    """
+
+    def __init__(
+        self, meter_provider: metrics.MeterProvider | None = None, *, attributes: Mapping[str, str] | None = None
+    ) -> None:
+        meter = metrics.get_meter(SCOPE, meter_provider=meter_provider, schema_url=SCHEMA)
+        self._attributes = dict(attributes or {})
+        self._messages = meter.create_gauge(
+            "rmq_async.outbox.messages", unit="{message}", description="Rows of the outbox by state: pending, sent, failed."
+        )
+        self._age = meter.create_gauge(
+            "rmq_async.outbox.oldest_age",
+            unit="s",
+            description="Since the oldest message that is pending was added; 0: none is.",
+        )
+
+    def __call__(self, status: OutboxStatus) -> None:
+        for state in ("pending", "sent", "failed"):
+            self._messages.set(getattr(status, state), {**self._attributes, "rmq_async.outbox.state": state})
+        self._age.set(status.oldest_age, self._attributes)
 
 
 def context_of(message: MessageExt, propagator: TextMapPropagator | None = None, context: Context | None = None) -> Context:

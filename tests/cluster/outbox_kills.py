@@ -23,7 +23,7 @@ from rmq_async.testing.cluster import RealCluster
 from .accounting import read_all
 from .outbox_service import CUSTOMERS, ORDERS, Settings, engine_for, orders_table, outbox_for
 
-__all__ = ["Count", "Service", "count", "prepare", "run_with_kills"]
+__all__ = ["Count", "Service", "count", "drained", "prepare", "run_with_kills"]
 
 SERVICE = Path(__file__).with_name("outbox_service.py")
 DRAIN = 90.0
@@ -119,7 +119,7 @@ async def run_with_kills(cluster: RealCluster, settings: Settings, *, pause: tup
                 kills[victim] += 1
                 await victims[victim]()
         assert writer.process.returncode == 0, f"the writer ended with {writer.process.returncode}"
-        await _drained(settings)
+        await drained(settings)
         assert await relay.end() == 0
     finally:
         await writer.kill()
@@ -129,7 +129,8 @@ async def run_with_kills(cluster: RealCluster, settings: Settings, *, pause: tup
     return found
 
 
-async def _drained(settings: Settings) -> None:
+async def drained(settings: Settings) -> None:
+    """Waits until nothing is pending."""
     engine = engine_for(settings.url)
     outbox = Outbox(engine, Producer("unused", namesrv=settings.namesrv), table=settings.table)
     async with asyncio.timeout(DRAIN):
