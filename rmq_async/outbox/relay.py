@@ -26,7 +26,7 @@ from .handover import Additions
 from .rows import Held, StuckMessage
 from .sending import Outcomes, Sending
 from .settings import Settings
-from .store import DATABASE_ERRORS, OutboxStatus, Store
+from .store import DATABASE_ERRORS, OutboxStatus, Store, reason_of
 
 __all__ = ["Relay", "is_owned", "relay_once"]
 
@@ -173,7 +173,7 @@ class Relay:
             except DATABASE_ERRORS as error:
                 failures += 1
                 if failures & (failures - 1) == 0:
-                    logger.warning("the outbox cannot %s (%d times): %s", name, failures, printable(error, 1000))
+                    logger.warning("the outbox cannot %s (%d times): %s", name, failures, reason_of(error))
             except Exception as error:  # noqa: BLE001 - a bug of a callback or ours must not end the relay of a service
                 failures += 1
                 self.loop.call_exception_handler(
@@ -233,7 +233,7 @@ class Relay:
                 if failures & (failures - 1) == 0:
                     logger.warning(
                         "the outbox cannot write what became of %d messages (%d times): %s",
-                        len(outcomes.rows), failures, printable(error, 1000),
+                        len(outcomes.rows), failures, reason_of(error),
                     )  # fmt: skip
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
             except Exception:  # a bug: they are left to their lease

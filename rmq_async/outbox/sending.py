@@ -24,7 +24,7 @@ from ..results import SendResult, SendStatus
 from .lanes import Lane, Lanes, batches
 from .policy import Troubles, given_up, pause_before, told
 from .rows import Held
-from .store import DATABASE_ERRORS, Failure, Sent, Store
+from .store import DATABASE_ERRORS, Failure, Sent, Store, reason_of
 
 __all__ = ["Outcomes", "Sending"]
 
@@ -255,7 +255,7 @@ class Sending:
         try:
             body = await self._store.body(row.id)
         except DATABASE_ERRORS as error:
-            logger.debug("the body of row %d could not be read: %s", row.id, printable(error, 1000))
+            logger.debug("the body of row %d could not be read: %s", row.id, reason_of(error))
             return None
         except BaseException:
             self._release(row)

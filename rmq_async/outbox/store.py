@@ -25,11 +25,18 @@ from .policy import told
 from .rows import Held, StuckMessage, message_of
 from .statements import Statements
 
-__all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store"]
+try:
+    from asyncpg import InterfaceError, PostgresError
+except ImportError:  # SQLite alone, or another driver
+    _DRIVER_ERRORS: tuple[type[Exception], ...] = ()
+else:
+    _DRIVER_ERRORS = (InterfaceError, PostgresError)  # SQLAlchemy 2.0 passes on what asyncpg raises while it connects
+
+__all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store", "reason_of"]
 
 logger = logging.getLogger("rmq_async.outbox")
 
-DATABASE_ERRORS: Final = (SQLAlchemyError, OSError, TimeoutError)
+DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, TimeoutError, *_DRIVER_ERRORS)
 """What a statement may raise where the database is away or busy."""
 
 _AT_ONCE: Final = 1000
@@ -38,7 +45,7 @@ _AT_ONCE: Final = 1000
 
 class OutboxStatus(msgspec.Struct, frozen=True):
     """``pending``: messages that are not sent yet, those under way among them; ``oldest_age``: seconds since the oldest of them was
-    added, 0.0 where there is none. ``sent``: rows kept until ``purge``. ``failed``: messages that no retry will send."""
+    added, 0.0 where there is none. ``sent``: rows kept until ``purge``. ``failed``: messages that nobody sends before ``retry``."""
 
     pending: int
     oldest_age: float
@@ -94,7 +101,7 @@ class Store:
             async with self._engine.connect() as connection:
                 await connection.execute(self.statements.probe)
         except (ProgrammingError, OperationalError) as error:
-            reason = str(error.orig).splitlines()[0]
+            reason = reason_of(error)
             if "no such" not in reason and "does not exist" not in reason:
                 raise
             raise ConfigError(
@@ -231,6 +238,13 @@ class Store:
             deleted += count
             if count < _AT_ONCE:
                 return deleted
+
+
+def reason_of(error: BaseException) -> str:
+    """One line, without the statement and its parameters."""
+    said = getattr(error, "orig", None) or error
+    text = str(said.__cause__ or said).strip() or type(said).__name__
+    return printable(text.splitlines()[0], 500)
 
 
 def checked_dialect(engine: AsyncEngine) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rmq_async import ConfigError
 from rmq_async.outbox import outbox_table
-from rmq_async.outbox.store import Store
+from rmq_async.outbox.store import Store, reason_of
 
 __all__ = ["ERRORS", "connected"]
 
@@ -52,13 +52,7 @@ def _told_in_a_line() -> Iterator[None]:
     try:
         yield
     except ERRORS as error:
-        raise click.ClickException(f"the database: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    orig = getattr(error, "orig", None) or error
-    said = str(orig.__cause__ or orig).strip() or type(orig).__name__
-    return said.splitlines()[0]
+        raise click.ClickException(f"the database: {reason_of(error)}") from error
 
 
 def _engine(database: str) -> AsyncEngine:
