@@ -25,7 +25,7 @@ from ..producer import Producer
 from ..producer.life import ProducerState
 from .handover import Additions
 from .relay import Relay, is_owned, relay_once
-from .rows import Held, StuckMessage, as_added, row_of
+from .rows import StuckMessage, as_added, row_of
 from .settings import Settings
 from .store import OutboxStatus, Store
 from .table import outbox_table
@@ -136,7 +136,7 @@ class Outbox:
         values |= {"owner": self._me, "lease_seconds": self._settings.lease}
         row = _id_of(await session.execute(statements.add_sending, values))
         sync = session.sync_session
-        Additions.of(sync).add(sync, Held(row, as_added(message, values), len(message.body), 0, until), relay.hand_over)
+        Additions.of(sync).add(sync, as_added(row, message, values, until), relay.hand_over)
         return row
 
     # -- life

@@ -17,6 +17,8 @@ LONGEST_PAUSE: Final = 15.0
 LONGEST_PROBE_PAUSE: Final = 5.0
 """Between two looks whether a topic that failed can be sent to again."""
 _LONGEST_ERROR: Final = 1000
+_TOPICS: Final = 10_000
+"""Of so many it is remembered when a send last succeeded."""
 
 
 def given_up(error: BaseException) -> bool:
@@ -64,6 +66,8 @@ class Troubles:
             trouble.looked, trouble.next = now, now + self._pause(trouble)
 
     def succeeded(self, topic: str, now: float) -> None:
+        if len(self._succeeded) > _TOPICS and topic not in self._succeeded:
+            self._succeeded.clear()
         self._succeeded[topic] = now
         self._troubles.pop(topic, None)
 

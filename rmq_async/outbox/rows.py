@@ -13,9 +13,11 @@ from rmq_protocol.message import Message
 from rmq_protocol.properties import message_properties
 from rmq_protocol.validation import check_message
 
-__all__ = ["LONGEST_ID", "Held", "StuckMessage", "as_added", "message_of", "row_of"]
+__all__ = ["LONGEST_ID", "SMALL_BODY", "Held", "StuckMessage", "as_added", "message_of", "row_of"]
 
 LONGEST_ID: Final = 255
+SMALL_BODY: Final = 64 * 1024
+"""Larger bodies are not held with their rows but read one by one as they are sent: 1000 rows in hand take 64 MiB at most."""
 _LONGEST_KEY: Final = 2000
 """Bytes of a sharding key: an index of PostgreSQL takes 2704 of a row."""
 _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp()
@@ -99,11 +101,16 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
     return datetime.fromtimestamp(when, UTC)
 
 
-def as_added(message: Message, row: Mapping[str, Any]) -> Message:
-    """The message that ``message_of`` would make of its row."""
-    if message.unique_id is not None and message.delay is None:
-        return message
-    return msgspec.structs.replace(message, unique_id=row["unique_id"], delay=None, deliver_at=row["deliver_at"])
+def as_added(row: int, message: Message, columns: Mapping[str, Any], until: float) -> Held:
+    """The row of a message in the hands of the process that added it. ``columns``: what ``row_of`` made of it."""
+    size = len(message.body)
+    whole = size <= SMALL_BODY
+    if message.unique_id is None or message.delay is not None or not whole:
+        body = message.body if whole else b""
+        message = msgspec.structs.replace(
+            message, body=body, unique_id=columns["unique_id"], delay=None, deliver_at=columns["deliver_at"]
+        )
+    return Held(row, message, size, 0, until, whole)
 
 
 def message_of(row: Mapping[str, Any], body: bytes) -> Message:

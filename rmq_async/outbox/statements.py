@@ -49,13 +49,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from .rows import LONGEST_ID
+from .rows import LONGEST_ID, SMALL_BODY
 from .table import FAILED, PENDING, SENDING, SENT, seconds_from_now, seconds_since
 
-__all__ = ["SMALL_BODY", "Statements"]
-
-SMALL_BODY: Final = 64 * 1024
-"""Larger bodies are not read with a claim but one by one, so that a claim of 1000 rows takes at most 64 MiB."""
+__all__ = ["Statements"]
 
 
 _MESSAGE: Final = (
