@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -40,6 +40,8 @@ _LAST_WRITE: Final = 1.0
 """Seconds to write what became of the last sends, after a stop whose time they have used up."""
 _SHARE: Final = 10
 """Looking for due rows where there are none may take one part in so many of the time."""
+
+Step = Callable[[], Coroutine[Any, Any, bool]]
 
 _owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
 """How many relays that run have to stop the producer: the last one does."""
@@ -91,7 +93,7 @@ class Relay:
         return not self.loop.is_closed()
 
     def start(self) -> None:
-        self._recorder = [self._begin("record", self._record)]
+        self._recorder = [self._begin("record", self._record, after_stop=True)]
         self._tasks = [self._begin("hand over", self._hand_over), self._begin("relay", self._poll)]
         self._tasks.append(self._begin("watch", self._watch))
         if self._on_status is not None:
@@ -156,13 +158,13 @@ class Relay:
 
     # -- the loops
 
-    def _begin(self, name: str, step: Callable[[], Coroutine[Any, Any, bool]]) -> asyncio.Task[None]:
-        return self.loop.create_task(self._for_ever(name, step), name=f"rmq_async outbox {name}")
+    def _begin(self, name: str, step: Step, *, after_stop: bool = False) -> asyncio.Task[None]:
+        return self.loop.create_task(self._for_ever(name, step, after_stop=after_stop), name=f"rmq_async outbox {name}")
 
-    async def _for_ever(self, name: str, step: Callable[[], Awaitable[bool]]) -> None:
-        """Until ``step`` says that it is over."""
+    async def _for_ever(self, name: str, step: Step, *, after_stop: bool) -> None:
+        """Until ``step`` says that it is over, or the relay stops (``after_stop``: until it is cancelled)."""
         failures = 0
-        while self._open or step == self._record:
+        while self._open or after_stop:
             try:
                 if not await step():
                     return

@@ -20,7 +20,7 @@ SMALL_BODY: Final = 64 * 1024
 """Larger bodies are not held with their rows but read one by one as they are sent: 1000 rows in hand take 64 MiB at most."""
 _LONGEST_KEY: Final = 2000
 """Bytes of a sharding key: an index of PostgreSQL takes 2704 of a row."""
-_LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp()
+_LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class StuckMessage(msgspec.Struct, frozen=True):
@@ -82,9 +82,9 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
         "body": message.body,
         "properties": msgspec.json.encode(message.properties).decode() if message.properties else None,
         "sharding_key": message.sharding_key,
-        "flag": message.flag,
-        "wait_store": message.wait_store,
-        "delay_level": message.delay_level,
+        "flag": int(message.flag),
+        "wait_store": bool(message.wait_store),
+        "delay_level": int(message.delay_level),
         "deliver_at": _deliver_at(message, now),
         "unique_id": unique_id,
     }
@@ -94,11 +94,12 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
     when = message.deliver_at
     if message.delay is not None:
         when = now + message.delay
-    if when is None or isinstance(when, datetime):
-        return when
-    if when > _LATEST:
-        raise InvalidMessageError("an outbox keeps no time of delivery after the year 9999")
-    return datetime.fromtimestamp(when, UTC)
+    if when is None:
+        return None
+    seconds = when.timestamp() if isinstance(when, datetime) else when
+    if not 0 <= seconds <= _LATEST:
+        raise InvalidMessageError("an outbox keeps no time of delivery before 1970 or after the year 9999")
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def as_added(row: int, message: Message, columns: Mapping[str, Any], until: float) -> Held:

@@ -168,7 +168,7 @@ class Sending:
 
     def _succeeded(self, row: Held, result: SendResult) -> None:
         queue = result.queue
-        place = Sent(row.id, result.offset_msg_id, f"{queue.broker_name}:{queue.queue_id}", result.queue_offset)
+        place = Sent.at(row.id, result.offset_msg_id, f"{queue.broker_name}:{queue.queue_id}", result.queue_offset)
         self.sent += 1
         self._outcomes.sent.append(place)
         self._ended(row)

@@ -39,6 +39,8 @@ logger = logging.getLogger("rmq_async.outbox")
 DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, TimeoutError, *_DRIVER_ERRORS)
 """What a statement may raise where the database is away or busy."""
 
+_LARGEST: Final = 2**63 - 1
+_LONGEST_NAME: Final = 200
 _AT_ONCE: Final = 1000
 """Rows that one statement deletes, or ids that one names."""
 
@@ -60,6 +62,12 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     offset_message_id: str
     queue: str
     queue_offset: int
+
+    @classmethod
+    def at(cls, row: int, offset_message_id: str, queue: str, queue_offset: int) -> Sent:
+        """With what a column takes of a broker's words: one that it refused would keep all the others from being written."""
+        offset = queue_offset if -_LARGEST <= queue_offset <= _LARGEST else -1
+        return cls(row, printable(offset_message_id, _LONGEST_NAME), printable(queue, _LONGEST_NAME), offset)
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
