@@ -22,7 +22,7 @@ from rmq_protocol.errors import shown
 from ..client.text import printable
 from ..errors import ConfigError
 from .policy import told
-from .rows import Held, StuckMessage, message_of
+from .rows import LONGEST_ID, Held, StuckMessage, message_of
 from .statements import Statements
 
 try:
@@ -40,7 +40,6 @@ DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError,
 """What a statement may raise where the database is away or busy."""
 
 _LARGEST: Final = 2**63 - 1
-_LONGEST_NAME: Final = 200
 _AT_ONCE: Final = 1000
 """Rows that one statement deletes, or ids that one names."""
 
@@ -67,7 +66,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     def at(cls, row: int, offset_message_id: str, queue: str, queue_offset: int) -> Sent:
         """With what a column takes of a broker's words: one that it refused would keep all the others from being written."""
         offset = queue_offset if -_LARGEST <= queue_offset <= _LARGEST else -1
-        return cls(row, printable(offset_message_id, _LONGEST_NAME), printable(queue, _LONGEST_NAME), offset)
+        return cls(row, printable(offset_message_id)[:LONGEST_ID], printable(queue)[:LONGEST_ID], offset)
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):

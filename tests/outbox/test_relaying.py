@@ -6,6 +6,7 @@ import sqlite3
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -324,3 +325,26 @@ async def test_a_purge_takes_more_than_one_transaction_holds(
             await connection.execute(text(f"INSERT INTO {table} ({columns}, state) SELECT {columns}, 'SENT' FROM {table}"))
     assert await outbox.purge(0.0) == 2047
     assert (await outbox.status()).sent == 0
+
+
+async def test_outcomes_are_written_whatever_a_broker_says(
+    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
+    await outbox.create_table()
+    send = producer.send
+
+    async def strange(*given: Any, **options: Any) -> Any:
+        result = await send(*given, **options)
+        queue = result.queue._replace(broker_name="b\0" * 500)
+        return msgspec.structs.replace(result, offset_msg_id="\0" * 1000, queue=queue, queue_offset=2**200)
+
+    producer.send = strange  # type: ignore[method-assign]
+    async with outbox:
+        async with sessions.begin() as session:
+            await outbox.add(session, Message("T", b"x"))
+        assert (await settled(outbox)).sent == 1
+    (kept,) = await rows(engine, table)
+    assert kept["queue_offset"] == -1
+    assert len(kept["offset_message_id"]) <= 255
+    assert "\0" not in kept["offset_message_id"] + kept["queue"]
