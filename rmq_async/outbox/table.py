@@ -155,4 +155,5 @@ def _age_postgresql(element: seconds_since, compiler: Any, **options: Any) -> st
 
 @compiles(seconds_since, "sqlite")
 def _age_sqlite(element: seconds_since, compiler: Any, **options: Any) -> str:
-    return f"((julianday('now') - julianday({compiler.process(element.clauses, **options)})) * 86400.0)"
+    then = compiler.process(element.clauses, **options)
+    return f"round((julianday('now') - julianday({then})) * 86400.0, 3)"  # days as floats are a few microseconds off

@@ -63,7 +63,7 @@ def test_nothing_committed_is_lost_while_writer_relay_and_broker_are_killed(
 
     async def main() -> None:
         settings = await settings_for(lone_broker, url, orders=ORDERS, writers=2 if database == "sqlite" else 4, seed=seed)
-        found = await run_with_kills(lone_broker, settings, pause=(0.5, 3.5))
+        found = await run_with_kills(lone_broker, settings, pause=(1.0, 4.5))
         print(found)
         assert found.committed == ORDERS
         assert found.faultless, found

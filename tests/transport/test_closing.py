@@ -230,7 +230,9 @@ async def test_an_announced_length_costs_nothing_before_it_is_believed() -> None
             base = tracemalloc.get_traced_memory()[0]
             link.write(b"\x7f\xff\xff\xff")
             await connection.closed
-            assert tracemalloc.get_traced_memory()[1] - base < 512 * 1024, "asyncio reads into 256 KiB"
+            assert tracemalloc.get_traced_memory()[1] - base < 768 * 1024, (
+                "asyncio reads into 256 KiB, and may have two of them"
+            )
         finally:
             tracemalloc.stop()
 
