@@ -1,8 +1,8 @@
-"""The table, and the three expressions that databases write differently.
+"""The table, and the expressions that databases write differently.
 
 Every time in it is the database's own clock, so that leases hold between machines whose clocks disagree. Two partial indexes
 hold what is not sent, which stays small however many sent rows wait for ``purge``: by id, the order of sending, and by sharding
-key. A third one is for ``purge``. A row costs some 300 bytes and its body, and 120 bytes in indexes.
+key. A third one is for ``purge``. A sent row takes some 230 bytes and its body in PostgreSQL, and 30 to 60 bytes in indexes.
 """
 
 from __future__ import annotations
