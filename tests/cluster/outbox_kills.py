@@ -59,7 +59,8 @@ class Service:
 
     async def start(self) -> None:
         settings = msgspec.json.encode(self._settings).decode()
-        self._process = await asyncio.create_subprocess_exec(sys.executable, "-W", "error", str(SERVICE), self.role, settings)
+        command = [sys.executable, "-W", "error", str(SERVICE), self.role, settings]
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
 
     @property
     def process(self) -> asyncio.subprocess.Process:

@@ -8,9 +8,11 @@ other, and half of the messages have the customer as their sharding key. The rel
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -115,6 +117,12 @@ async def relay(settings: Settings) -> None:
     await engine.dispose()
 
 
+async def with_its_owner(work: Coroutine[Any, Any, None]) -> None:
+    """Standard input is a pipe from the process that started this one, and ends with it."""
+    asyncio.get_running_loop().add_reader(0, os._exit, 3)
+    await work
+
+
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[2], type=Settings)
-    rmq_async.run({"writer": write, "relay": relay}[sys.argv[1]](given))
+    rmq_async.run(with_its_owner({"writer": write, "relay": relay}[sys.argv[1]](given)))
