@@ -86,7 +86,7 @@ def test_the_only_broker_killed_fails_sends_in_time_and_serves_them_again(
         assert recovered is not None
         print(f"sends succeeded again {recovered - opened:.3f} s after the port opened")
         assert history.failed
-        assert history.slowest <= producer.config.timeout + LATE + MACHINE + min(load.lag, 1.0)
+        assert history.slowest <= producer.config.timeout + LATE + MACHINE + min(load.lag, 2.0)
         assert recovered - opened <= 5.0
         begun_since = [each for each in load.ended if each.at - each.seconds > recovered]
         assert begun_since

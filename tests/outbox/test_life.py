@@ -319,7 +319,7 @@ async def test_connections_that_are_cut_are_made_anew(
         async with one.begin() as connection:
             await connection.execute(cut)
         await one.dispose()
-        await engine.dispose(close=False)  # the user's sessions would meet the dead ones
+        await engine.dispose()  # the user's sessions would meet the dead ones
     assert (await settled(outbox)).sent == 5
     assert sorted({message.body for message in server.messages("T")}) == [b"%d" % number for number in range(5)]
 

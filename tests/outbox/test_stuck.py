@@ -33,7 +33,7 @@ async def test_each_row_is_told_once_in_a_period_whichever_process_tells_it(
     make: Any, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
     told: list[StuckMessage] = []
-    outboxes = [make(on_stuck=told.append) for _ in range(2)]
+    outboxes = [make(on_stuck=told.append, stuck_after=1.5) for _ in range(2)]  # long after the first failure
     await outboxes[0].create_table()
     server.fail_next(2, 1_000_000)
     async with outboxes[0], outboxes[1]:
@@ -45,7 +45,7 @@ async def test_each_row_is_told_once_in_a_period_whichever_process_tells_it(
         server.fail_next(2, 0)
     first = told[0]
     assert (first.topic, first.keys, first.state in ("PENDING", "SENDING")) == ("T", ("a", "b"), True)
-    assert 0.3 <= first.age < 10
+    assert 1.5 <= first.age < 10
     assert first.last_error is not None
     assert "code 2" in first.last_error or "SYSTEM_BUSY" in first.last_error
     assert len(first.unique_id) == 32
@@ -68,7 +68,7 @@ async def test_what_failed_for_good_or_often_is_told_however_young(
     make: Any, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
     told: list[StuckMessage] = []
-    outbox = make(on_stuck=told.append, stuck_after=1.0, stuck_attempts=2)
+    outbox = make(on_stuck=told.append, stuck_after=5.0, stuck_attempts=2)
     await outbox.create_table()
     server.fail_next(13)
     async with outbox:
@@ -76,14 +76,14 @@ async def test_what_failed_for_good_or_often_is_told_however_young(
             bad = await outbox.add(session, Message("T", b"bad"))
         await until(lambda: len(told) == 1)
         assert (told[0].id, told[0].state) == (bad, "FAILED")
-        assert told[0].age < 1.0
+        assert told[0].age < 5.0
         server.fail_next(2, 1_000_000)
         async with sessions.begin() as session:
             often = await outbox.add(session, Message("T", b"often"))
         await until(lambda: len(told) == 2)
         assert told[1].id == often
         assert told[1].attempts >= 2
-        assert told[1].age < 1.0
+        assert told[1].age < 5.0
 
 
 async def test_more_than_one_look_reads_are_all_told(make: Any, sessions: Sessions, producer: Producer) -> None:
