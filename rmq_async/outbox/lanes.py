@@ -74,13 +74,14 @@ class Lanes:
 
 def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
     """Rows without a key, as they go out: together where a broker takes them as one batch (one topic, bodies below ``small`` bytes,
-    no delay, ``max_bytes`` in all), else alone."""
+    no delay, ``max_bytes`` in all), else alone. So does a row that has failed: it may have been the batch that was refused."""
     open_ones: dict[tuple[str, bool], tuple[list[Held], int]] = {}
     for row in rows:
         message = row.message
         if (
             not row.whole
             or row.size >= small
+            or row.attempts
             or message.delay_level
             or message.deliver_at is not None
             or message.topic.startswith("%RETRY%")

@@ -63,6 +63,12 @@ def test_each_row_is_in_one_batch_whatever_comes() -> None:
             assert [row.id for row in batch] == sorted(row.id for row in batch)
 
 
+def test_a_row_that_has_failed_goes_alone() -> None:
+    rows = [held() for _ in range(4)]
+    rows[2].attempts = 1
+    assert together(rows) == [1, 3]
+
+
 def test_rows_of_one_key_share_a_lane_and_others_do_not() -> None:
     lanes = Lanes()
     first, second, other = held(), held(), held()

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rmq_async import Admin, ConfigError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
+from rmq_protocol.constants import RequestCode
 
 from .support import Sessions, on_sqlite, rows, settled, until
 
@@ -348,3 +349,22 @@ async def test_outcomes_are_written_whatever_a_broker_says(
     assert kept["queue_offset"] == -1
     assert len(kept["offset_message_id"]) <= 255
     assert "\0" not in kept["offset_message_id"] + kept["queue"]
+
+
+@on_sqlite
+async def test_what_is_refused_together_is_sent_one_by_one(
+    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    """As a broker does, with its code 1, whose own limit is smaller than a batch."""
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
+    await outbox.create_table()
+    async with Producer("first", namesrv=server.namesrv) as first:
+        await first.send(Message("T", b"0"))
+    server.fail_next(1, 1_000_000, request=RequestCode.SEND_BATCH_MESSAGE)
+    async with outbox:
+        async with sessions.begin() as session:
+            for number in range(1, 20):
+                await outbox.add(session, Message("T", b"%d" % number))
+        assert (await settled(outbox)).sent == 19
+    assert bodies(server) == sorted(b"%d" % number for number in range(20))
+    assert {row["attempts"] for row in await rows(engine, table)} == {2}
