@@ -349,7 +349,7 @@ async def test_an_answer_after_the_call_reaches_nobody(cluster: Cluster) -> None
     """1,000 calls that time out, their answers in the middle of 1,000 that do not."""
     async with producer(cluster, timeout=0.1) as sender:
         await sender.send(message(), timeout=3.0)
-        cluster.a.answer = late(0.5)
+        cluster.a.answer = late(1.0)
         failed = await outcomes(*[sender.send(item) for item in messages(1000)])
         assert {type(error) for error in failed} == {RequestTimeoutError}
 
@@ -357,7 +357,7 @@ async def test_an_answer_after_the_call_reaches_nobody(cluster: Cluster) -> None
             link.reply(sent.command, 0, None, sent.broker.stored_fields(sent) | {"msgId": sent.body.decode()})
 
         cluster.a.answer = own_body
-        until_then = asyncio.get_running_loop().time() + 0.6
+        until_then = asyncio.get_running_loop().time() + 1.1
         while asyncio.get_running_loop().time() < until_then:
             items = [message(b"%d" % number) for number in range(50)]
             results = await asyncio.gather(*[sender.send(item, timeout=3.0) for item in items])
