@@ -35,6 +35,7 @@ logger = logging.getLogger("rmq_async.outbox")
 _PROBES: Final = 8
 """Rows of a topic that failed before, to see whether it still does."""
 _LONGEST_PAUSE: Final = 10.0
+_LONGEST_STATUS: Final = 60.0
 _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
 """Seconds to write what became of the last sends, after a stop whose time they have used up."""
@@ -277,7 +278,9 @@ class Relay:
 
     async def _tell_status(self) -> bool:
         assert self._on_status is not None
-        self._on_status(await self._store.status())
+        async with asyncio.timeout(_LONGEST_STATUS):
+            status = await self._store.status()
+        self._on_status(status)
         await _within(self._settings.status_interval, self._closing)
         return True
 

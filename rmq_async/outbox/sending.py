@@ -31,6 +31,8 @@ __all__ = ["Outcomes", "Sending"]
 logger = logging.getLogger("rmq_async.outbox")
 
 _BATCH_ROWS: Final = 256
+_LARGE_AT_ONCE: Final = 4
+"""Bodies that are not held with their rows: read and sent at a time, each on a connection of its own to the database."""
 _WINDOW: Final = 4
 """Batches in hand: one that is read, one or two that are sent, one that is written."""
 
@@ -75,6 +77,7 @@ class Sending:
         self._outcomes = Outcomes()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     @property
     def in_hand(self) -> int:
@@ -235,8 +238,21 @@ class Sending:
 
     async def _send_one(self, row: Held) -> bool:
         """Whether a broker has stored it, and says so without a reservation."""
+        if row.whole:
+            return await self._send_message(row, row.message)
+        try:
+            await self._large.acquire()
+        except BaseException:
+            self._release(row)
+            raise
+        try:
+            return await self._send_message(row, await self._with_body(row))
+        finally:
+            self._large.release()
+
+    async def _send_message(self, row: Held, message: Message | None) -> bool:
+        """``message``: None where its body could not be read."""
         began = monotonic()
-        message = row.message if row.whole else await self._with_body(row)
         if message is None or self._closed or row.until - monotonic() < self._timeout:
             self._release(row)
             return False
@@ -252,6 +268,8 @@ class Sending:
         return True
 
     async def _with_body(self, row: Held) -> Message | None:
+        if self._closed or row.until - monotonic() < self._timeout:
+            return None
         try:
             body = await self._store.body(row.id)
         except DATABASE_ERRORS as error:

@@ -1,10 +1,12 @@
 """What happens in the database, each method one transaction of its own.
 
-Errors of the database pass as they are: SQLAlchemyError, or OSError and TimeoutError while connecting.
+Errors of the database pass as they are (``DATABASE_ERRORS``). What the loops of a relay ask ends with a TimeoutError after
+``patience`` seconds; what users ask takes as long as it takes, or as they let it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -40,6 +42,7 @@ DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError,
 """What a statement may raise where the database is away or busy."""
 
 _LARGEST: Final = 2**63 - 1
+_LEAST_PATIENCE: Final = 10.0
 _AT_ONCE: Final = 1000
 """Rows that one statement deletes, or ids that one names."""
 
@@ -92,10 +95,17 @@ class Store:
         self._claim_except, self._claim_only = statements.claim(only=False), statements.claim(only=True)
         self.me = me
         self.lease = lease
+        self.patience = max(lease, _LEAST_PATIENCE)
+        """Seconds for all that the loops ask: a database that has gone without a word says nothing for hours."""
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
-        async with self._engine.begin() as connection:
+        async with asyncio.timeout(self.patience), self._engine.begin() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        async with asyncio.timeout(self.patience), self._engine.connect() as connection:
             yield connection
 
     async def create_table(self) -> None:
@@ -137,7 +147,7 @@ class Store:
 
     async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[list[Held], list[int]]:
         """Those of the rows that the database shows as committed and ours, and which of these have to wait for others."""
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             given = {"ids": [row.id for row in rows], "me": self.me}
             found = {(row.id, row.unique_id) for row in await connection.execute(self.statements.owned, given)}
             ours = [row for row in rows if (row.id, row.message.unique_id) in found]
@@ -146,7 +156,7 @@ class Store:
 
     async def blocked(self, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
         """Which of the rows have to wait for others of their keys."""
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             return await self._blocked(connection, rows, in_hand)
 
     async def _blocked(self, connection: AsyncConnection, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
@@ -155,7 +165,7 @@ class Store:
 
     async def body(self, row: int) -> bytes | None:
         """None where the row is gone."""
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
             return found
 
@@ -227,7 +237,7 @@ class Store:
 
     async def retry(self, rows: Collection[int] | None) -> int:
         """``rows``: None for all that have FAILED."""
-        async with self._transaction() as connection:
+        async with self._engine.begin() as connection:
             if rows is None:
                 return _count(await connection.execute(self.statements.retry_all))
             chosen, changed = list(rows), 0
@@ -240,7 +250,7 @@ class Store:
         statement = self.statements.purge_failed if failed else self.statements.purge
         deleted = 0
         while True:
-            async with self._transaction() as connection:
+            async with self._engine.begin() as connection:
                 count = _count(await connection.execute(statement, {"age": age, "limit": _AT_ONCE}))
             deleted += count
             if count < _AT_ONCE:

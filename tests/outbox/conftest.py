@@ -1,4 +1,4 @@
-"""Outboxes on both databases: a SQLite file, and PostgreSQL where the test says ``each``; nothing may be left behind."""
+"""Outboxes on both databases: a SQLite file, and PostgreSQL, unless the test says which; nothing may be left behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from rmq_async import Producer
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.outbox import Outbox
 
 from ..leftovers import nothing_is_left
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
@@ -67,3 +69,18 @@ def sessions(engine: AsyncEngine) -> Sessions:
 async def server(clean: None) -> AsyncIterator[EmbeddedRocketMQ]:
     async with EmbeddedRocketMQ(brokers=2) as started:
         yield started
+
+
+@pytest.fixture
+async def producer(server: EmbeddedRocketMQ) -> AsyncIterator[Producer]:
+    async with Producer("orders", namesrv=server.namesrv) as started:
+        yield started
+
+
+@pytest.fixture
+async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> AsyncIterator[Outbox]:
+    """It runs."""
+    made = Outbox(engine, producer, table=table, poll_interval=0.05)
+    await made.create_table()
+    async with made:
+        yield made

@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
+from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox, OutboxStatus
 
-__all__ = ["Sessions", "on_postgresql", "on_sqlite", "prepare_sqlite", "rows", "settled", "until"]
+__all__ = ["Sessions", "bodies", "on_postgresql", "on_sqlite", "prepare_sqlite", "rows", "settled", "until"]
 
 Sessions = async_sessionmaker[AsyncSession]
 
@@ -52,3 +53,7 @@ async def rows(engine: AsyncEngine, table: str) -> list[Any]:
     """Whole rows, by id."""
     async with engine.connect() as connection:
         return list((await connection.execute(text(f"SELECT * FROM {table} ORDER BY id"))).mappings())
+
+
+def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:
+    return sorted(message.body for message in server.messages(topic))

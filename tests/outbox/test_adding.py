@@ -7,7 +7,6 @@ import gc
 import weakref
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -19,25 +18,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.outbox.handover import Additions
 
-from .support import Sessions, on_sqlite, rows, settled, until
-
-
-@pytest.fixture
-async def producer(server: EmbeddedRocketMQ) -> Any:
-    async with Producer("orders", namesrv=server.namesrv) as started:
-        yield started
-
-
-@pytest.fixture
-async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Any:
-    made = Outbox(engine, producer, table=table, poll_interval=0.05)
-    await made.create_table()
-    async with made:
-        yield made
-
-
-def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:
-    return sorted(message.body for message in server.messages(topic))
+from .support import Sessions, bodies, on_sqlite, rows, settled, until
 
 
 async def test_what_is_committed_is_sent_at_once(

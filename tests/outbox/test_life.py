@@ -20,20 +20,6 @@ from rmq_async.producer.life import ProducerState
 from .support import Sessions, on_postgresql, on_sqlite, rows, settled, until
 
 
-@pytest.fixture
-async def producer(server: EmbeddedRocketMQ) -> Any:
-    async with Producer("orders", namesrv=server.namesrv) as started:
-        yield started
-
-
-@pytest.fixture
-async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Any:
-    made = Outbox(engine, producer, table=table, poll_interval=0.05)
-    await made.create_table()
-    async with made:
-        yield made
-
-
 async def states(engine: AsyncEngine, table: str) -> list[tuple[str, str | None]]:
     return [(row["state"], row["owner"]) for row in await rows(engine, table)]
 
@@ -322,6 +308,19 @@ async def test_connections_that_are_cut_are_made_anew(
         await engine.dispose()  # the user's sessions would meet the dead ones
     assert (await settled(outbox)).sent == 5
     assert sorted({message.body for message in server.messages("T")}) == [b"%d" % number for number in range(5)]
+
+
+@on_postgresql
+async def test_a_database_that_does_not_answer_is_asked_anew(
+    outbox: Outbox, engine: AsyncEngine, table: str, server: EmbeddedRocketMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox._store.patience = 0.3
+    async with engine.begin() as connection:
+        await connection.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
+        await outbox.add(connection, Message("T", b"x"))
+        await until(lambda: "the outbox cannot relay" in caplog.text)
+    assert (await settled(outbox)).sent == 1
+    assert len(server.messages("T")) == 1
 
 
 async def test_a_locked_database_is_waited_for(

@@ -17,20 +17,6 @@ from rmq_async.outbox import Outbox
 from .support import Sessions, on_postgresql, on_sqlite, rows, settled, until
 
 
-@pytest.fixture
-async def producer(server: EmbeddedRocketMQ) -> Any:
-    async with Producer("orders", namesrv=server.namesrv) as started:
-        yield started
-
-
-@pytest.fixture
-async def outbox(engine: AsyncEngine, producer: Producer, table: str) -> Any:
-    made = Outbox(engine, producer, table=table, poll_interval=0.05)
-    await made.create_table()
-    async with made:
-        yield made
-
-
 @on_postgresql
 async def test_a_row_that_somebody_locks_costs_no_hot_loop(
     engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ

@@ -16,17 +16,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_protocol.constants import RequestCode
 
-from .support import Sessions, on_sqlite, rows, settled, until
-
-
-@pytest.fixture
-async def producer(server: EmbeddedRocketMQ) -> Any:
-    async with Producer("orders", namesrv=server.namesrv) as started:
-        yield started
-
-
-def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:
-    return sorted(message.body for message in server.messages(topic))
+from .support import Sessions, bodies, on_sqlite, rows, settled, until
 
 
 @on_sqlite
@@ -368,3 +358,37 @@ async def test_what_is_refused_together_is_sent_one_by_one(
         assert (await settled(outbox)).sent == 19
     assert bodies(server) == sorted(b"%d" % number for number in range(20))
     assert {row["attempts"] for row in await rows(engine, table)} == {2}
+
+
+@on_sqlite
+async def test_few_large_bodies_are_in_memory_at_a_time(
+    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
+    await outbox.create_table()
+    read = outbox._store.body
+    send, under_way, most = producer.send, 0, 0
+
+    async def reading(row: int) -> bytes | None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        return await read(row)
+
+    async def sending(*given: Any, **options: Any) -> Any:
+        nonlocal under_way
+        try:
+            return await send(*given, **options)
+        finally:
+            under_way -= 1
+
+    outbox._store.body = reading  # type: ignore[method-assign]
+    producer.send = sending  # type: ignore[method-assign]
+    large = [bytes([number]) * 100_000 for number in range(30)]
+    async with outbox:
+        async with sessions.begin() as session:
+            for body in large:
+                await outbox.add(session, Message("T", body))
+        assert (await settled(outbox)).sent == 30
+    assert bodies(server) == large
+    assert 2 <= most <= 4
