@@ -22,7 +22,7 @@ pytest_plugins = ["pytester"]
 
 logging.setLoggerClass(canaries.CanaryLogger)
 
-REAL_SERVERS = ("tests/cluster/", "tests/test_benchmarks.py")
+REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
 SPARK = "tests/spark/"
 LAST = ("tests/protocol/", "tests/transport/", "tests/worlds/")
 """Many short ones, for whoever has time."""

@@ -1,7 +1,7 @@
-"""Real clusters for the tests below here. JVMs are dear (some 6 s of CPU each start), so they are shared.
+"""Real clusters for the tests below here. JVMs are dear (some 6 s of CPU each start, a tenth of a core when idle), so they are
+shared, and no longer there than they are needed: tests of one cluster come one after the other, and it stops after the last.
 
-All last for the session. No test stops or pauses ``cluster``, ``old_cluster``, ``stock_cluster`` and ``feature_cluster``;
-``two_brokers`` is for tests that do.
+No test stops or pauses ``cluster``, ``old_cluster`` and ``feature_cluster``; ``two_brokers`` is for tests that do.
 The fixtures are plain functions with an event loop of their own, so that any test loop may use them.
 """
 
@@ -9,21 +9,47 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from rmq_async.testing._config import PROFILES
 from rmq_async.testing.cluster import OLD_VERSION, ExternalCluster, RealCluster, require
 
+HERE: Final = Path(__file__).parent
+SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
+    "two_brokers": lambda: RealCluster(brokers=2, nameservers=2),
+    "feature_cluster": lambda: RealCluster(profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"]),
+    "cluster": RealCluster,
+    "old_cluster": lambda: RealCluster(version=OLD_VERSION),
+}
+"""In the order in which they are needed, after tests that have servers of their own."""
+
+_SHARED_CLUSTERS: Final = pytest.StashKey["SharedClusters"]()
+_LAST_OF: Final = pytest.StashKey[list[str]]()
+"""The clusters that no test after this one asks for."""
+
+
+def shared_by(item: pytest.Item) -> list[str]:
+    """The clusters of ``SHARED`` that a test asks for."""
+    asked = {*getattr(item, "fixturenames", ())}
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        asked.add(item.callspec.params.get("each_cluster"))
+    return [name for name in SHARED if name in asked]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.cluster)
+    places = [place for place, item in enumerate(items) if item.path.is_relative_to(HERE)]
+    mine = [items[place] for place in places]
+    turns = {name: turn for turn, name in enumerate(SHARED)}
+    mine.sort(key=lambda item: [turns[name] for name in shared_by(item)])
+    last = {name: item for item in mine for name in shared_by(item)}
+    for place, item in zip(places, mine, strict=True):
+        item.add_marker(pytest.mark.cluster)
+        item.stash[_LAST_OF] = [name for name in shared_by(item) if last[name] is item]
+        items[place] = item
 
 
 def run(call: Coroutine[Any, Any, None]) -> None:
@@ -31,54 +57,86 @@ def run(call: Coroutine[Any, Any, None]) -> None:
         runner.run(call)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[RealCluster | ExternalCluster]:
-    """One name server, one broker, profile correctness; or the cluster that NAMESRV_ADDR names."""
-    if address := os.environ.get("NAMESRV_ADDR"):
-        external = ExternalCluster(address)
-        run(external.start())
-        yield external
-        return
-    yield from started(RealCluster())
+class SharedClusters:
+    """Those of ``SHARED`` that run."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RealCluster | ExternalCluster] = {}
+
+    def get(self, name: str) -> Any:
+        """Starts it where it does not run."""
+        address = os.environ.get("NAMESRV_ADDR")
+        if address and name == "old_cluster":
+            pytest.skip(f"NAMESRV_ADDR names the cluster to test, {OLD_VERSION} is left out")
+        if name not in self._running:
+            found: RealCluster | ExternalCluster
+            if address and name == "cluster":
+                found = ExternalCluster(address)
+            else:
+                found = SHARED[name]()
+                require(found.version)
+            run(found.start())
+            self._running[name] = found
+        return self._running[name]
+
+    def stop(self, names: Iterable[str]) -> None:
+        for name in names:
+            found = self._running.pop(name, None)
+            if isinstance(found, RealCluster):
+                run(found.stop())
+
+    def stop_all(self) -> None:
+        self.stop([*self._running])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    running = item.session.stash.get(_SHARED_CLUSTERS, None)
+    if running is not None:
+        running.stop(item.stash[_LAST_OF])
 
 
 @pytest.fixture(scope="session")
-def stock_cluster() -> Iterator[RealCluster]:
-    """One name server, one broker, nothing changed but what every test broker needs."""
-    yield from started(RealCluster(profile="stock"))
-
-
-@pytest.fixture(scope="session")
-def old_cluster() -> Iterator[RealCluster]:
-    """As ``cluster``, of version 4.9.7."""
-    if os.environ.get("NAMESRV_ADDR"):
-        pytest.skip(f"NAMESRV_ADDR names the cluster to test, {OLD_VERSION} is left out")
-    yield from started(RealCluster(version=OLD_VERSION))
-
-
-@pytest.fixture(scope="session")
-def feature_cluster() -> Iterator[RealCluster]:
-    """One name server, one broker, profiles transactions, recall and trace together."""
-    yield from started(RealCluster(profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"]))
-
-
-@pytest.fixture(params=["cluster", "old_cluster"], ids=["5.5.0", "4.9.7"])
-def each_cluster(request: pytest.FixtureRequest) -> RealCluster | ExternalCluster:
-    """The test runs once on ``cluster`` and once on ``old_cluster``."""
-    found: RealCluster | ExternalCluster = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture(scope="session")
-def two_brokers_processes() -> Iterator[RealCluster]:
-    yield from started(RealCluster(brokers=2, nameservers=2))
+def shared_clusters(request: pytest.FixtureRequest) -> Iterator[SharedClusters]:
+    clusters = request.session.stash[_SHARED_CLUSTERS] = SharedClusters()
+    yield clusters
+    clusters.stop_all()
 
 
 @pytest.fixture
-def two_brokers(two_brokers_processes: RealCluster) -> RealCluster:
+def cluster(shared_clusters: SharedClusters) -> RealCluster | ExternalCluster:
+    """One name server, one broker, profile correctness; or the cluster that NAMESRV_ADDR names."""
+    found: RealCluster | ExternalCluster = shared_clusters.get("cluster")
+    return found
+
+
+@pytest.fixture
+def old_cluster(shared_clusters: SharedClusters) -> RealCluster:
+    """As ``cluster``, of version 4.9.7."""
+    found: RealCluster = shared_clusters.get("old_cluster")
+    return found
+
+
+@pytest.fixture
+def feature_cluster(shared_clusters: SharedClusters) -> RealCluster:
+    """One name server, one broker, profiles transactions, recall and trace together."""
+    found: RealCluster = shared_clusters.get("feature_cluster")
+    return found
+
+
+@pytest.fixture(params=["cluster", "old_cluster"], ids=["5.5.0", "4.9.7"])
+def each_cluster(request: pytest.FixtureRequest, shared_clusters: SharedClusters) -> RealCluster | ExternalCluster:
+    """The test runs once on ``cluster`` and once on ``old_cluster``."""
+    found: RealCluster | ExternalCluster = shared_clusters.get(request.param)
+    return found
+
+
+@pytest.fixture
+def two_brokers(shared_clusters: SharedClusters) -> RealCluster:
     """Two name servers, two brokers, profile correctness: all of them up, whatever the test before did to them."""
-    run(two_brokers_processes.heal())
-    return two_brokers_processes
+    found: RealCluster = shared_clusters.get("two_brokers")
+    run(found.heal())
+    return found
 
 
 def started(real: RealCluster) -> Iterator[RealCluster]:

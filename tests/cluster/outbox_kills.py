@@ -110,12 +110,13 @@ async def run_with_kills(cluster: RealCluster, settings: Settings, *, pause: tup
         await service.start()
 
     victims: dict[str, Any] = {"writer": lambda: process(writer), "relay": lambda: process(relay), "broker": broker}
+    first = chance.sample(sorted(victims), 3)  # each of them at least once
     await writer.start()
     await relay.start()
     try:
         while writer.runs:
             await asyncio.sleep(chance.uniform(*pause))
-            victim = chance.choice(("writer", "writer", "relay", "relay", "broker"))
+            victim = first.pop() if first else chance.choice((*["writer", "relay"] * 3, "broker"))
             if writer.runs:
                 kills[victim] += 1
                 await victims[victim]()

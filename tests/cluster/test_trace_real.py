@@ -32,7 +32,7 @@ LOGGING = """\
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def topic(feature_cluster: RealCluster) -> str:
     async def create() -> None:
         async with Admin(namesrv=feature_cluster.namesrv) as admin:

@@ -335,9 +335,8 @@ async def test_a_locked_database_is_waited_for(
         async with engine.begin() as connection:
             await outbox.add(connection, Message("T", b"x"))
             await connection.exec_driver_sql("PRAGMA user_version = 1")  # a writer, for as long as it likes
-            await asyncio.sleep(0.3)
+            await until(lambda: "the outbox cannot relay" in caplog.text)
         assert (await settled(outbox)).sent == 1
-    assert "the outbox cannot relay" in caplog.text
     assert len(server.messages("T")) == 1
 
 

@@ -77,8 +77,8 @@ class Run:
 
     def history(self, event: str | None = None) -> list[dict[str, Any]]:
         path = self.place / "history.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines]
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith(b"\n")]  # the last one may be half there
         return [each for each in events if event is None or each["event"] == event]
 
     def signal(self, name: str) -> None:
