@@ -11,9 +11,13 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
+import org.apache.rocketmq.remoting.protocol.heartbeat.SubscriptionData;
 
 /** DefaultMQPushConsumer where all goes well: concurrent, shared between two, orderly, filtered, broadcast. */
 final class PushCases {
@@ -31,15 +35,47 @@ final class PushCases {
 
     /** Started; what it gets goes to ``got``. With tags it sends its heartbeats in the second form, by fingerprint. */
     static DefaultMQPushConsumer collect(World world, String group, String topic, String tags, java.util.Collection<MessageExt> got) throws Exception {
-        DefaultMQPushConsumer consumer = world.consumer(group);
-        consumer.setUseHeartbeatV2(!tags.equals("*"));
-        consumer.subscribe(topic, tags);
-        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            got.addAll(messages);
-            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
-        consumer.start();
-        return consumer;
+        while (true) {
+            DefaultMQPushConsumer consumer = world.consumer(group);
+            consumer.setUseHeartbeatV2(!tags.equals("*"));
+            consumer.subscribe(topic, tags);
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                got.addAll(messages);
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+            consumer.start();
+            if (!consumer.isUseHeartbeatV2() || hasLatestSubscription(world, consumer, topic)) {
+                return consumer;
+            }
+            System.err.printf("%s: the broker has an older subscription, once more%n", group);
+            consumer.shutdown();
+        }
+    }
+
+    /**
+     * Whether the broker knows the version that the first rebalance gave the subscription. The client tells it at once, but not while
+     * another heartbeat is under way, and later not either, for the fingerprint leaves the version out: the broker refuses pulls with
+     * SUBSCRIPTION_NOT_LATEST until the next rebalance that changes something, here 40 s.
+     */
+    private static boolean hasLatestSubscription(World world, DefaultMQPushConsumer consumer, String topic) throws Exception {
+        DefaultMQPushConsumerImpl client = consumer.getDefaultMQPushConsumerImpl();
+        long deadline = System.nanoTime() + 4_000_000_000L;
+        int times = 0; // a queue is in the table a moment before the version is new
+        while (System.nanoTime() < deadline) {
+            try {
+                SubscriptionData known = world.admin.examineConsumerConnectionInfo(consumer.getConsumerGroup()).getSubscriptionTable().get(topic);
+                boolean balanced = client.getRebalanceImpl().getProcessQueueTable().keySet().stream().anyMatch(queue -> queue.getTopic().equals(topic));
+                boolean latest = balanced && known.getSubVersion() >= client.getSubscriptionInner().get(topic).getSubVersion();
+                times = latest ? times + 1 : 0;
+                if (times == 5) {
+                    return true;
+                }
+            } catch (MQBrokerException | MQClientException notYet) {
+                // the broker does not know the group, or nobody its retry topic
+            }
+            Thread.sleep(25);
+        }
+        return false;
     }
 
     private static List<String> bodies(java.util.Collection<MessageExt> messages) {
