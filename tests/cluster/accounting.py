@@ -6,6 +6,7 @@ never attempted. A message read more than once is a duplicate; one read though i
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -45,13 +46,16 @@ def judge(attempted: Collection[str], acknowledged: Collection[str], read: Colle
 
 
 async def read_all(namesrv: str, topic: str) -> list[MessageExt]:
-    """Every message of the topic, all queues from the first offset to the last."""
-    async with PullConsumer("reader", namesrv=namesrv) as consumer:
+    """Every message of the topic, all queues from the first offset to the last; beside others that read."""
+    async with PullConsumer("reader", namesrv=namesrv, instance_name=uuid.uuid4().hex) as consumer:
         return [message async for message in consumer.read(topic)]
 
 
 async def stored_count(namesrv: str, topic: str) -> int:
     """Messages in the topic by the broker's own offsets."""
-    async with Admin(namesrv=namesrv) as admin, PullConsumer("counter", namesrv=namesrv) as consumer:
+    async with (
+        Admin(namesrv=namesrv) as admin,
+        PullConsumer("counter", namesrv=namesrv, instance_name=uuid.uuid4().hex) as consumer,
+    ):
         queues = await consumer.queues(topic)
         return sum([await admin.max_offset(queue) - await admin.min_offset(queue) for queue in queues])

@@ -1,4 +1,4 @@
-"""Real clusters for the tests below here. JVMs are dear (some 6 s of CPU each start, a tenth of a core when idle), so they are
+"""Real clusters for the tests below here. JVMs are dear (some 3 s of CPU each start, a tenth of a core when idle), so they are
 shared, and no longer there than they are needed: tests of one cluster come one after the other, and it stops after the last.
 
 No test stops or pauses ``cluster``, ``old_cluster`` and ``feature_cluster``; ``two_brokers`` is for tests that do.

@@ -65,7 +65,7 @@ final class PushCases {
             try {
                 SubscriptionData known = world.admin.examineConsumerConnectionInfo(consumer.getConsumerGroup()).getSubscriptionTable().get(topic);
                 boolean balanced = client.getRebalanceImpl().getProcessQueueTable().keySet().stream().anyMatch(queue -> queue.getTopic().equals(topic));
-                boolean latest = balanced && known.getSubVersion() >= client.getSubscriptionInner().get(topic).getSubVersion();
+                boolean latest = balanced && known != null && known.getSubVersion() >= client.getSubscriptionInner().get(topic).getSubVersion();
                 times = latest ? times + 1 : 0;
                 if (times == 5) {
                     return true;
