@@ -75,6 +75,15 @@ class Loop:
         self._loop.close()
 
 
+def resume(loop: Loop, servers: EmbeddedRocketMQ) -> None:
+    """In the servers' own loop: they may hold answers, and set a timer for them."""
+
+    async def there() -> None:
+        servers.resume()
+
+    loop.run(there())
+
+
 class Topics:
     """Topics of one cluster: made, and read without Spark."""
 

@@ -13,7 +13,7 @@ import pytest
 from rmq_async import ConfigError
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .conftest import Topics
+from .conftest import Topics, resume
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -143,7 +143,7 @@ def test_a_write_without_all_answers_fails(spark: SparkSession, embedded: Embedd
         with pytest.raises(PySparkException, match=f"RequestTimeoutError: topic {topic}: 10 rows .* 3 s .option sendTimeoutMs"):
             write(frame, embedded_topics, topic, sendTimeoutMs=3000)
     finally:
-        embedded.resume("broker-b")
+        resume(embedded_topics.loop, embedded)
         embedded.delay(0, broker="broker-a")
 
 

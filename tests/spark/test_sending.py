@@ -25,7 +25,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import NoPermissionError
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from .conftest import Loop, Topics
+from .conftest import Loop, Topics, resume
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -144,7 +144,7 @@ def test_a_status_that_stays_fails_the_task(write: Write, topics: Topics, server
     assert caught.value.maybe_stored
 
 
-def test_answers_that_do_not_come_fail_the_task(write: Write, topics: Topics, servers: EmbeddedRocketMQ) -> None:
+def test_answers_that_do_not_come_fail_the_task(write: Write, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop) -> None:
     """The last 1 % are stored for all that is known, and never answered; the others' answers are slow."""
     topic = topics.make()
     last = {"brokerName": [None] * 198 + ["broker-b"] * 2, "queueId": [None] * 198 + [0, 1]}
@@ -155,7 +155,7 @@ def test_answers_that_do_not_come_fail_the_task(write: Write, topics: Topics, se
         with pytest.raises(RocketMQError) as caught:
             write(topic, given, sendTimeoutMs=1200, batchBytes=0)
     finally:
-        servers.resume("broker-b")
+        resume(loop, servers)
         servers.delay(0)
     assert isinstance(caught.value.__cause__ or caught.value, RequestTimeoutError)
 
@@ -206,7 +206,9 @@ def test_delayed_rows_go_alone_and_to_all_queues(write: Write, topics: Topics, s
     assert len(servers.messages("SCHEDULE_TOPIC_XXXX")) == 10
 
 
-def test_bodies_up_to_the_limit_are_bounded_while_unanswered(here: Worker, topics: Topics, servers: EmbeddedRocketMQ) -> None:
+def test_bodies_up_to_the_limit_are_bounded_while_unanswered(
+    here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop
+) -> None:
     topic = topics.make()
     options = _options(servers.namesrv, topic, {})
     body = random.randbytes(4 * 1024 * 1024)
@@ -217,7 +219,7 @@ def test_bodies_up_to_the_limit_are_bounded_while_unanswered(here: Worker, topic
     handing.start()
     sleep(0.5)
     held, waits = sending._pending, handing.is_alive()
-    servers.resume()
+    resume(loop, servers)
     handing.join()
     sending.finish()
     assert waits, "Spark's thread waits for answers"
