@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from zlib import crc32
 
 import pytest
 import uvloop
 
-__all__ = ["BOTH", "pytest_asyncio_loop_factories"]
+__all__ = ["BOTH", "pytest_asyncio_loop_factories", "unblocked"]
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -27,3 +29,27 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory
         return BOTH
     name = sorted(BOTH)[crc32(item.nodeid.encode()) % 2]
     return {name: BOTH[name]}
+
+
+@contextmanager
+def unblocked(seconds: float = 3.0) -> Iterator[None]:
+    """Fails a block during which the running loop stands still for ``seconds``: a signal breaks into what holds it."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def turn() -> None:
+        nonlocal timer
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        timer = loop.call_later(seconds / 8, turn)
+
+    def stands_still(*_: object) -> None:
+        raise AssertionError(f"the event loop has not turned for {seconds:g} s")
+
+    former = signal.signal(signal.SIGALRM, stands_still)
+    turn()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)

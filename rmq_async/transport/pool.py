@@ -236,21 +236,32 @@ class ConnectionPool:
     def _start_connecting(self, address: str, host: str, port: int) -> asyncio.Task[Connection]:
         # In no caller's context: what the connection is told later is everybody's.
         task = self._loop.create_task(
-            self._connect(address, host, port), name=f"rmq_async connect {address}", context=Context()
+            self._connect_and_leave(address, host, port), name=f"rmq_async connect {address}", context=Context()
         )
         self._connecting[address] = task
         task.add_done_callback(lambda done: self._connected(address, done))
         return task
 
-    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
-        """Runs before the callers that wait: done callbacks run in the order they were added."""
-        self._connecting.pop(address, None)
-        if task.cancelled():
-            return
-        error = task.exception()  # taken here, so that a connect nobody waits for any more is not reported as lost
-        if error is not None:
+    async def _connect_and_leave(self, address: str, host: str, port: int) -> Connection:
+        """``_connect``, which leaves the table in the step in which it ends.
+
+        Between that step and the callbacks of the task the peer may close. A caller that found the finished task then would wait
+        for nothing, again and again, without a turn of the loop.
+        """
+        try:
+            return await self._connect(address, host, port)
+        except Exception as error:
             self._back_off(address, str(error))
             logger.debug("connect to %s failed: %s", address, error)
+            raise
+        finally:
+            del self._connecting[address]
+
+    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
+        if self._connecting.get(address) is task:  # it was cancelled before its first step
+            del self._connecting[address]
+        if not task.cancelled():
+            task.exception()  # taken here, so that a connect that no caller waits for any more is not reported as lost
 
     async def _connect(self, address: str, host: str, port: int) -> Connection:
         backoff = self._backoffs.get(address)
