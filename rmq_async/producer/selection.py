@@ -19,6 +19,7 @@ from typing import Any, Final
 from rmq_protocol.message import Message, MessageQueue
 
 from ..client.instance import ClientInstance
+from ..client.vip import vip_address
 from ..transport import Connection, ConnectionPool
 from .config import ProducerConfig
 from .detector import Detector
@@ -230,20 +231,18 @@ def selection_of(
     routes = instance.routes
     overdue = Overdue(instance.pool, owner, config.fault_table.patience)
 
-    def lane_of(broker: str) -> Lane | None:
-        return next((lane for lane in lanes.values() if broker in lane.brokers), None)
+    vip = instance.config.vip_channel
 
     def busy(broker: str) -> bool:
-        lane = lane_of(broker)
-        return lane is not None and overdue.waits(lane.addresses[broker])
+        address = routes.address_of(broker)  # not by the lanes: it is asked for each send while the broker is on trial
+        return address is not None and overdue.waits(vip_address(address) if vip else address)
 
     def named() -> Collection[str]:
         known = [routes.cached(topic) for topic in routes.topics]
         return {route.broker_of(queue) for route in known if route is not None for queue in route.publish_queues}
 
     def topic_on(broker: str) -> str | None:
-        lane = lane_of(broker)
-        return None if lane is None else lane.route.topic
+        return next((lane.route.topic for lane in lanes.values() if broker in lane.brokers), None)
 
     faults = Faults(config.fault_table, busy)
     selection = Selection(config.queue_selector, faults, overdue, named)
