@@ -1,7 +1,7 @@
 """What a send call does next: pure decisions over the attempts it has made.
 
 The rules (docs/producer.md tells them to users): a retry goes to a broker not yet tried while there
-is one; an attempt is capped while another untried broker is left, so that one silent broker cannot eat the whole budget; a
+is one, and never to the one tried last while there is another; an attempt is capped while another untried broker is left, so that one silent broker cannot eat the whole budget; a
 broker whose attempt is still unanswered is not sent to again; with nothing else to try the call waits for that answer; one that
 sends us away (1500) may do so twice, the second time from a new connection.
 """
@@ -103,7 +103,7 @@ def next_step(
         return WAIT if unanswered else FAIL
     untried = usable - {attempt.broker for attempt in attempts}
     if not untried:
-        return Step(Verdict.TRY, usable)
+        return Step(Verdict.TRY, usable.difference({attempts[-1].broker}) or usable)
     inviting = len(untried.difference(avoided)) or len(untried)
     cap = attempt_cap(remaining, retries + 1 - len(attempts), attempt_timeout) if inviting > 1 else None
     return Step(Verdict.TRY, untried, cap)

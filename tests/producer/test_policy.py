@@ -63,8 +63,11 @@ WAIT, FAIL = Step(Verdict.WAIT), Step(Verdict.FAIL)
         ((silent("a"),), {"brokers": "ab", "remaining": 2.0}, tries("b")),
         ((silent("b"), silent("a")), {"remaining": 1.0}, tries("c")),
         ((Made("a", REFUSED),), {"remaining": 3.0}, tries("bc", 1.5)),
-        # all tried: any of them that has answered or is known to have nothing
-        ((Made("a", REFUSED), Made("b", REFUSED)), {"brokers": "ab"}, tries("ab")),
+        # all tried: any of them that has answered or is known to have nothing, but the newest one's only where it is alone
+        ((Made("a", REFUSED), Made("b", REFUSED)), {"brokers": "ab"}, tries("a")),
+        ((Made("a", REFUSED), Made("b", REFUSED), Made("a", REFUSED)), {"brokers": "ab", "retries": 4}, tries("b")),
+        ((Made("a", REFUSED), Made("b", BUSY), Made("c", REFUSED)), {"retries": 4}, tries("ab")),
+        ((Made("a", REFUSED), Made("b", REFUSED)), {"brokers": "b"}, tries("b")),
         ((Made("a", BUSY),), {"brokers": "a"}, tries("a")),
         ((Made("a", REFUSED), Made("a", REFUSED)), {"brokers": "a"}, tries("a")),
         # a broker that has not answered is not sent to again
