@@ -1,9 +1,9 @@
 """What a send call does next: pure decisions over the attempts it has made.
 
-The rules (docs/producer.md tells them to users): a retry goes to a broker not yet tried while there
-is one, and never to the one tried last while there is another; an attempt is capped while another untried broker is left, so that one silent broker cannot eat the whole budget; a
-broker whose attempt is still unanswered is not sent to again; with nothing else to try the call waits for that answer; one that
-sends us away (1500) may do so twice, the second time from a new connection.
+The rules (docs/producer.md tells them to users): a retry goes to a broker not yet tried while there is one, and never to the
+one tried last while there is another; an attempt is capped while another untried broker is left, so that one silent broker
+cannot eat the whole budget; a broker whose attempt is still unanswered is not sent to again; with nothing else to try the call
+waits for that answer; one that sends us away (1500) may do so twice, the second time from a new connection.
 """
 
 from __future__ import annotations
