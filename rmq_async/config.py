@@ -11,16 +11,19 @@ from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
 
+from rmq_protocol import validation
 from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
-from rmq_protocol.errors import shown
+from rmq_protocol.errors import InvalidMessageError, shown
 
 from .credentials import Credentials
-from .errors import ConfigError
+from .errors import ConfigError, InvalidGroupError
+from .timeouts import warn_of_milliseconds
 
 __all__ = [
     "ClientConfig",
     "canonical_host",
     "check_flag",
+    "check_group",
     "check_int",
     "check_seconds",
     "client_options",
@@ -109,6 +112,8 @@ class ClientConfig:
     def __post_init__(self) -> None:
         for name in ("route_poll_interval", "heartbeat_interval", "connect_timeout", "request_timeout", "idle_timeout"):
             check_seconds(name, getattr(self, name))
+        for name in ("connect_timeout", "request_timeout"):
+            warn_of_milliseconds(name, getattr(self, name))
         check_int("max_frame_size", self.max_frame_size, 1024, MAX_FRAME_SIZE * 8)
         check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
         if self.serialize_type not in ("json", "rocketmq"):
@@ -255,6 +260,14 @@ def _host_or_network(text: str) -> str:
 def _check_address(address: str) -> None:
     if host_and_port(address) is None:
         raise ConfigError(f"name server address {shown(address)} is not host:port")
+
+
+def check_group(group: str) -> None:
+    """Raises InvalidGroupError unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
+    try:
+        validation.check_group(group)
+    except InvalidMessageError as error:
+        raise InvalidGroupError(str(error)) from None
 
 
 def check_seconds(name: str, value: float, *, zero: bool = False) -> None:

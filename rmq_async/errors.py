@@ -39,6 +39,7 @@ __all__ = [
     "ForkedError",
     "GoAwayError",
     "GroupNotOnlineError",
+    "InvalidGroupError",
     "InvalidMessageError",
     "LocalProtocolError",
     "MessageIllegalError",
@@ -67,6 +68,12 @@ __all__ = [
 
 class ConfigError(RocketMQError, ValueError):
     """A setting is wrong, or contradicts another one; nothing was started."""
+
+
+class InvalidGroupError(ConfigError, InvalidMessageError):
+    """A group name that brokers do not take (-1). An InvalidMessageError too, as it was before it became a ConfigError."""
+
+    code = -1
 
 
 class SelectorError(RocketMQError):

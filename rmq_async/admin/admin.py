@@ -20,13 +20,13 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.route import TopicRouteData
 from rmq_protocol.topics import TopicConfig
-from rmq_protocol.validation import check_group, check_topic
+from rmq_protocol.validation import check_topic
 
 from ..client import offsets as queue_offsets
 from ..client.names import Names
 from ..client.offsets import epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import ClientConfig, client_options
+from ..config import ClientConfig, check_group, client_options
 from ..errors import ConfigError
 from . import clients, messages
 from . import topics as topic_settings

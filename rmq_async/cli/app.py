@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Final
@@ -79,7 +80,9 @@ def _logging_to_stderr() -> Iterator[None]:
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: logger.warning("%s", message)
+            yield
     finally:
         logger.handlers, logger.propagate = before[0], before[2]
         logger.setLevel(before[1])

@@ -13,25 +13,17 @@ from types import TracebackType
 from typing import Final, Self
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.errors import shown
 
-from ..config import LONGEST, ClientConfig
+from ..config import ClientConfig
 from ..errors import ClientStateError, WrongLoopError
+from ..timeouts import stop_budget
 from ..transport import check_not_forked, generation
 from .instance import ClientInstance
 from .waits import Waits
 
-__all__ = ["ClientUser", "stop_budget"]
+__all__ = ["ClientUser"]
 
 STOP_TIMEOUT: Final = 3.0
-
-
-def stop_budget(timeout: float | None, default: float) -> float:
-    """Seconds that ``stop(timeout)`` may take. Raises ValueError for a number below 0 or none at all, TypeError for no number."""
-    budget = default if timeout is None else timeout
-    if not budget >= 0:
-        raise ValueError(f"timeout must be 0 or more seconds, not {shown(timeout)}")
-    return min(budget, LONGEST)
 
 
 class _State(Enum):
@@ -111,6 +103,7 @@ class ClientUser:
 
         Calls under way fail with ClientStateError at once. ``timeout``: seconds to spend on telling the brokers; default 3.
         """
+        budget = stop_budget(timeout, STOP_TIMEOUT)
         if self._state in (_State.STARTING, _State.STOPPING):
             check_not_forked(self._generation)
             assert self._done is not None
@@ -125,7 +118,7 @@ class ClientUser:
             self._state = _State.STOPPED
             return
         instance.check_usable()
-        deadline = monotonic() + stop_budget(timeout, STOP_TIMEOUT)
+        deadline = monotonic() + budget
         self._state = _State.STOPPING
         self._done = done = asyncio.get_running_loop().create_future()
         try:
@@ -149,9 +142,16 @@ class ClientUser:
         """The running instance. Raises ClientStateError unless started, ForkedError and WrongLoopError as they are due."""
         instance = self._instance
         if instance is None or self._state is not _State.STARTED:
-            raise ClientStateError(f"this {type(self).__name__} is {self._state.value}")
+            raise ClientStateError(f"this {type(self).__name__} is {self._state.value}{self._advice()}")
         instance.check_usable()
         return instance
+
+    def _advice(self) -> str:
+        """What to do about the state, for an error."""
+        if self._state not in (_State.NEW, _State.STOPPED):
+            return ""
+        kind = type(self).__name__
+        return f": use it in `async with {kind}(...)`, or await its start() first"
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[ClientInstance]:

@@ -14,7 +14,7 @@ from rmq_protocol.errors import shown
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import parse_tags
-from rmq_protocol.validation import check_group, check_topic
+from rmq_protocol.validation import check_topic
 
 from ..client import ClientInstance
 from ..client import offsets as queue_offsets
@@ -22,7 +22,7 @@ from ..client.at_once import for_each
 from ..client.names import Names
 from ..client.offsets import check_queue, epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import LONGEST, ClientConfig, client_options
+from ..config import LONGEST, ClientConfig, check_group, client_options
 from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
 from ..results import PullResult
 from .pulling import pull_once
@@ -41,7 +41,7 @@ MAX_PULL: Final = 1024
 class PullConsumer(ClientUser):
     """Reads queues at offsets of your choice; brokers know it as a member of ``group`` and keep no position for it unless told.
 
-    ``options``: any field of ClientConfig. Raises InvalidMessageError for a bad group name, TypeError for an unknown option.
+    ``options``: any field of ClientConfig. Raises InvalidGroupError for a bad group name, TypeError for an unknown option.
     """
 
     def __init__(

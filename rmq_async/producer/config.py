@@ -16,6 +16,7 @@ from rmq_protocol.validation import check_topic
 
 from ..config import ClientConfig, check_flag, check_int, check_seconds, client_options
 from ..errors import ConfigError
+from ..timeouts import warn_of_milliseconds
 from .batching.settings import Batching
 from .faults import FaultTable
 from .hooks import Hook, checked_hooks
@@ -87,6 +88,8 @@ class ProducerConfig:
         check_seconds("stop_timeout", self.stop_timeout, zero=True)
         if self.attempt_timeout is not None:
             check_seconds("attempt_timeout", self.attempt_timeout)
+        warn_of_milliseconds("timeout", self.timeout)
+        warn_of_milliseconds("attempt_timeout", self.attempt_timeout or 0.0)
         for name, low, high in (
             ("retries", 0, 1000),
             ("async_retries", 0, 1000),

@@ -16,13 +16,12 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from rmq_protocol.constants import DEFAULT_PRODUCER_GROUP
-from rmq_protocol.validation import check_group
 
 from ..client.instance import ClientInstance
-from ..client.user import stop_budget
 from ..client.waits import Waits
-from ..config import ClientConfig
+from ..config import ClientConfig, check_group
 from ..errors import ClientStateError, ConfigError, WrongLoopError
+from ..timeouts import stop_budget
 from ..transport import check_not_forked, generation
 from .config import ProducerConfig, split_options
 from .sender import Sender
@@ -125,6 +124,7 @@ class ProducerLife:
         What is unanswered then fails with ClientStateError. Allowed before ``start()``, during it and more than once; whoever
         calls while it stops waits for that. The producer can be started anew.
         """
+        budget = stop_budget(timeout, self.config.stop_timeout)
         if self._state in (ProducerState.STARTING, ProducerState.STOPPING):
             check_not_forked(self._generation)
             changing = cast(asyncio.Future[None], self._changing)
@@ -139,7 +139,6 @@ class ProducerLife:
         self._usable()
         instance = self._instance
         assert instance is not None
-        budget = stop_budget(timeout, self.config.stop_timeout)
         deadline = monotonic() + budget
         self._state = ProducerState.STOPPING
         self._changing = changing = get_running_loop().create_future()
@@ -204,8 +203,14 @@ class ProducerLife:
     def _refuse(self) -> NoReturn:
         check_not_forked(self._generation)
         if self._state is not ProducerState.RUNNING:
-            raise ClientStateError(f"producer {self.group} is {self._state.value}")
+            raise ClientStateError(f"producer {self.group} is {self._state.value}{self._advice()}")
         self._wrong_loop()
+
+    def _advice(self) -> str:
+        """What to do about the state, for an error."""
+        if self._state not in (ProducerState.NEW, ProducerState.STOPPED):
+            return ""
+        return f": send inside `async with {type(self).__name__}(...)`, or await its start() first"
 
     def _wrong_loop(self) -> NoReturn:
         raise WrongLoopError(f"producer {self.group} was started on another event loop; make one per loop")

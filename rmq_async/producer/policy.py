@@ -12,37 +12,25 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from rmq_protocol.errors import shown
-
 from ..errors import BrokerError, GoAwayError, RocketMQError
 
 __all__ = [
     "FAIL",
-    "FOR_EVER",
     "WAIT",
     "Facts",
     "Step",
     "Verdict",
     "attempt_cap",
-    "checked_timeout",
     "is_retriable",
     "next_step",
     "pause_before",
 ]
 
-FOR_EVER: Final = 10 * 365 * 86400.0
 MIN_CAP: Final = 0.2
 SHORTEST: Final = 0.002
 """Seconds below which no attempt is begun: a loop's timer may fire a millisecond before the budget is quite over."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-
-
-def checked_timeout(timeout: float) -> float:
-    """The seconds of a call's budget. Raises ValueError for what is not above 0."""
-    if not timeout > 0:
-        raise ValueError(f"timeout must be above 0 seconds, not {shown(timeout)}")
-    return min(timeout, FOR_EVER)
 
 
 class Facts(Protocol):

@@ -21,6 +21,7 @@ from rmq_protocol.validation import check_topic
 
 from ..errors import RequestTimeoutError
 from ..results import BatchSendResult, SendResult
+from ..timeouts import FOR_EVER, checked_timeout
 from .call import SendCall
 from .credits import finished
 from .deferred import begun_plainly, check_callback, deferred
@@ -28,7 +29,6 @@ from .lanes import Target
 from .life import ProducerLife
 from .oneway import send_oneway, sent_plainly, watched_oneway
 from .outgoing import Outgoing
-from .policy import FOR_EVER, checked_timeout
 from .recalls import recall
 from .replies import SEND_OK, stored, stored_batch, stored_message
 from .requests import reply, request

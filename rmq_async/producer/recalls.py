@@ -13,7 +13,7 @@ from rmq_protocol.namespace import is_dlq_topic, is_retry_topic
 from rmq_protocol.recall import decode_recall_handle
 from rmq_protocol.validation import check_topic
 
-from ..errors import BrokerNotFoundError, broker_error
+from ..errors import BrokerError, BrokerNotFoundError, NoPermissionError, broker_error
 from .sender import Sender
 
 __all__ = ["recall"]
@@ -52,12 +52,22 @@ async def recall(sender: Sender, topic: str, recall_handle: str) -> str:
         recalled = response.code == ResponseCode.SUCCESS
         sender.tracer.recall(topic, handle.message_id, success=recalled, region=region)
     if response.code != ResponseCode.SUCCESS:
-        raise broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
+        raise _refusal(response, broker, address)
     try:
         return from_ext(RecallMessageResponseHeader, response.ext_fields).msgId
     except RemoteProtocolError as error:
         error.broker, error.address = broker, address
         raise
+
+
+def _refusal(response: RemotingCommand, broker: str, address: str) -> BrokerError:
+    """The broker's error, with what makes a broker take recalls where that is missing."""
+    error = broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
+    if type(error) is NoPermissionError:  # not the right of a user, which has classes of its own
+        error.args = (f"{error}; a broker recalls messages only with recallMessageEnable=true in its configuration",)
+    elif error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        error.args = (f"{error}; brokers recall messages from 5.3.2 on, with recallMessageEnable=true in their configuration",)
+    return error
 
 
 async def _ask(

@@ -25,11 +25,11 @@ from ..client.vip import first_port
 from ..config import ClientConfig
 from ..errors import ClientStateError, ConfigError, TransactionError, broker_error
 from ..results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
+from ..timeouts import checked_timeout
 from ..transport import Connection, tell, wait_until
 from .checks import Check, Checks, decided, report
 from .config import ProducerConfig
 from .ending import End, Half, end_command, stored_half, trace_end
-from .policy import checked_timeout
 from .producer import Producer
 from .selectors import wish_of
 from .sender import LAST_STEPS, Sender

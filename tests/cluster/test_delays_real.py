@@ -64,7 +64,7 @@ def test_a_broker_that_does_not_recall_says_so_at_once(each_cluster: RealCluster
             due = str(int((time() + 2) * 1000))
             for broker in (sent.queue.broker_name, "gone"):
                 handle = encode_recall_handle(RecallHandle(topic, broker, due, sent.msg_id))
-                with pytest.raises(errors.BrokerError) as caught:
+                with pytest.raises(errors.BrokerError, match="recallMessageEnable=true") as caught:
                     await producer.recall(topic, handle)
                 assert caught.value.code == (16 if new else 3)
                 assert caught.value.broker == sent.queue.broker_name

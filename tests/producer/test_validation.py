@@ -59,7 +59,7 @@ def bad_messages() -> list[tuple[str, Message, int, str]]:
         ("illegal topic", Message("a/b", b"x"), -1, "not allowed"),
         ("dots", Message("../../x", b"x"), -1, "not allowed"),
         ("system topic", Message("SCHEDULE_TOPIC_XXXX", b"x"), -1, "belongs to the broker"),
-        ("text", Message(TOPIC, "text"), 13, "bytes, not str"),  # type: ignore[arg-type]
+        ("bytearray", Message(TOPIC, bytearray(b"x")), 13, "bytes, not bytearray"),  # type: ignore[arg-type]
         ("bytearray", Message(TOPIC, bytearray(b"x")), 13, "bytes, not bytearray"),  # type: ignore[arg-type]
         ("memoryview", Message(TOPIC, memoryview(b"x")), 13, "bytes, not memoryview"),  # type: ignore[arg-type]
         ("None", Message(TOPIC, None), 13, "bytes, not NoneType"),  # type: ignore[arg-type]

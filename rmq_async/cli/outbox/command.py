@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 import rmq_async
-from rmq_protocol.validation import check_group
+from rmq_async.config import check_group
 
 from ..extras import needs_extra
 from ..options import AGE, FAILED, client_config, client_options, json_option, needs_command, run

@@ -1,0 +1,77 @@
+"""The ``timeout`` argument of calls: checked the same way everywhere, and capped, so that it can be added to a clock."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from numbers import Real
+from types import FrameType
+from typing import Any, Final, cast
+
+from rmq_protocol.errors import shown
+
+__all__ = ["FOR_EVER", "checked_timeout", "stop_budget", "warn_of_milliseconds"]
+
+FOR_EVER: Final = 10 * 365 * 86400.0
+"""Seconds, 10 years: longer timeouts, infinity included, are cut to this."""
+
+MILLISECONDS_FROM: Final = 1000
+"""A timeout of this many seconds is more often one in milliseconds, which other clients take."""
+
+_BETWEEN: Final = frozenset({__name__.partition(".")[0], "asyncio", "contextlib", "dataclasses"})
+"""Packages whose frames lie between a caller's line and the check of its argument."""
+_warned = False
+
+
+def checked_timeout(timeout: float, name: str = "timeout") -> float:
+    """The seconds of a call's budget, at most ``FOR_EVER``. ``name``: of the argument.
+
+    Raises TypeError for what is no number, ValueError for NaN, 0 and less. The first from 1000 seconds on is warned of.
+    """
+    seconds = _number(timeout, name)
+    if not seconds > 0:
+        raise ValueError(f"{name} must be above 0 seconds, not {shown(timeout)}")
+    if seconds >= MILLISECONDS_FROM:
+        warn_of_milliseconds(name, timeout)
+    return min(seconds, FOR_EVER)
+
+
+def stop_budget(timeout: float | None, default: float) -> float:
+    """Seconds that ``stop(timeout)`` may take; 0 is allowed. Raises and warns as ``checked_timeout`` does."""
+    if timeout is None:
+        return default
+    seconds = _number(timeout, "timeout")
+    if not seconds >= 0:
+        raise ValueError(f"timeout must be 0 or more seconds, not {shown(timeout)}")
+    if seconds >= MILLISECONDS_FROM:
+        warn_of_milliseconds("timeout", timeout)
+    return min(seconds, FOR_EVER)
+
+
+def warn_of_milliseconds(name: str, timeout: float) -> None:
+    """A UserWarning at the line that called into the package, once per process; none for ``FOR_EVER`` and more."""
+    global _warned
+    if _warned or not MILLISECONDS_FROM <= timeout < FOR_EVER:
+        return
+    _warned = True
+    text = f"{name}={shown(timeout)} is in seconds; if these are milliseconds, give {name}={shown(timeout / 1000)}"
+    warnings.warn(text, UserWarning, stacklevel=_callers_level())
+
+
+def _number(timeout: Any, name: str) -> float:
+    kind = type(timeout)
+    if kind is float or kind is int:
+        return cast(float, timeout)
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"{name} must be a number of seconds, not {shown(timeout)}")
+    return float(timeout)
+
+
+def _callers_level() -> int:
+    """The ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame in a caller's own module."""
+    level = 1
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level += 1
+        frame = frame.f_back
+    return level if frame is not None else 1
