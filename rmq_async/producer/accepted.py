@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
+from ..transport import report
 from .credits import Credits, Epoch
 
 __all__ = ["Accepted"]
@@ -126,10 +127,8 @@ class Accepted(Generic[Result]):
     def _call_back(self, callback: Callable[[Any], object], argument: object) -> None:
         try:
             self._context.run(callback, argument)  # type: ignore[union-attr]  # there is one where there are callbacks
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a user's bug, of which no message is the worse
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"callback {callback!r} of a send raised", "exception": error}
-            )
+        except BaseException as error:  # noqa: BLE001 - no message is the worse for it
+            report(f"callback {callback!r} of a send raised", error)
 
 
 def _nothing() -> None:

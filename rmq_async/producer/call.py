@@ -285,11 +285,12 @@ class SendCall(Generic[Result]):
         )
         try:
             return await self._unless_over(task)
-        except (RocketMQError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError):
-                if not task.cancelled() or cast(asyncio.Task[Any], asyncio.current_task()).cancelling():
+        except (RocketMQError, asyncio.CancelledError, KeyboardInterrupt, SystemExit) as error:
+            if not isinstance(error, RocketMQError):
+                ended_itself = task.done() and (task.cancelled() or task.exception() is error)
+                if not ended_itself or cast(asyncio.Task[Any], asyncio.current_task()).cancelling():
                     raise
-                error = SelectorError("the queue selector ended its own task")
+                error = SelectorError(f"the queue selector ended its own task by {type(error).__name__}")
             self._no_queue = error
             logger.info("no further attempt of %s: %s", self._outgoing.unique_id, error)
             return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import GoAwayError
+from ..errors import ClientStateError, GoAwayError
 from ..transport import Connection, Pending
 from .call import ReadReply, SendCall
 from .lanes import Lane, Target
@@ -25,7 +25,7 @@ from .watching import tell_failed
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["FirstAttempt"]
+__all__ = ["FirstAttempt", "broken_off"]
 
 Result = TypeVar("Result")
 
@@ -186,7 +186,21 @@ class FirstAttempt(Generic[Result]):
     async def _run(self, call: SendCall[Result]) -> None:
         try:
             result = await call.run()
+        except asyncio.CancelledError:
+            raise  # ``_over`` hears of it
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
             self._fail(error)
+        except BaseException as error:
+            self._fail(broken_off(error, maybe_stored=True))
+            raise
         else:
             self._succeed(result)
+
+
+def broken_off(error: BaseException, *, maybe_stored: bool) -> ClientStateError:
+    """The error of a call amid which a function of the user raised something that ends the program."""
+    may = "the message may have been stored" if maybe_stored else "the message was not sent"
+    ended = ClientStateError(f"the send was broken off by {type(error).__name__}; {may}")
+    ended.maybe_stored = maybe_stored
+    ended.__cause__ = error
+    return ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .connection import Connection
+from .escaping import raise_soon, report
 from .pending import Pending, Receiver
 from .pool import ConnectionPool
 from .process import check_not_forked, generation
@@ -29,6 +30,8 @@ __all__ = [
     "generation",
     "guarded",
     "not_supported",
+    "raise_soon",
+    "report",
     "tell",
     "wait_until",
 ]

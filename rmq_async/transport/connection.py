@@ -238,7 +238,7 @@ class Connection(RequestTable, asyncio.Protocol):
 
     def _serve(self, command: RemotingCommand) -> None:
         """A request of the server to this client."""
-        parts = answer_to(self, command, self._on_request, self._loop)
+        parts = answer_to(self, command, self._on_request)
         if parts is None or self._state is ConnectionState.CLOSED:
             return
         if self._writer.paused:

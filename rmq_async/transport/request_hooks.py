@@ -15,6 +15,7 @@ import msgspec
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.signing import SessionCredentials, sign
 
+from .escaping import report
 from .pending import Receiver
 
 __all__ = ["PassedRequest", "RequestHook", "RequestHooks", "given_up", "guarded"]
@@ -167,8 +168,8 @@ def _refuse(hook: RequestHook, fault: str) -> None:
 
 
 def guarded(hook: Callable[..., object], *arguments: Any) -> None:
-    """Calls a user's hook; what it raises goes to the loop's exception handler."""
+    """Calls a user's hook; what it raises goes to the loop's exception handler, or out of the loop."""
     try:
         hook(*arguments)
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a user's bug, of which no message is the worse
-        asyncio.get_running_loop().call_exception_handler({"message": f"hook {hook!r} raised", "exception": error})
+    except BaseException as error:  # noqa: BLE001 - no message is the worse for it
+        report(f"hook {hook!r} raised", error)

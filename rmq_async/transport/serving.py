@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rmq_protocol.command import RemotingCommand, encode_command, make_response
 from rmq_protocol.constants import ResponseCode
 
+from .escaping import report
 from .pending import request_name
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | Non
 """Answers a server's request on the connection it came by; None: no answer."""
 
 
-def answer_to(
-    connection: Connection, command: RemotingCommand, handler: RequestHandler | None, loop: asyncio.AbstractEventLoop
-) -> list[bytes] | None:
+def answer_to(connection: Connection, command: RemotingCommand, handler: RequestHandler | None) -> list[bytes] | None:
     """The frame to answer with, or None. Without a handler it is REQUEST_CODE_NOT_SUPPORTED, and SYSTEM_ERROR where one raises."""
     try:
         response = handler(connection, command) if handler is not None else not_supported(command)
@@ -30,9 +28,7 @@ def answer_to(
             return None
         return encode_command(response, connection.serialize_type)
     except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection; it is reported and answered
-        loop.call_exception_handler(
-            {"message": f"handler of {request_name(command.code)} from {connection.address} raised", "exception": error}
-        )
+        report(f"handler of {request_name(command.code)} from {connection.address} raised", error)
         if command.is_oneway:
             return None
         return encode_command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 import msgspec
@@ -11,6 +10,7 @@ from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import ONEWAY_FLAG
 
 from .connection import Connection
+from .escaping import report
 
 __all__ = ["MOST_UNREAD", "tell"]
 
@@ -37,8 +37,7 @@ def tell(connection: Connection, command: RemotingCommand) -> bool:
     except Exception as error:  # noqa: BLE001 - reported; who tells something waits for nothing and has more to do
         if passed is not None:
             passed.tell(None, error)
-        text = f"{connection.address} could not be told request {command.code}"
-        asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
+        report(f"{connection.address} could not be told request {command.code}", error)
         return False
     if passed is not None:
         passed.tell(None, None)

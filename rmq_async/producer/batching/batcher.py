@@ -23,8 +23,10 @@ from rmq_protocol.properties import message_properties
 
 from ...errors import ClientStateError, RequestTimeoutError, own_copy
 from ...results import SendResult
+from ...transport import raise_soon
 from ..accepted import Accepted
 from ..credits import Epoch
+from ..first_attempt import broken_off
 from ..lanes import Lane, Target
 from ..outgoing import Outgoing
 from ..replies import stored_batch, stored_message
@@ -269,6 +271,9 @@ class Batcher:
             request.start()
         except Exception as error:  # noqa: BLE001 - of a user's hook: those whose messages these are must hear of it
             request.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - the same, and it leaves the loop when all others are on their way
+            request.set_exception(broken_off(error, maybe_stored=False))
+            raise_soon(error)
 
     def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
         """Sends a batch that was refused in two halves, until the message that is refused is by itself."""
