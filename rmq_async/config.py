@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from rmq_protocol import validation
 from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
@@ -17,10 +17,12 @@ from rmq_protocol.errors import InvalidMessageError, shown
 
 from .credentials import Credentials
 from .errors import ConfigError, InvalidGroupError
+from .options import suggests_keywords, unexpected_keyword
 from .timeouts import warn_of_milliseconds
 
 __all__ = [
     "ClientConfig",
+    "ClientOptions",
     "canonical_host",
     "check_flag",
     "check_group",
@@ -63,6 +65,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_instance_name)
 
 
+@suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
     """How one client instance reaches a cluster. Producers, consumers and admins whose whole config is equal share one.
@@ -177,6 +180,31 @@ class ClientConfig:
         return SerializeType.JSON if self.serialize_type == "json" else SerializeType.ROCKETMQ
 
 
+class ClientOptions(TypedDict, total=False):
+    """The fields of ClientConfig as keywords of clients, but for ``namesrv``, which is a parameter of theirs."""
+
+    instance_name: str
+    client_ip: str | None
+    route_poll_interval: float
+    heartbeat_interval: float
+    connect_timeout: float
+    request_timeout: float
+    idle_timeout: float
+    max_frame_size: int
+    max_decompressed_size: int
+    serialize_type: str
+    credentials: Credentials | None
+    tls: bool | ssl.SSLContext
+    tls_verify: bool
+    server_hostname: str | None
+    allowed_broker_hosts: Collection[str] | None
+    vip_channel: bool
+    namespace: str | None
+    namespace_v2: str | None
+    unit_name: str | None
+    unit_mode: bool
+
+
 _CLIENT_FIELDS = frozenset(item.name for item in fields(ClientConfig))
 
 
@@ -184,7 +212,7 @@ def client_options(
     owner: str,
     namesrv: str | Sequence[str] | None,
     client: ClientConfig | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     others: Collection[str] = (),
 ) -> ClientConfig:
     """``client`` with the keyword options that are its fields. ``others``: names that belong to another config.
@@ -195,8 +223,8 @@ def client_options(
         raise TypeError(f"client must be a ClientConfig, not {type(client).__name__}")
     for name in options:
         if name not in _CLIENT_FIELDS and name not in others:
-            raise TypeError(f"{owner}() got an unexpected keyword argument {shown(name)}")
-    given = {name: value for name, value in options.items() if name in _CLIENT_FIELDS}
+            raise unexpected_keyword(owner, name, [*_CLIENT_FIELDS, *others, "client", *(["config"] if others else [])])
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _CLIENT_FIELDS}
     if namesrv is not None:
         given["namesrv"] = namesrv
     base = client if client is not None else ClientConfig()

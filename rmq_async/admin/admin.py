@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
-from typing import Any, Final
+from typing import Final, Unpack
 
 from rmq_protocol.bodies import TopicList
 from rmq_protocol.cluster import ClusterInfo
@@ -26,8 +26,9 @@ from ..client import offsets as queue_offsets
 from ..client.names import Names
 from ..client.offsets import epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import ClientConfig, check_group, client_options
+from ..config import ClientConfig, ClientOptions, check_group, client_options
 from ..errors import ConfigError
+from ..options import lists_options
 from . import clients, messages
 from . import topics as topic_settings
 from .asking import check, cluster_info
@@ -41,6 +42,7 @@ _MAX_FOUND: Final = 65535
 _MAX_ID_LENGTH: Final = 1024
 
 
+@lists_options(ClientConfig)
 class Admin(ClientUser):
     """``options``: any field of ClientConfig; an unknown one is a TypeError.
 
@@ -50,7 +52,11 @@ class Admin(ClientUser):
     """
 
     def __init__(
-        self, *, namesrv: str | Sequence[str] | None = None, client: ClientConfig | None = None, **options: Any
+        self,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        client: ClientConfig | None = None,
+        **options: Unpack[ClientOptions],
     ) -> None:
         config = client_options("Admin", namesrv, client, options)
         super().__init__(config)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Final, Literal, TypeVar, Unpack, cast
 
 from rmq_protocol.errors import shown
 from rmq_protocol.heartbeat import ConsumerData
@@ -22,8 +22,9 @@ from ..client.at_once import for_each
 from ..client.names import Names
 from ..client.offsets import check_queue, epoch_ms, known_queue
 from ..client.user import ClientUser
-from ..config import LONGEST, ClientConfig, check_group, client_options
+from ..config import LONGEST, ClientConfig, ClientOptions, check_group, client_options
 from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
+from ..options import lists_options
 from ..results import PullResult
 from .pulling import pull_once
 from .reading import Cursor, Reader
@@ -38,6 +39,7 @@ MAX_PULL: Final = 1024
 """Messages that one pull may ask for; a stock broker gives at most 32, or 256 KiB."""
 
 
+@lists_options(ClientConfig)
 class PullConsumer(ClientUser):
     """Reads queues at offsets of your choice; brokers know it as a member of ``group`` and keep no position for it unless told.
 
@@ -50,7 +52,7 @@ class PullConsumer(ClientUser):
         *,
         namesrv: str | Sequence[str] | None = None,
         client: ClientConfig | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         check_group(group)
         config = client_options("PullConsumer", namesrv, client, options)

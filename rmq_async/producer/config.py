@@ -14,19 +14,21 @@ from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRA
 from rmq_protocol.errors import InvalidMessageError, shown
 from rmq_protocol.validation import check_topic
 
-from ..config import ClientConfig, check_flag, check_int, check_seconds, client_options
+from ..config import ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
 from ..errors import ConfigError
+from ..options import suggests_keywords
 from ..timeouts import warn_of_milliseconds
 from .batching.settings import Batching
 from .faults import FaultTable
 from .hooks import Hook, checked_hooks
 from .selectors import Selector, select_best
 
-__all__ = ["ProducerConfig", "split_options"]
+__all__ = ["ProducerConfig", "ProducerOptions", "split_options"]
 
 RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 
 
+@suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
     """How a producer sends. Times are seconds, sizes bytes.
@@ -165,6 +167,39 @@ def _check_topic(option: str, topic: str) -> None:
         raise ConfigError(f"{option}: {error}") from None
 
 
+class ProducerOptions(ClientOptions, total=False):
+    """The fields of ProducerConfig and ClientConfig as keywords of producers."""
+
+    timeout: float
+    retries: int
+    async_retries: int
+    attempt_timeout: float | None
+    retry_codes: Collection[int]
+    retry_same_queue: bool
+    compress_over: int
+    compress_type: str
+    compress_level: int
+    max_message_size: int
+    create_topic_key: str
+    default_topic_queues: int
+    async_limit: int
+    oneway_limit: int
+    broker_window: int
+    pending_bytes_limit: int
+    oneway_window: int
+    stop_timeout: float
+    retry_another_broker_when_not_store_ok: bool
+    topics: Sequence[str]
+    latency_fault: bool
+    fault_table: FaultTable
+    detector: bool
+    batching: bool | Batching
+    queue_selector: Selector
+    hooks: Sequence[Hook]
+    trace: bool | str
+    send_smart_msg: bool
+
+
 _PRODUCER_FIELDS = frozenset(item.name for item in fields(ProducerConfig))
 
 
@@ -173,12 +208,12 @@ def split_options(
     namesrv: str | Sequence[str] | None,
     client: ClientConfig | None,
     config: ProducerConfig | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
 ) -> tuple[ClientConfig, ProducerConfig]:
     """Sorts keyword options into the two configs. An unknown one, or a config of another type, is a TypeError that says so."""
     merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
     if not isinstance(config, ProducerConfig | None):
         raise TypeError(f"config must be a ProducerConfig, not {type(config).__name__}")
-    given = {name: value for name, value in options.items() if name in _PRODUCER_FIELDS}
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _PRODUCER_FIELDS}
     sending = config if config is not None else ProducerConfig()
     return merged, replace(sending, **given) if given else sending

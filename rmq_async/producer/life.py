@@ -13,7 +13,7 @@ from functools import partial
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, cast
+from typing import NoReturn, Self, TypeVar, Unpack, cast
 
 from rmq_protocol.constants import DEFAULT_PRODUCER_GROUP
 
@@ -23,7 +23,7 @@ from ..config import ClientConfig, check_group
 from ..errors import ClientStateError, ConfigError, WrongLoopError
 from ..timeouts import stop_budget
 from ..transport import check_not_forked, generation
-from .config import ProducerConfig, split_options
+from .config import ProducerConfig, ProducerOptions, split_options
 from .sender import Sender
 
 __all__ = ["ProducerLife", "ProducerState"]
@@ -49,7 +49,7 @@ class ProducerLife:
         namesrv: str | Sequence[str] | None = None,
         client: ClientConfig | None = None,
         config: ProducerConfig | None = None,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         check_group(group)
         if group == DEFAULT_PRODUCER_GROUP:

@@ -19,10 +19,13 @@ from rmq_protocol.properties import message_properties
 from rmq_protocol.send_codec import SendReply
 from rmq_protocol.validation import check_topic
 
+from ..config import ClientConfig
 from ..errors import RequestTimeoutError
+from ..options import lists_options
 from ..results import BatchSendResult, SendResult
 from ..timeouts import FOR_EVER, checked_timeout
 from .call import SendCall
+from .config import ProducerConfig
 from .credits import finished
 from .deferred import begun_plainly, check_callback, deferred
 from .lanes import Target
@@ -38,6 +41,7 @@ from .sender import Sender
 __all__ = ["Producer"]
 
 
+@lists_options(ProducerConfig, ClientConfig)
 class Producer(ProducerLife):
     """Sends messages to the topics of one cluster, as one producer group.
 

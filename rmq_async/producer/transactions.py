@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
 
@@ -24,11 +24,12 @@ from ..client.text import printable
 from ..client.vip import first_port
 from ..config import ClientConfig
 from ..errors import ClientStateError, ConfigError, TransactionError, broker_error
+from ..options import lists_options
 from ..results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
 from ..timeouts import checked_timeout
 from ..transport import Connection, tell, wait_until
 from .checks import Check, Checks, decided, report
-from .config import ProducerConfig
+from .config import ProducerConfig, ProducerOptions
 from .ending import End, Half, end_command, stored_half, trace_end
 from .producer import Producer
 from .selectors import wish_of
@@ -41,6 +42,7 @@ Execute = Callable[[Message, Any], TransactionStatus | Awaitable[TransactionStat
 _HALF: Final = int(SysFlag.TRANSACTION_PREPARED)
 
 
+@lists_options(ProducerConfig, ClientConfig)
 class TransactionProducer(Producer):
     """A producer whose messages may belong to local transactions; everything that ``Producer`` does, it does too.
 
@@ -66,7 +68,7 @@ class TransactionProducer(Producer):
         namesrv: str | Sequence[str] | None = None,
         client: ClientConfig | None = None,
         config: ProducerConfig | None = None,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         for name, function in (("execute", execute), ("check", check)):
             if not callable(function):

@@ -8,6 +8,7 @@ from typing import Final
 from rmq_protocol.constants import MAX_FRAME_SIZE
 
 from ...config import check_int, check_seconds
+from ...options import suggests_keywords
 
 __all__ = ["Batching"]
 
@@ -15,6 +16,7 @@ LANES: Final = 3
 """Measured with 128-byte bodies on a stock broker, see docs/performance.md: with one lane client and broker wait for each other."""
 
 
+@suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class Batching:
     """How messages gather. ``batching=True`` of a producer is ``Batching()``.

@@ -1,0 +1,66 @@
+"""Settings given as keywords: the error for a keyword that no setting has, and the list of them in a docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, Field, fields
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+from rmq_protocol.errors import shown
+
+__all__ = ["lists_options", "suggests_keywords", "unexpected_keyword"]
+
+LONGEST_DEFAULT: Final = 40
+"""Characters of a default that is shown; of a longer one its type is."""
+
+Class = TypeVar("Class", bound=type[Any])
+
+
+def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeError:
+    """Names the keyword, and the one of ``known`` that is most like it."""
+    import difflib  # here, since it is only needed for errors
+
+    like = difflib.get_close_matches(name, known, n=1)
+    return TypeError(
+        f"{owner}() got an unexpected keyword argument {shown(name)}" + (f": did you mean {like[0]}?" if like else "")
+    )
+
+
+def suggests_keywords(cls: Class) -> Class:
+    """Makes a dataclass's constructor raise ``unexpected_keyword``."""
+    construct: Callable[..., None] = cls.__init__
+    known = [field.name for field in fields(cls)]
+
+    @wraps(construct)
+    def checked(self: object, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                raise unexpected_keyword(cls.__name__, name, known)
+        construct(self, *args, **options)
+
+    cls.__init__ = checked
+    return cls
+
+
+def lists_options(*configs: type[Any], leaving_out: Collection[str] = ("namesrv",)) -> Callable[[Class], Class]:
+    """Appends the fields of ``configs``, their types and defaults to the docstring of a class that takes them as ``**options``."""
+
+    def decorate(cls: Class) -> Class:
+        if cls.__doc__:  # None under -OO
+            parts = [cls.__doc__.rstrip()]
+            for config in configs:
+                parts.append(f"\n\n    Options that are fields of {config.__name__}, which explains them:\n")
+                parts += [f"\n        {_described(field)}" for field in fields(config) if field.name not in leaving_out]
+            cls.__doc__ = "".join(parts) + "\n    "
+        return cls
+
+    return decorate
+
+
+def _described(field: Field[Any]) -> str:
+    text = f"{field.name}: {field.type}"
+    if field.default is MISSING:
+        return text
+    default = field.default.__name__ if callable(field.default) else repr(field.default)
+    return f"{text} = {default}" if len(default) <= LONGEST_DEFAULT else f"{text} = {type(field.default).__name__}(...)"
