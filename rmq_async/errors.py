@@ -1,13 +1,15 @@
 """Every error of the client. Policy sits on the classes, so that the sender holds no lists of them.
 
 ``retriable``: another attempt, on another broker where there is one, may succeed. ``maybe_stored``: the request may have
-reached the broker, so the message may be stored although the call failed. For a broker's answer
-``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried``.
+reached the broker, so the message may be stored although the call failed. ``uses_retry``: False where the attempt is none of
+those that ``retries`` counts. For a broker's answer ``ProducerConfig.retry_codes`` decides about retrying, unless the class
+says ``never_retried`` or ``always_retried``.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,6 +51,7 @@ __all__ = [
     "PermissionDeniedError",
     "ProtocolError",
     "QueryNotFoundError",
+    "QueueNotExistError",
     "RemoteProtocolError",
     "ReplyTimeoutError",
     "RequestTimeoutError",
@@ -152,6 +155,8 @@ class BrokerError(RocketMQError):
 
     response_code: ClassVar[int | None] = None
     never_retried: ClassVar[bool] = False
+    always_retried: ClassVar[bool] = False
+    """Whatever ``retry_codes`` says, where the call may go to another queue."""
     backs_off: ClassVar[bool] = False
     """A retry waits a little first: the broker said that it has too much to do."""
 
@@ -248,6 +253,29 @@ class InvalidParameterError(BrokerError):
     """A field of the request has a value that the broker does not take (29)."""
 
     response_code = ResponseCode.INVALID_PARAMETER
+
+
+class QueueNotExistError(InvalidParameterError):
+    """The topic has no queue of that number on the broker, or has none any more; nothing was stored.
+
+    ``queue_id``: the one asked for; ``queues``: how many there are. Both are None where the broker does not say (29, from 4.9
+    also 1; told by the remark).
+    """
+
+    retriable = True
+    uses_retry = False
+    always_retried = True
+
+    def __init__(self, remark: str = "", *, broker: str | None = None, **details: Any) -> None:
+        super().__init__(remark, broker=broker, **details)
+        found = _NO_QUEUE.match(remark)
+        self.queue_id: int | None = None
+        self.queues: int | None = None
+        if found is not None:
+            self.queue_id, self.queues = int(found[1]), max(int(found[3]), int(found[4]))
+            missing = f"topic {_printable(found[2])} has no queue {self.queue_id} on {broker or 'the broker'}"
+            there = f"it has {self.queues} there, numbered from 0; fetch_publish_queues() names those that can be sent to"
+            self.args = (f"{missing}: {there} ({self.args[0]})",)
 
 
 class NoBuyerIdError(BrokerError):
@@ -386,6 +414,12 @@ _BY_CODE: dict[int, type[BrokerError]] = {
     for cls in _subclasses(BrokerError)
     if cls.response_code is not None and "response_code" in cls.__dict__
 }
+_NO_QUEUE_CODES = (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
+"""Of 5.x and of 4.9."""
+_NO_QUEUE_REMARK = "request queueId["
+_NO_QUEUE = re.compile(
+    r"request queueId\[(-?\d{1,10})\] is illegal, .{0,40}topicName=(.{1,255}), readQueueNums=(\d{1,10}), writeQueueNums=(\d{1,10})"
+)
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
 """What a broker of 4.x answers with code 1 where one of 5.x answers 16."""
@@ -395,7 +429,7 @@ _ACL_RIGHTS = ("No default permission", "Need admin permission")
 def broker_error(
     code: int, remark: str | None, *, request: str = "", broker: str | None = None, address: str | None = None
 ) -> BrokerError:
-    """The error for a server's answer. Code 16 means three things, which only the remark tells apart."""
+    """The error for a server's answer. Codes 1, 16 and 29 mean several things, which only the remark tells apart."""
     text = remark or ""
     cls = _BY_CODE.get(code, BrokerError)
     if code == ResponseCode.NO_PERMISSION:
@@ -403,6 +437,8 @@ def broker_error(
             cls = PermissionDeniedError
         elif text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text:
             cls = AuthenticationError if any(part in text for part in _AUTHENTICATION_REMARKS) else cls
+    elif code in _NO_QUEUE_CODES and text.startswith(_NO_QUEUE_REMARK):
+        cls = QueueNotExistError
     elif code == ResponseCode.SYSTEM_ERROR and _ACL_EXCEPTION in text:
         cls = PermissionDeniedError if any(part in text for part in _ACL_RIGHTS) else AuthenticationError
     return cls(text, code=code, request=request, broker=broker, address=address)

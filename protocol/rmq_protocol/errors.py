@@ -1,7 +1,8 @@
 """Errors of the codec. Blame is in the type: ``LocalProtocolError`` is the caller's fault, ``RemoteProtocolError`` the peer's.
 
 Retry policy lives here as class attributes, so that whoever sends has no lists of codes or classes: ``retriable`` (another
-attempt may help), ``maybe_stored`` (a send that failed so may still be stored). No other exception leaves this package.
+attempt may help), ``maybe_stored`` (a send that failed so may still be stored), ``uses_retry`` (an attempt that failed so is one
+of those that ``retries`` counts). No other exception leaves this package.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class RocketMQError(Exception):
     code: int | None = None
     retriable: bool = False
     maybe_stored: bool = False
+    uses_retry: bool = True
 
     def __init__(
         self, message: str = "", *, code: int | None = None, broker: str | None = None, address: str | None = None

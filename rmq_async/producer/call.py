@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import Attempt, ClientStateError, GoAwayError, RequestTimeoutError, SelectorError, SendError
+from ..errors import Attempt, ClientStateError, GoAwayError, QueueNotExistError, RequestTimeoutError, SelectorError, SendError
 from ..transport import Connection, Pending
 from .faults import GivenUpError
 from .lanes import Lane, Target
@@ -140,7 +140,7 @@ class SendCall(Generic[Result]):
         self._aborted = False
         self._stopped: RocketMQError | None = None
         self._no_queue: RocketMQError | None = None
-        """Why the producer's selector has no queue for a further attempt."""
+        """Why there is no queue for a further attempt."""
 
     # -- how attempts report
 
@@ -243,11 +243,17 @@ class SendCall(Generic[Result]):
         last = self._attempts[-1].error if self._attempts else None
         if last is not None:
             self._sender.topics.doubt(self._outgoing.topic, last)
+            if isinstance(last, QueueNotExistError) and not self._elsewhere_than(self._attempts[-1].target):
+                self._no_queue = last
             lane = self._sender.topics.now(self._outgoing.topic)
             if lane is not None and lane is not self._lane:
                 self._lane = lane
                 if self._fixed is not None and lane.knows(self._fixed.queue):
                     self._fixed = lane.target(self._fixed.queue)  # the same queue, at its broker's address by now
+
+    def _elsewhere_than(self, gone: Target) -> bool:
+        """Whether the call may go to a queue other than the one that its broker does not have."""
+        return self._fixed is None and self._sender.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
         selection, brokers = self._sender.selection, self._lane.brokers
@@ -386,7 +392,7 @@ class SendCall(Generic[Result]):
 
     def _failure(self) -> RocketMQError:
         error = self._attempts_failure()
-        if self._no_queue is not None:
+        if self._no_queue is not None and self._no_queue is not self._attempts[-1].error:
             error.add_note(f"no further attempt: {self._no_queue}")
         return error
 

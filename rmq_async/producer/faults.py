@@ -23,6 +23,7 @@ from ..errors import (
     ConnectError,
     ConnectionLostError,
     PermissionDeniedError,
+    QueueNotExistError,
     RemoteProtocolError,
     RequestTimeoutError,
 )
@@ -100,12 +101,12 @@ class Blame(Enum):
 def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
     """What an attempt that ended with ``error`` after ``elapsed`` seconds says about its broker.
 
-    A message that is refused for what it is, or for who sends it, and a call that gave its broker less time than the table's
-    lowest threshold, say nothing. Any code that another attempt might cure does, and so does one that says "too much". An attempt
-    that was given up while nobody had answered is only as bad as the time it had.
+    A message that is refused for what it is, for who sends it, or for a queue that is gone, and a call that gave its broker less
+    time than the table's lowest threshold, say nothing. Any code that another attempt might cure does, and so does one that says
+    "too much". An attempt that was given up while nobody had answered is only as bad as the time it had.
     """
     match error:
-        case AuthenticationError() | PermissionDeniedError():
+        case AuthenticationError() | PermissionDeniedError() | QueueNotExistError():
             return Blame.NONE
         case BrokerError():
             return Blame.ANSWERED if error.retriable or error.backs_off else Blame.NONE

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import ClientStateError, GoAwayError
+from ..errors import ClientStateError, GoAwayError, QueueNotExistError
 from ..transport import Connection, Pending
 from .call import ReadReply, SendCall
 from .lanes import Lane, Target
@@ -132,7 +132,7 @@ class FirstAttempt(Generic[Result]):
 
     def _failed(self, error: BaseException, reply: SendReply | None) -> None:
         """The first attempt failed, or was answered with a ``reply`` that is an error."""
-        further = self._retries or (self._fixed is not None and isinstance(error, GoAwayError))
+        further = self._retries or isinstance(error, GoAwayError if self._fixed is not None else QueueNotExistError)
         if not further or not is_retriable(error, self._sender.config.retry_codes):
             self._pending = None
             self._sender.topics.doubt(self._outgoing.topic, error)

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.message import MessageQueue
 from rmq_protocol.namespace import without_namespace
 from rmq_protocol.validation import check_topic, is_not_allowed_send_topic
 
@@ -34,8 +35,12 @@ class LaneTable:
         self._config = sender.config
         self._instance = sender.instance
         self._instance.routes.on_change.append(self._changed)
+        self._restoring: dict[str, asyncio.TimerHandle] = {}
+        """Topics whose lanes lack queues that their routes name, and when those are tried again."""
 
     def close(self) -> None:
+        for timer in self._restoring.values():
+            timer.cancel()
         if self._changed in self._instance.routes.on_change:
             self._instance.routes.on_change.remove(self._changed)
 
@@ -69,8 +74,8 @@ class LaneTable:
                     self.lanes[topic] = lane
         return lane
 
-    def _new_lane(self, route: TopicRoute, topic: str) -> Lane:
-        lane = Lane(route, self._settings, topic)
+    def _new_lane(self, route: TopicRoute, topic: str, without: frozenset[MessageQueue] = frozenset()) -> Lane:
+        lane = Lane(route, self._settings, topic, without)
         if self._sender.selection is not None:
             self._sender.selection.adopt(lane)
         if self._sender.batcher is not None and not topic.startswith(RETRY_TOPIC_PREFIX):
@@ -92,6 +97,30 @@ class LaneTable:
         except BrokerNotFoundError:
             return None
         return lane
+
+    def without(self, topic: str, gone: MessageQueue) -> bool:
+        """Leaves out a queue that its broker does not have, for all calls, until the route changes or is polled again.
+
+        Returns whether the topic has any other queue.
+        """
+        lane = self.now(topic)
+        if lane is None or gone not in lane.by_queue:
+            return lane is not None
+        if len(lane.by_queue) == 1:
+            return False
+        logger.debug(
+            "topic %s: queue %d of %s is left out, its broker does not have it", topic, gone.queue_id, gone.broker_name
+        )
+        self.lanes[topic] = self._new_lane(lane.route, topic, lane.without | {gone})
+        if topic not in self._restoring:
+            after = self._instance.config.route_poll_interval
+            self._restoring[topic] = asyncio.get_running_loop().call_later(after, self._restore, topic)
+        return True
+
+    def _restore(self, topic: str) -> None:
+        """Lets the whole route be used again: queues that were taken away and given back leave it as it was."""
+        del self._restoring[topic]
+        self.lanes.pop(topic, None)
 
     def doubt(self, topic: str, error: BaseException) -> None:
         """After an attempt failed: unless the broker merely was too busy, the queues may be elsewhere by now."""

@@ -126,11 +126,20 @@ class Lane:
         "queues",
         "route",
         "several",
+        "without",
     )
 
-    def __init__(self, route: TopicRoute, settings: LaneSettings, topic: str | None = None) -> None:
+    def __init__(
+        self,
+        route: TopicRoute,
+        settings: LaneSettings,
+        topic: str | None = None,
+        without: frozenset[MessageQueue] = frozenset(),
+    ) -> None:
         topic = settings.shown_topic(topic or route.topic)
         self.route = route
+        self.without = without
+        """Queues that the route names and their brokers do not have."""
         self._settings = settings
         self._targets: list[Target] = []
         for queue in route.publish_queues:
@@ -138,7 +147,8 @@ class Lane:
             address = route.master_address(broker)
             if address is not None:
                 shown = queue if queue.topic == topic else queue._replace(topic=topic)
-                self._targets.append(Target(shown, broker, address, settings))
+                if shown not in without:
+                    self._targets.append(Target(shown, broker, address, settings))
         if not self._targets:
             raise BrokerNotFoundError(_nowhere(topic, route))
         self.by_queue = {target.queue: target for target in self._targets}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
@@ -20,11 +21,12 @@ import msgspec
 
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import BackpressureError, RocketMQError
+from ..errors import BackpressureError, QueueNotExistError, RocketMQError
 from ..transport import Connection, wait_until
 from .credits import Epoch
 from .lanes import Target
 from .outgoing import Outgoing
+from .replies import reply_error
 from .watching import Watch
 
 if TYPE_CHECKING:
@@ -100,15 +102,26 @@ class OnewayPacing:
 
 
 class WindowReceiver:
-    """Takes the answer to a window's ordinary request: counted and logged, never raised or retried."""
+    """Takes the answer to a window's ordinary request: counted and logged, never raised or retried.
 
-    __slots__ = ("_connection", "_done", "_finished", "_opened_at", "_pacing", "_window")
+    ``refused``: called with an answer that is an error, from which those that come after may learn.
+    """
 
-    def __init__(self, pacing: OnewayPacing, window: int, connection: Connection, finished: Callable[[], None]) -> None:
+    __slots__ = ("_connection", "_done", "_finished", "_opened_at", "_pacing", "_refused", "_window")
+
+    def __init__(
+        self,
+        pacing: OnewayPacing,
+        window: int,
+        connection: Connection,
+        finished: Callable[[], None],
+        refused: Callable[[SendReply], None],
+    ) -> None:
         self._pacing = pacing
         self._window = window
         self._connection = connection
         self._finished = finished
+        self._refused = refused
         self._opened_at = monotonic()
         self._done = False
 
@@ -118,6 +131,7 @@ class WindowReceiver:
     def set_result(self, reply: SendReply) -> None:
         if reply.code not in (0, 10, 11, 12):
             self._count(f"code {reply.code}: {reply.remark}")
+            self._refused(reply)
         self._end(True)
 
     def set_exception(self, error: BaseException) -> None:
@@ -224,7 +238,8 @@ async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadli
         if pacing is None or not pacing.due():
             break
         if pacing.open < MAX_OPEN:
-            receiver = WindowReceiver(pacing, window, connection, lambda: credits.give_back(epoch, 1, size))
+            finished, refused = partial(credits.give_back, epoch, 1, size), partial(_learn, sender, outgoing.topic, target)
+            receiver = WindowReceiver(pacing, window, connection, finished, refused)
             until = monotonic() + sender.instance.config.request_timeout
             sender.submit(connection, target, outgoing, receiver, until, until)
             pacing.opened(window)  # not before: what could not be sent has no answer to close it
@@ -248,3 +263,11 @@ async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadli
         pacing.sent += 1
     if passed is not None:
         passed.tell(None, None)
+
+
+def _learn(sender: Sender, topic: str, target: Target, reply: SendReply) -> None:
+    """Those after it go to other queues where this one is gone: nobody else would say so."""
+    error = reply_error(reply, target)
+    sender.topics.doubt(topic, error)
+    if isinstance(error, QueueNotExistError):
+        sender.topics.without(topic, target.queue)

@@ -21,9 +21,11 @@ __all__ = [
     "Step",
     "Verdict",
     "attempt_cap",
+    "counted",
     "is_retriable",
     "next_step",
     "pause_before",
+    "uses_retry",
 ]
 
 MIN_CAP: Final = 0.2
@@ -84,7 +86,7 @@ def next_step(
         error = attempts[-1].error
         if error is not None and not is_retriable(error, retry_codes):
             return FAIL
-        if len(attempts) > retries:
+        if counted(attempts) > retries:
             return WAIT if unanswered else FAIL
     usable = frozenset(brokers) - unanswered - _gone(attempts)
     if not usable or remaining < SHORTEST:
@@ -93,8 +95,18 @@ def next_step(
     if not untried:
         return Step(Verdict.TRY, usable.difference({attempts[-1].broker}) or usable)
     inviting = len(untried.difference(avoided)) or len(untried)
-    cap = attempt_cap(remaining, retries + 1 - len(attempts), attempt_timeout) if inviting > 1 else None
+    cap = attempt_cap(remaining, retries + 1 - counted(attempts), attempt_timeout) if inviting > 1 else None
     return Step(Verdict.TRY, untried, cap)
+
+
+def counted(attempts: Sequence[Facts]) -> int:
+    """Attempts that ``retries`` counts."""
+    return sum(attempt.error is None or uses_retry(attempt.error) for attempt in attempts)
+
+
+def uses_retry(error: BaseException) -> bool:
+    """Whether an attempt that ended with ``error`` is one of those that ``retries`` counts."""
+    return not isinstance(error, RocketMQError) or error.uses_retry
 
 
 def _gone(attempts: Sequence[Facts]) -> set[str]:
@@ -113,7 +125,7 @@ def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | N
 def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
     """For a broker's answer the configured codes decide, unless its class forbids it; for the rest, the class."""
     if isinstance(error, BrokerError):
-        return not error.never_retried and error.code in retry_codes
+        return error.always_retried or (error.code in retry_codes and not error.never_retried)
     return isinstance(error, RocketMQError) and error.retriable
 
 

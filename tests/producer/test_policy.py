@@ -14,6 +14,7 @@ from rmq_protocol.constants import ResponseCode
 TIMEOUT = errors.RequestTimeoutError("late", maybe_stored=True)
 REFUSED = errors.ConnectError("refused")
 BUSY = errors.broker_error(ResponseCode.SYSTEM_BUSY, "busy")
+GONE = errors.broker_error(29, "request queueId[7] is illegal, TopicConfig [topicName=T, readQueueNums=4, writeQueueNums=2]")
 ILLEGAL = errors.broker_error(ResponseCode.MESSAGE_ILLEGAL, "too large")
 
 
@@ -88,6 +89,11 @@ WAIT, FAIL = Step(Verdict.WAIT), Step(Verdict.FAIL)
         ((silent("a"), Made("b", ILLEGAL)), {}, FAIL),
         ((Made("a", BUSY),), {"retry_codes": {1}}, FAIL),
         ((Made("a", ILLEGAL),), {"retry_codes": {13}}, tries("bc", 1.5)),
+        # a queue that its broker does not have is none of the attempts that are counted
+        ((Made("a", GONE),), {"retries": 0}, tries("bc", 3.0)),
+        ((Made("a", GONE), Made("b", GONE), Made("c", GONE)), {"retries": 0}, tries("ab")),
+        ((Made("a", GONE), Made("b", BUSY)), {"retries": 0}, FAIL),
+        ((Made("a", GONE),), {"retry_codes": ()}, tries("bc", 1.0)),
         # brokers that are left alone do not count as left to try, unless there are no others
         ((), {"avoided": "b"}, tries("abc", 1.0)),
         ((), {"avoided": "bc"}, tries("abc")),
@@ -161,6 +167,16 @@ def test_code_16_without_such_a_remark_is_tried_elsewhere() -> None:
     error = errors.broker_error(16, "the broker[127.0.0.1] sending message is forbidden")
     assert type(error) is errors.NoPermissionError
     assert is_retriable(error, RETRY_CODES)
+
+
+@pytest.mark.parametrize("code", [29, 1])
+def test_broker_error_names_a_queue_that_is_gone(code: int) -> None:
+    error = errors.broker_error(code, str(GONE.args[0]).partition("INVALID_PARAMETER: ")[2].rstrip(")"), broker="a")
+    assert isinstance(error, errors.QueueNotExistError)
+    assert (error.code, error.queue_id, error.queues) == (code, 7, 4)
+    assert "topic T has no queue 7 on a: it has 4 there" in str(error)
+    assert is_retriable(error, frozenset())
+    assert type(errors.broker_error(29, "any other")) is errors.InvalidParameterError
 
 
 @pytest.mark.parametrize(

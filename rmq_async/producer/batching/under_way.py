@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import RocketMQError
 
-from ...errors import ClientStateError, ForbiddenError, RequestTimeoutError, own_copy
+from ...errors import ClientStateError, ForbiddenError, QueueNotExistError, RequestTimeoutError, own_copy
 from ...results import BatchSendResult, SendResult
 from ..call import ReadReply
 from ..first_attempt import FirstAttempt
@@ -149,4 +149,6 @@ def _one_is_to_blame(error: BaseException) -> bool:
     """Whether none of the batch was stored, and sending its parts can tell the message that is at fault."""
     if isinstance(error, ForbiddenError):
         return True
+    if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):
+        return False
     return isinstance(error, RocketMQError) and error.code in ILLEGAL and not error.maybe_stored
