@@ -108,7 +108,10 @@ class AttemptRecord:
 
 
 class SendCall(Generic[Result]):
-    """``fixed``: the target of a call that may not change queues. ``read``: makes the result of a reply."""
+    """``fixed``: the target of a call that may not change queues. ``read``: makes the result of a reply.
+
+    ``patience``: see ``FirstAttempt``; by default it is the call's deadline.
+    """
 
     def __init__(
         self,
@@ -121,6 +124,7 @@ class SendCall(Generic[Result]):
         started: float,
         retries: int,
         fixed: Target | None = None,
+        patience: Callable[[], float] | None = None,
     ) -> None:
         self._sender = sender
         self.faults = sender.faults
@@ -131,6 +135,7 @@ class SendCall(Generic[Result]):
         self._started = started
         self._retries = retries
         self._fixed = fixed
+        self._patience = patience
         self._first: Target | None = None
         self._attempts: list[AttemptRecord] = []
         self._changed: asyncio.Future[None] | None = None
@@ -256,12 +261,13 @@ class SendCall(Generic[Result]):
         return self._fixed is None and self._sender.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
-        selection, brokers = self._sender.selection, self._lane.brokers
+        selection, brokers, now = self._sender.selection, self._lane.brokers, monotonic()
         step = next_step(
             self._attempts,
             brokers if self._fixed is None else (self._fixed.broker,),
             retries=self._retries_now(),
-            remaining=self._deadline - monotonic(),
+            remaining=self._deadline - now,
+            patience=None if self._patience is None else self._patience() - now,
             attempt_timeout=self._sender.config.attempt_timeout,
             retry_codes=self._sender.config.retry_codes,
             avoided=selection.avoided(brokers) if selection is not None and self._fixed is None else (),

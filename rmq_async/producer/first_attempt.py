@@ -76,6 +76,10 @@ class FirstAttempt(Generic[Result]):
     def _fail(self, error: BaseException) -> None:
         raise NotImplementedError
 
+    def patience(self) -> float:
+        """The end (monotonic) of the time of which an attempt may take its share while another broker is left to try."""
+        return self._deadline
+
     def start(self, failed: RocketMQError | None = None) -> None:
         """Puts the first attempt on its way; without a connection the whole call becomes a Task.
 
@@ -99,7 +103,7 @@ class FirstAttempt(Generic[Result]):
             self._begun = monotonic()
         deadline = self._deadline
         if self._lane.several and self._retries and self._fixed is None:
-            deadline = self._sender.first_deadline(deadline, self._retries)
+            deadline = min(deadline, self._sender.first_deadline(self.patience(), self._retries))
         try:
             self._pending = self._sender.submit(connection, self._target, self._outgoing, self, deadline, self._deadline)
         except RocketMQError as error:
@@ -167,6 +171,7 @@ class FirstAttempt(Generic[Result]):
             started=self._started,
             retries=self._retries,
             fixed=self._fixed,
+            patience=self.patience,
         )
 
     def _continue(self, call: SendCall[Result]) -> None:

@@ -73,8 +73,11 @@ def next_step(
     attempt_timeout: float | None,
     retry_codes: Collection[int],
     avoided: Collection[str] = (),
+    patience: float | None = None,
 ) -> Step:
     """``brokers``: all that have a queue to send to; ``remaining``: seconds of the call's budget.
+
+    ``patience``: the seconds of which a capped attempt gets its share, where those are fewer.
 
     ``avoided``: brokers that are left alone at the moment. The step names them too, choosing passes them over; but to have
     only them left to try is no reason to cut an attempt on a good one short.
@@ -95,7 +98,8 @@ def next_step(
     if not untried:
         return Step(Verdict.TRY, usable.difference({attempts[-1].broker}) or usable)
     inviting = len(untried.difference(avoided)) or len(untried)
-    cap = attempt_cap(remaining, retries + 1 - counted(attempts), attempt_timeout) if inviting > 1 else None
+    shared = remaining if patience is None else min(remaining, patience)
+    cap = attempt_cap(shared, retries + 1 - counted(attempts), attempt_timeout) if inviting > 1 else None
     return Step(Verdict.TRY, untried, cap)
 
 

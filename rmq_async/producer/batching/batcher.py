@@ -21,7 +21,7 @@ from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.properties import message_properties
 
-from ...errors import ClientStateError, RequestTimeoutError, own_copy
+from ...errors import ClientStateError, own_copy
 from ...results import SendResult
 from ...transport import raise_soon
 from ..accepted import Accepted
@@ -200,6 +200,10 @@ class Batcher:
             _tell(gathering.drop(), error)
         gathering.leave()
 
+    def is_finding(self, gathering: InTurn) -> bool:
+        """Whether the gathering waits for the route of its topic."""
+        return gathering in self._finding
+
     def by_now(self, topic: str, lane: Lane, target: Target) -> tuple[Lane, Target]:
         """The same queue as the topic's route has it at this moment."""
         newer = self._sender.lanes.get(topic) or self._sender.topics.now(topic)
@@ -222,12 +226,22 @@ class Batcher:
 
     def soon(self, gathering: Gathering, deadline: float) -> None:
         """Has it leave at the end of this iteration of the loop, or when messages have lingered; ``deadline``: of the first."""
-        if deadline < self.alarm:
-            self.watch_until(deadline)
+        self.look_at(deadline)
         if self._linger:
-            gathering.timer = self._loop.call_later(self._linger, gathering.leave)
+            gathering.timer = self._loop.call_later(self._time_to_linger(deadline), gathering.leave)
         else:
             self._loop.call_soon(gathering.leave)
+
+    def sooner(self, gathering: Gathering, deadline: float) -> None:
+        """Another message has joined those that linger, and has perhaps less time than they have."""
+        timer = gathering.timer
+        if timer is not None and timer.when() > self._loop.time() + (left := self._time_to_linger(deadline)):
+            timer.cancel()
+            gathering.timer = self._loop.call_later(left, gathering.leave)
+
+    def _time_to_linger(self, deadline: float) -> float:
+        """Half of what is left to the message, at most: what lingers until its time is over is not sent."""
+        return min(self._linger, max(0.0, (deadline - monotonic()) / 2))
 
     def hasten(self, gathering: Gathering) -> None:
         """Something is complete: to linger brings nothing more."""
@@ -267,6 +281,8 @@ class Batcher:
             sender, self, gathering, entry, outgoing, lane, target, read, fixed=fixed, retries=retries, started=monotonic()
         )
         self.requests.add(request)
+        if request.makes_room_at < request.deadline:
+            self.look_at(request.makes_room_at)
         try:
             request.start()
         except Exception as error:  # noqa: BLE001 - of a user's hook: those whose messages these are must hear of it
@@ -303,8 +319,15 @@ class Batcher:
 
     def waited(self, deadline: float) -> None:
         """A plain message comes later than others of its age did, which ``add_plain`` does not reckon with."""
-        if deadline < self.alarm:
-            self.watch_until(deadline)
+        self.look_at(deadline)
+        if self._linger:
+            for gathering in self._gatherings():
+                self.sooner(gathering, deadline)
+
+    def look_at(self, time: float) -> None:
+        """Looks at everybody's time then, or before."""
+        if time < self.alarm:
+            self.watch_until(time)
 
     def watch_until(self, deadline: float) -> None:
         """Looks at everybody's time at the deadline, or before."""
@@ -323,8 +346,7 @@ class Batcher:
             earliest = min(earliest, request.expire(now))
             if request.unwanted:
                 request.give_up()
-        if earliest < self.alarm:
-            self.watch_until(earliest)
+        self.look_at(earliest)
 
     # -- the end
 
@@ -352,8 +374,7 @@ def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
             continue
         if deadline <= now:
             gathering.stale = True
-            text = "the message waited in the client behind requests that are not answered until its time was over"
-            receiver.set_exception(RequestTimeoutError(text, maybe_stored=False))
+            receiver.set_exception(gathering.not_sent())
         elif deadline < earliest:
             earliest = deadline
     return earliest

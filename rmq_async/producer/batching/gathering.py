@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rmq_protocol.message import Message, MessageQueue
 
+from ...errors import RequestTimeoutError
 from ...transport import Receiver
 from ..lanes import Lane, Target
 from ..outgoing import Outgoing
@@ -53,7 +54,12 @@ def shares(number: int, free: int) -> int:
 
 
 class Gathering:
-    """``due``: what is here leaves by itself. ``stale``: some of those who wait do so no longer. ``timer``: of the lingering."""
+    """``due``: what is here leaves by itself. ``stale``: some of those who wait do so no longer. ``timer``: of the lingering.
+
+    ``in_order``: what leaves keeps its order, so a request is under way until it is answered or its time is over.
+    """
+
+    in_order = False
 
     __slots__ = ("_batcher", "_leaving", "_left", "_most", "_plain", "_sealed", "due", "members", "stale", "timer")
 
@@ -100,8 +106,10 @@ class Gathering:
         if not self.due:
             self.due = True
             self._batcher.soon(self, deadline)
-        elif deadline < self._batcher.alarm:
-            self._batcher.watch_until(deadline)
+            return
+        self._batcher.look_at(deadline)
+        if self.timer is not None:
+            self._batcher.sooner(self, deadline)
 
     def full(self) -> None:
         """No further message fits in."""
@@ -138,6 +146,10 @@ class Gathering:
 
     def again(self, entries: Sequence[Entry]) -> None:
         """Sends what came back, before all others."""
+        raise NotImplementedError
+
+    def not_sent(self) -> RequestTimeoutError:
+        """The error of a message that is still here when its time is over."""
         raise NotImplementedError
 
     def take(self) -> Entry:
@@ -212,6 +224,13 @@ class InTurn(Gathering):
         if not self.due:
             self.leave()
 
+    def not_sent(self) -> RequestTimeoutError:
+        if self._batcher.is_finding(self):
+            why = "the route of the topic was not found in time"
+        else:
+            why = "it waited in the client for answers to earlier messages until its time was over"
+        return RequestTimeoutError(f"the message for topic {self.topic} was not sent: {why}", maybe_stored=False)
+
     def _go(self, entry: Entry, lane: Lane) -> None:
         target = lane.next()
         if len(lane.brokers) > 1 and self._under_way.get(target.broker, 0) >= self._batcher.lanes_per_broker:
@@ -238,6 +257,8 @@ class InOrder(Gathering):
 
     ``fixed``: nothing may go to another queue.
     """
+
+    in_order = True
 
     __slots__ = ("_busy", "_lane", "_target", "_topic", "_wait_store", "fixed")
 
@@ -288,6 +309,16 @@ class InOrder(Gathering):
 
     def again(self, entries: Sequence[Entry]) -> None:
         self._sealed.extendleft(reversed(entries))
+
+    def not_sent(self) -> RequestTimeoutError:
+        topic, broker, number = self.queue
+        return RequestTimeoutError(
+            f"the message for queue {number} of topic {topic} on {broker} was not sent: it waited in the client for the answer to "
+            "earlier messages for that queue until its time was over",
+            maybe_stored=False,
+            broker=broker,
+            address=self._target.address,
+        )
 
     def ended(self, broker: str) -> None:
         self._busy = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from rmq_protocol.constants import ResponseCode
@@ -10,10 +12,12 @@ from rmq_protocol.errors import RocketMQError
 
 from ...errors import ClientStateError, ForbiddenError, QueueNotExistError, RequestTimeoutError, own_copy
 from ...results import BatchSendResult, SendResult
+from ...transport import Receiver
 from ..call import ReadReply
 from ..first_attempt import FirstAttempt
 from ..lanes import Lane, Target
 from ..outgoing import Outgoing
+from ..policy import MIN_CAP
 from .gathering import Entry, Gathering
 
 if TYPE_CHECKING:
@@ -29,9 +33,12 @@ SAME_END: Final = 0.02
 
 
 class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
-    """A request and its further attempts. ``deadline``: the last of its members'."""
+    """A request and its further attempts. ``deadline``: the last of its members'.
 
-    __slots__ = ("_batcher", "_broker", "_told", "deadline", "entry", "gathering")
+    ``makes_room_at``: when others need no longer wait for its answer; infinity where it carries order.
+    """
+
+    __slots__ = ("_batcher", "_broker", "_in_lane", "_told", "deadline", "entry", "gathering", "makes_room_at")
 
     def __init__(
         self,
@@ -56,6 +63,9 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         self._batcher = batcher
         self._broker = target.broker
         self._told = False
+        self._in_lane = True
+        room_at = started + sender.timeout
+        self.makes_room_at = inf if gathering.in_order or room_at >= self.deadline else room_at
         self.gathering = gathering
         self.entry = entry
 
@@ -78,28 +88,55 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
                 self._outgoing.watch.give_up(asyncio.CancelledError())
             self._tell(asyncio.CancelledError())
         self._end()
-        self.gathering.ended(self._broker)
+        self._leave_lane()
+
+    def patience(self) -> float:
+        """The time of the earliest member, unless there is hardly any left, and never above the producer's own time-out.
+
+        So nobody's share of it is that of a caller with a long time-out.
+        """
+        now = monotonic()
+        earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
+        return min(max(earliest, now + MIN_CAP), now + self._sender.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Tells members whose time is over before the request's; returns the earliest such time of the others."""
-        earliest, last = float("inf"), self.deadline - SAME_END
+        """Ends the wait of members whose time is over before the request's; returns the earliest such time of the others."""
+        last = self.deadline - SAME_END
+        late: list[Receiver] = []
+        waiting, earliest = 0, inf
         for receiver, _, deadline in self.entry.members:
-            if deadline >= last or receiver.done():
+            if receiver.done():
                 continue
-            if deadline > now:
-                earliest = min(earliest, deadline)
-                continue
-            first, written = self._connection, True
-            if self._task is None and first is not None and self._pending is not None:
-                written = first.was_written(self._pending)
-            error = RequestTimeoutError(
-                f"no answer from {self._target.address} to a batch of {len(self.entry.members)} messages in time",
-                maybe_stored=written,
-                broker=self._target.broker,
-                address=self._target.address,
-            )
-            receiver.set_exception(error)
-        return earliest
+            if deadline >= last or deadline > now:
+                waiting += 1
+                earliest = min(earliest, deadline if deadline < last else inf)
+            else:
+                late.append(receiver)
+        if late:
+            maybe_stored = waiting > 0 or not self._withdrawn()
+            for receiver in late:
+                if not receiver.done():  # the callback of another one may have cancelled it
+                    receiver.set_exception(self._late(maybe_stored=maybe_stored))
+        if self._in_lane and now >= self.makes_room_at:
+            self._leave_lane()
+        return min(earliest, self.makes_room_at) if self._in_lane else earliest
+
+    def _late(self, *, maybe_stored: bool) -> RequestTimeoutError:
+        target, number = self._target, len(self.entry.members)
+        what = "a message" if number == 1 else f"a batch of {number} messages"
+        return RequestTimeoutError(
+            f"no answer from {target.address} to {what} for topic {target.queue.topic} in time",
+            maybe_stored=maybe_stored,
+            broker=target.broker,
+            address=target.address,
+        )
+
+    def _withdrawn(self) -> bool:
+        """Takes the only attempt back if its frame is still held in the client, and returns whether it has."""
+        if self._task is not None or self._connection is None or self._pending is None or self._pending.sequence:
+            return False
+        self._connection.forget(self._pending.opaque)
+        return True
 
     def _succeed(self, result: BatchSendResult | SendResult) -> None:
         if self._told:
@@ -121,7 +158,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
                         SendResult(status, msg_id, offset_id, queue, offset, None, region, trace_on, None, attempts)
                     )
                 offset += 1
-        self.gathering.ended(self._broker)
+        self._leave_lane()
 
     def _fail(self, error: BaseException) -> None:
         if self._told:
@@ -133,7 +170,12 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
             for receiver, _, _ in self.entry.members:
                 if not receiver.done():
                     receiver.set_exception(own_copy(error))
-        self.gathering.ended(self._broker)
+        self._leave_lane()
+
+    def _leave_lane(self) -> None:
+        if self._in_lane:
+            self._in_lane = False
+            self.gathering.ended(self._broker)
 
     def _end(self) -> None:
         self._told = True
