@@ -75,10 +75,11 @@ class ClientConfig:
     client as; default: the local address used towards the name server.
 
     Times are seconds, sizes bytes. ``route_poll_interval``: after which routes in use are asked for again.
-    ``heartbeat_interval``: after which brokers in use are told which groups are here. ``connect_timeout``: of one connect with its
-    TLS handshake. ``request_timeout``: of every request that is not a send. ``idle_timeout``: after which unused connections are
-    closed. ``max_frame_size``: larger frames close the connection. ``max_decompressed_size``: of a body that is read.
-    ``serialize_type``: form of request headers, "json" or "rocketmq" (binary); answers are read in either form.
+    ``heartbeat_interval``: after which brokers in use are told which groups are here. ``connect_timeout``: of one connect, with
+    the look-up of the host name, all its addresses and the TLS handshake. ``request_timeout``: of every request that is not a
+    send. ``idle_timeout``: after which unused connections are closed. ``max_frame_size``: larger frames close the
+    connection. ``max_decompressed_size``: of a body that is read. ``serialize_type``: form of request headers, "json" or
+    "rocketmq" (binary); answers are read in either form.
 
     ``credentials`` sign every request. ``tls``: True for a context of ours, which verifies the servers' certificates unless
     ``tls_verify`` is False, or an SSLContext; for name servers and brokers alike. ``server_hostname``: the name to look for in

@@ -34,8 +34,8 @@ from rmq_protocol.route import (
 )
 
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError, broker_error
+from ..transport import SingleFlight
 from .name_servers import NameServers, NoUsableAnswerError
-from .single_flight import SingleFlight
 from .text import printable
 
 __all__ = ["RouteTable", "TopicRoute"]

@@ -9,22 +9,26 @@ from .pool import ConnectionPool
 from .process import check_not_forked, generation
 from .request_hooks import PassedRequest, RequestHook, RequestHooks, guarded
 from .serving import RequestHandler, not_supported
+from .single_flight import Flight, SingleFlight
 from .states import CloseReason, ConnectionState
 from .telling import tell
 from .tls import client_context
-from .waiting import wait_until
+from .waiting import WaitTable, wait_until
 
 __all__ = [
     "CloseReason",
     "Connection",
     "ConnectionPool",
     "ConnectionState",
+    "Flight",
     "PassedRequest",
     "Pending",
     "Receiver",
     "RequestHandler",
     "RequestHook",
     "RequestHooks",
+    "SingleFlight",
+    "WaitTable",
     "check_not_forked",
     "client_context",
     "generation",

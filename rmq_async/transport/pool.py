@@ -12,7 +12,6 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from contextvars import Context
 from math import inf
 from time import monotonic
 from typing import Any, Final
@@ -21,15 +20,16 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import ResponseCode
 
 from ..config import ClientConfig, host_and_port, name_servers
-from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, own_copy
+from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError
+from .addresses import Resolver, first_of
 from .allowed_hosts import AllowedHosts
 from .connection import Connection
 from .process import check_not_forked, generation
 from .request_hooks import RequestHooks
 from .serving import RequestHandler
+from .single_flight import Flight, SingleFlight
 from .states import CloseReason
 from .tls import SHUTDOWN_TIMEOUT, handshake_reason
-from .waiting import wait_until
 
 __all__ = ["Backoff", "ConnectionPool", "split_address"]
 
@@ -107,7 +107,8 @@ class ConnectionPool:
         self.open: dict[str, Connection] = {}
         """The open connections by address, to read only; a plain dict because it is asked for every message."""
         self._all: set[Connection] = set()
-        self._connecting: dict[str, asyncio.Task[Connection]] = {}
+        self._connecting: SingleFlight[Connection] = SingleFlight("connect")
+        self._resolver = Resolver()
         self._backoffs: dict[str, Backoff] = {}
         self._most_backoffs = BACKOFFS_KEPT
         self._retired: dict[Connection, asyncio.TimerHandle] = {}
@@ -153,27 +154,26 @@ class ConnectionPool:
         """
         deadline = monotonic() + timeout
         check_not_forked(self._generation)
-        while True:
+        while True:  # each round waits for a connect, and ends with the caller's time at the latest
             connection = self.open.get(address)
             if connection is not None:
                 return connection
-            if self._closing:
-                raise ClientStateError("the client is stopping", address=address)
-            task = self._connecting.get(address)
-            if task is None:
-                host, port = split_address(address)
-                self._check_allowed(address, host)
-                task = self._start_connecting(address, host, port)
-            if not await wait_until(task, deadline):
+            try:
+                connection = await self.start_connecting(address).wait(deadline)
+            except TimeoutError:
                 text = f"no connection to {address} within {timeout:.3g} s"
-                raise RequestTimeoutError(text, maybe_stored=False, address=address)
-            if task.cancelled():
-                raise ClientStateError("the client is stopping", address=address)
-            error = task.exception()
-            if error is not None:
-                raise own_copy(error)
-            if task.result().is_open:
-                return task.result()
+                raise RequestTimeoutError(text, maybe_stored=False, address=address) from None
+            if connection.is_open:
+                return connection
+
+    def start_connecting(self, address: str) -> Flight[Connection]:
+        """The connect to ``address`` that is under way, or a new one. Raises as ``connect`` does, without waiting."""
+        if self._closing:
+            raise ClientStateError("the client is stopping", address=address)
+        if address not in self._connecting:
+            host, _ = split_address(address)
+            self._check_allowed(address, host)
+        return self._connecting.start(address, lambda: self._connect(address))
 
     async def request(
         self,
@@ -215,9 +215,7 @@ class ConnectionPool:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        tasks = list(self._connecting.values())
-        for task in tasks:
-            task.cancel()
+        tasks = [*self._connecting.close(), *self._resolver.close()]
         deadline = monotonic() + timeout
         try:
             for connection in list(self._all):
@@ -233,40 +231,35 @@ class ConnectionPool:
 
     # -- inside
 
-    def _start_connecting(self, address: str, host: str, port: int) -> asyncio.Task[Connection]:
-        # In no caller's context: what the connection is told later is everybody's.
-        task = self._loop.create_task(
-            self._connect_and_leave(address, host, port), name=f"rmq_async connect {address}", context=Context()
-        )
-        self._connecting[address] = task
-        task.add_done_callback(lambda done: self._connected(address, done))
-        return task
-
-    async def _connect_and_leave(self, address: str, host: str, port: int) -> Connection:
-        """``_connect``, which leaves the table in the step in which it ends.
-
-        Between that step and the callbacks of the task the peer may close. A caller that found the finished task then would wait
-        for nothing, again and again, without a turn of the loop.
-        """
+    async def _connect(self, address: str) -> Connection:
+        """One connect for all its callers; a failure makes the address be left alone for a moment."""
         try:
-            return await self._connect(address, host, port)
+            backoff = self._backoffs.get(address)
+            if backoff is not None:
+                await asyncio.sleep(backoff.remaining(monotonic()))
+            return self._adopt(address, await self._open(address))
         except Exception as error:
             self._back_off(address, str(error))
             logger.debug("connect to %s failed: %s", address, error)
             raise
-        finally:
-            del self._connecting[address]
 
-    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
-        if self._connecting.get(address) is task:  # it was cancelled before its first step
-            del self._connecting[address]
-        if not task.cancelled():
-            task.exception()  # taken here, so that a connect that no caller waits for any more is not reported as lost
+    async def _open(self, address: str) -> Connection:
+        """A connection to the first address of the host that takes one, within ``connect_timeout``. Raises ConnectError."""
+        host, port = split_address(address)
+        timeout = self._config.connect_timeout
+        deadline = monotonic() + timeout
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = await self._resolver.addresses(host, deadline)
+                return await first_of(addresses, lambda ip: self._open_at(address, ip, host, port), _drop, timeout)
+        except TimeoutError as error:
+            raise ConnectError(f"no connection to {address} within {timeout:.3g} s", address=address) from error
+        except (OSError, ValueError) as error:  # ValueError: names that cannot be looked up
+            why = handshake_reason(error) if self._tls is not None else error
+            raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
 
-    async def _connect(self, address: str, host: str, port: int) -> Connection:
-        backoff = self._backoffs.get(address)
-        if backoff is not None:
-            await asyncio.sleep(backoff.remaining(monotonic()))
+    async def _open_at(self, address: str, ip: str, host: str, port: int) -> Connection:
+        """A connection to one of the addresses of ``host``, for which the server's certificate is checked."""
         connection = Connection(
             address,
             max_frame_size=self._config.max_frame_size,
@@ -278,32 +271,18 @@ class ConnectionPool:
             hooks=self.hooks,
         )
         try:
-            async with asyncio.timeout(self._config.connect_timeout):
-                await self._open(connection, host, port)
-        except BaseException as error:
+            if self._tls is None:
+                await self._loop.create_connection(lambda: connection, ip, port)
+            else:
+                name = self._config.server_hostname or host
+                await self._loop.create_connection(
+                    lambda: connection, ip, port, ssl=self._tls, server_hostname=name, ssl_shutdown_timeout=SHUTDOWN_TIMEOUT
+                )
+        except BaseException:
             # The loop has closed the socket; uvloop does so without a word to the protocol, so nothing may wait for one.
             connection.close(CloseReason.RESET)
-            if isinstance(error, TimeoutError):
-                text = f"no connection to {address} within {self._config.connect_timeout:.3g} s"
-                raise ConnectError(text, address=address) from error
-            if isinstance(error, OSError | ValueError):  # ValueError: names that cannot be looked up
-                why = handshake_reason(error) if self._tls is not None else error
-                raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
             raise
-        return self._adopt(address, connection)
-
-    async def _open(self, connection: Connection, host: str, port: int) -> None:
-        if self._tls is None:
-            await self._loop.create_connection(lambda: connection, host, port)
-        else:
-            await self._loop.create_connection(
-                lambda: connection,
-                host,
-                port,
-                ssl=self._tls,
-                server_hostname=self._config.server_hostname or host,
-                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT,
-            )
+        return connection
 
     def _check_allowed(self, address: str, host: str) -> None:
         if self._allowed is not None and address not in self._name_servers and host not in self._allowed:
@@ -381,3 +360,8 @@ class ConnectionPool:
                 connection.close(CloseReason.IDLE)
         if self.open:
             self._idle_timer = self._loop.call_later(self._config.idle_timeout / 4, self._close_idle)
+
+
+def _drop(connection: Connection) -> None:
+    """Another address of the same host was quicker."""
+    connection.close(CloseReason.LOCAL)

@@ -16,13 +16,12 @@ import psutil
 import pytest
 
 from rmq_async.client import instance
-from rmq_async.client.single_flight import SingleFlight
 from rmq_async.producer.batching.batcher import Batcher
 from rmq_async.producer.credits import Credits
 from rmq_async.producer.oneway import OnewayPacing
 from rmq_async.producer.order import Line
 from rmq_async.producer.sender import Sender
-from rmq_async.transport import Connection, ConnectionPool
+from rmq_async.transport import Connection, ConnectionPool, SingleFlight
 from rmq_async.transport.deadlines import Deadlines
 
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories

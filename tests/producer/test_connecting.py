@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -13,25 +10,9 @@ from msgspec.structs import replace
 from rmq_async import SendError, errors
 from rmq_protocol.route import BrokerData
 
+from ..holes import black_hole
 from .peers import TOPIC, Broker, Cluster, cut, late, refuse, silent
 from .support import Send, every_way, message, messages, outcomes, producer, spin, timed, until
-
-
-@contextmanager
-def black_hole() -> Iterator[int]:
-    """A port where connecting neither succeeds nor fails: its backlog is full, further SYNs are dropped."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        fillers = [socket.socket() for _ in range(4)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            for filler in fillers:
-                filler.close()
 
 
 @every_way(2)
@@ -102,8 +83,8 @@ async def test_soon_after_the_port_opens_sends_succeed_again(cluster: Cluster, s
 @every_way(2)
 async def test_connecting_counts_inside_the_cap(pair: Cluster, send: Send) -> None:
     """A black hole takes its share of the budget, whichever way is used."""
-    with black_hole() as port:
-        name, hole = pair.a.name, f"127.0.0.1:{port}"
+    with black_hole() as hole:
+        name = pair.a.name
         route = pair.route()
         pair.name_server.routes[TOPIC] = replace(route, broker_datas=(BrokerData(name, {0: hole}, "c"), route.broker_datas[1]))
         async with producer(pair, timeout=0.9, connect_timeout=3.0) as sender:
@@ -118,10 +99,8 @@ async def test_connecting_counts_inside_the_cap(pair: Cluster, send: Send) -> No
 
 @every_way(1)
 async def test_a_lone_black_hole_ends_with_the_budget(cluster: Cluster, send: Send) -> None:
-    with black_hole() as port:
-        cluster.name_server.routes[TOPIC] = replace(
-            cluster.route(), broker_datas=(BrokerData("a", {0: f"127.0.0.1:{port}"}, "c"),)
-        )
+    with black_hole() as hole:
+        cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: hole}, "c"),))
         async with producer(cluster, timeout=0.3) as sender:
             with timed(0.3, 0.3), pytest.raises(errors.RequestTimeoutError) as caught:
                 await send(sender)
@@ -132,10 +111,8 @@ async def test_a_lone_black_hole_ends_with_the_budget(cluster: Cluster, send: Se
 
 async def test_whoever_has_no_time_to_connect_leaves_their_time_to_the_others(cluster: Cluster) -> None:
     """Those behind it in the same line are not ended by its deadline, and not told of another reason by their own."""
-    with black_hole() as port:
-        cluster.name_server.routes[TOPIC] = replace(
-            cluster.route(), broker_datas=(BrokerData("a", {0: f"127.0.0.1:{port}"}, "c"),)
-        )
+    with black_hole() as hole:
+        cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: hole}, "c"),))
         async with producer(cluster) as sender:
 
             async def send(timeout: float) -> None:
@@ -148,11 +125,11 @@ async def test_whoever_has_no_time_to_connect_leaves_their_time_to_the_others(cl
 
 async def test_a_late_stored_resolves_the_call_while_it_connects_elsewhere(pair: Cluster) -> None:
     """The first attempt is given up after 0.2 s, the second meets a black hole, and the first one's answer comes at 0.3 s."""
-    with black_hole() as port:
+    with black_hole() as hole:
         async with producer(pair, timeout=0.9, attempt_timeout=0.2) as sender:
             route = pair.route()
             pair.name_server.routes[TOPIC] = replace(
-                route, broker_datas=(route.broker_datas[0], BrokerData("b", {0: f"127.0.0.1:{port}"}, "c"))
+                route, broker_datas=(route.broker_datas[0], BrokerData("b", {0: hole}, "c"))
             )
             pair.a.answer = late(0.3)
             while not pair.a.sends:
@@ -166,11 +143,9 @@ async def test_a_late_stored_resolves_the_call_while_it_connects_elsewhere(pair:
 
 
 async def test_of_a_call_that_connects_nothing_is_left_when_it_is_cancelled() -> None:
-    with black_hole() as port:
+    with black_hole() as hole:
         async with Cluster(1) as cluster:
-            cluster.name_server.routes[TOPIC] = replace(
-                cluster.route(), broker_datas=(BrokerData("a", {0: f"127.0.0.1:{port}"}, "c"),)
-            )
+            cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: hole}, "c"),))
             async with producer(cluster) as sender:
                 calls = [asyncio.ensure_future(sender.send(item)) for item in messages(3)]
                 calls += [asyncio.ensure_future(sender.send(item, key=1)) for item in messages(3)]

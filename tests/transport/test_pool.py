@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
 
 import pytest
@@ -26,6 +24,7 @@ from rmq_async.transport.pool import Backoff, split_address
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import SerializeType
 
+from ..holes import black_hole
 from .peer import Link, Peer, echo, frame, response, silence
 from .support import Exact, Sender, ping, pool_of, spin, until
 
@@ -34,25 +33,6 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-@contextmanager
-def black_hole() -> Iterator[str]:
-    """An address that neither accepts nor refuses: the queue of its listener is full."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        stuffing = []
-        try:
-            for _ in range(4):
-                sock = socket.socket()
-                stuffing.append(sock)
-                sock.setblocking(False)
-                sock.connect_ex(listener.getsockname())
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            for sock in stuffing:
-                sock.close()
 
 
 async def test_500_callers_share_one_connect() -> None:

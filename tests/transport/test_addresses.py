@@ -1,0 +1,127 @@
+"""A host name with several addresses: a dead one costs a moment, a slow one is dropped, and a resolver that hangs is asked once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from rmq_async.errors import ConnectError, RequestTimeoutError
+from rmq_async.transport.addresses import first_of
+
+from ..holes import black_hole
+from .peer import Peer
+from .support import Exact, ping, pool_of
+
+NAME = "broker.example"
+
+
+@contextmanager
+def resolving(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> Iterator[None]:
+    """The running loop finds these addresses for every name."""
+
+    async def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
+        families = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in hosts]
+        return [(family, socket.SOCK_STREAM, 6, "", (each, port)) for family, each in zip(families, hosts, strict=True)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+        yield
+
+
+async def test_address_behind_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in front drop packets: each costs a quarter of a second at most, not the time of the connect."""
+    async with Peer() as peer, pool_of(connect_timeout=3) as pool:
+        with black_hole("127.0.0.2", peer.port), black_hole("127.0.0.3", peer.port):
+            with resolving(monkeypatch, "127.0.0.2", "127.0.0.3", "127.0.0.1"), Exact() as exact:
+                began = monotonic()
+                connection = await pool.connect(f"{NAME}:{peer.port}", 2)
+            assert monotonic() - began < 0.7 + 3 * exact.lag
+            assert (await connection.request(ping(b"m"), 1)).body == b"m"
+
+
+async def test_all_addresses_within_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Peer() as peer, pool_of(connect_timeout=0.4) as pool:
+        with (
+            black_hole("127.0.0.2", peer.port),
+            black_hole("127.0.0.3", peer.port),
+            black_hole("127.0.0.4", peer.port),
+            resolving(monkeypatch, "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.1"),
+        ):
+            assert (await pool.connect(f"{NAME}:{peer.port}", 2)).is_open
+
+
+async def test_address_behind_refusing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Peer() as peer, pool_of() as pool:
+        with resolving(monkeypatch, "::1", "127.0.0.2", "127.0.0.3", "127.0.0.1"), Exact() as exact:
+            began = monotonic()
+            assert (await pool.connect(f"{NAME}:{peer.port}", 2)).local_ip == "127.0.0.1"
+        exact.check(monotonic() - began, 0.0)
+
+
+async def test_every_address_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Peer() as peer, pool_of() as pool:
+        with resolving(monkeypatch, "127.0.0.2", "127.0.0.3"), pytest.raises(ConnectError) as caught:
+            await pool.connect(f"{NAME}:{peer.port}", 2)
+        assert str(caught.value).startswith(f"cannot connect to {NAME}:{peer.port}: ")
+        assert "refused" in str(caught.value) or "failed" in str(caught.value)
+
+
+async def test_every_address_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    with black_hole("127.0.0.2") as first, black_hole("127.0.0.3", int(first.rpartition(":")[2])):
+        async with pool_of(connect_timeout=0.3) as pool:
+            with resolving(monkeypatch, "127.0.0.2", "127.0.0.3"), Exact() as exact:
+                began = monotonic()
+                with pytest.raises(ConnectError, match=r"within 0\.3 s"):
+                    await pool.connect(f"{NAME}:{first.rpartition(':')[2]}", 5)
+            exact.check(monotonic() - began, 0.3)
+
+
+async def test_slower_address_is_dropped() -> None:
+    """What connects after another one has won is closed, and what has not is cancelled."""
+    dropped, ended = list[str](), list[str]()
+
+    async def connect(address: str) -> str:
+        try:
+            if address != "quick":
+                await asyncio.sleep(0.02 if address == "slow" else 60)
+            return address
+        except asyncio.CancelledError:
+            if address == "slow":
+                return address  # it was connected in that moment
+            raise
+        finally:
+            ended.append(address)
+
+    assert await first_of(["never", "slow", "quick"], connect, dropped.append, 0.06) == "quick"
+    await asyncio.sleep(0)
+    assert (dropped, sorted(ended)) == (["slow"], ["never", "quick", "slow"])
+
+
+async def test_resolver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look-up holds a thread: one is enough, and each connect has a time of its own all the same."""
+    asked = 0
+    answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    async def look_up(*_: Any, **__: Any) -> list[Any]:
+        nonlocal asked
+        asked += 1
+        return await asyncio.shield(answer)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    async with Peer() as peer, pool_of(connect_timeout=0.1) as pool:
+        for _ in range(3):
+            with pytest.raises(ConnectError, match=r"within 0\.1 s"):
+                await pool.connect(f"{NAME}:{peer.port}", 5)
+        with Exact() as exact, pytest.raises(RequestTimeoutError):
+            began = monotonic()
+            await pool.connect(f"{NAME}:{peer.port}", 0.05)
+        exact.check(monotonic() - began, 0.05)
+        assert asked == 1
+        answer.set_result([(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))])
+        assert (await pool.connect(f"{NAME}:{peer.port}", 5)).is_open
