@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import random
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
@@ -189,6 +190,15 @@ class EmbeddedRocketMQ:
     def resume(self, broker: str | None = None) -> None:
         for listener in self._listeners(broker):
             listener.set_stalled(False)
+
+    def shuffle(self, seed: int | None, *, broker: str | None = None) -> None:
+        """From now on requests that are in flight to the broker (None: to all brokers) on one connection are served in any order.
+
+        Brokers work on requests in several threads: two sends that do not wait for one another may be stored the other way round.
+        ``seed`` makes the order repeatable; None ends it.
+        """
+        for listener in self._listeners(broker):
+            listener.shuffle(None if seed is None else random.Random(seed))
 
     def drop_connections(self, broker: str | None = None) -> None:
         """Every connection to the broker (None: to all brokers) is reset; new ones are accepted."""

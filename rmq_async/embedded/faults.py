@@ -3,18 +3,23 @@
 Two kinds. ``FailureScript`` says which of the next requests are answered with a code instead of being served; it belongs to
 the whole cluster, so "the next three sends fail" holds whichever broker they reach. A ``Gate`` stands between one server and
 its sockets: it holds answers back for a while (``delay``) or until told otherwise (``stalled``). A stalled server reads nothing
-either, as a stopped process would, so the peer sees full buffers and not only silence.
+either, as a stopped process would, so the peer sees full buffers and not only silence. It also says in which order requests that
+have arrived are served (``chance``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rmq_protocol.constants import RequestCode
 
-__all__ = ["FailureScript", "Gate"]
+__all__ = ["FailureScript", "Gate", "drawn"]
+
+T = TypeVar("T")
 
 _NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNREGISTER_CLIENT)})
 
@@ -68,12 +73,14 @@ Write = Callable[[Sequence[bytes]], None]
 class Gate:
     """Holds the answers of one server back; they leave in the order in which they came.
 
-    ``open`` is what the server asks on its way out: nothing to hold.
+    ``open`` is what the server asks on its way out: nothing to hold. ``chance``: draws which requests are served next; None
+    while they are served as they come.
     """
 
     def __init__(self) -> None:
         self.open = True
         self.stalled = False
+        self.chance: random.Random | None = None
         self._delay = 0.0
         self._held: deque[tuple[float, Write, Sequence[bytes]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -100,12 +107,13 @@ class Gate:
         self._arm()
 
     def close(self) -> None:
-        """Forgets what is held back, and both switches."""
+        """Forgets what is held back, and the switches."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._held.clear()
         self.stalled = False
+        self.chance = None
         self._delay = 0.0
         self._update()
 
@@ -123,3 +131,13 @@ class Gate:
             _, write, parts = self._held.popleft()
             write(parts)
         self._arm()
+
+
+def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
+    """Takes some of ``waiting`` out, any of them and in any order: each with a chance of one half."""
+    mixed = list(waiting)
+    chance.shuffle(mixed)
+    number = sum(chance.random() < 0.5 for _ in mixed)
+    waiting.clear()
+    waiting.extend(mixed[number:])
+    return deque(mixed[:number])

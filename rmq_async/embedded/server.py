@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import random
 import socket
 import sys
 from collections import deque
@@ -25,7 +26,7 @@ from rmq_protocol.constants import MAX_FRAME_SIZE
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
-from .faults import Gate
+from .faults import Gate, drawn
 
 __all__ = ["Connection", "Listener", "Service"]
 
@@ -118,6 +119,8 @@ class Connection(asyncio.Protocol):
         self._listener.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._listener.gate.chance is not None:  # what has been read is served, as a broker's threads would do it
+            self._serve(self._frames)
         self._transport = None
         self._frames.clear()
         self._listener.remove(self)
@@ -166,7 +169,18 @@ class Connection(asyncio.Protocol):
 
     def work(self) -> None:
         """Serves the frames that have arrived, as far as the peer takes the answers."""
-        frames, serve, gate = self._frames, self._service.serve, self._listener.gate
+        gate = self._listener.gate
+        if gate.chance is None:
+            self._serve(self._frames)
+        elif self._frames and not self._paused and not gate.stalled:
+            chosen = drawn(self._frames, gate.chance)
+            self._serve(chosen)
+            self._frames.extendleft(chosen)
+            if self._frames:
+                asyncio.get_running_loop().call_soon(self.work)
+
+    def _serve(self, frames: deque[Frame]) -> None:
+        serve, gate = self._service.serve, self._listener.gate
         out: list[bytes] = []
         size = 0
         while frames and not self._paused and not gate.stalled:
@@ -368,6 +382,12 @@ class Listener:
         self.gate.set_stalled(stalled)
         for connection in list(self.connections):
             connection.stall(stalled)
+
+    def shuffle(self, chance: random.Random | None) -> None:
+        """Serves requests in the order that ``chance`` draws; None: as they come."""
+        self.gate.chance = chance
+        for connection in list(self.connections):
+            connection.work()
 
     def drop_connections(self) -> None:
         for connection in list(self.connections):

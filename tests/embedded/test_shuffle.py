@@ -1,0 +1,109 @@
+"""Requests in flight that a broker serves in any order, as the threads of a real one do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from rmq_async.embedded import EmbeddedRocketMQ
+
+from .raw import RawClient, oneway, send_fields
+
+NUMBERS = [b"%02d" % number for number in range(40)]
+
+
+def seeded() -> int:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    return seed
+
+
+def stored(server: EmbeddedRocketMQ) -> list[bytes]:
+    return [message.body for message in server.messages("T")]
+
+
+async def in_flight(broker: RawClient) -> list[int]:
+    """Sends all of NUMBERS at once and reads the answers; returns which request each of these is for."""
+    opaques = [broker.write(310, send_fields("T"), body) for body in NUMBERS]
+    answers = [await broker.read() for _ in NUMBERS]
+    assert [answer.code for answer in answers] == [0] * len(NUMBERS)
+    return [opaques.index(answer.opaque) for answer in answers]
+
+
+async def test_shuffled_requests_change_places(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    """Each is served once, and answered when it is."""
+    server.shuffle(seeded())
+    order = await in_flight(broker)
+    assert order != sorted(order)
+    assert stored(server) == [NUMBERS[number] for number in order]
+    assert sorted(order) == list(range(len(NUMBERS)))
+
+
+async def test_later_requests_overtake_earlier_ones(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    """Also where they arrive later, while the earlier ones are in flight."""
+    server.shuffle(seeded())
+    for body in NUMBERS:
+        broker.write(310, send_fields("T"), body)
+        await asyncio.sleep(0)
+    for _ in NUMBERS:
+        await broker.read()
+    assert sorted(stored(server)) == NUMBERS
+    assert stored(server) != NUMBERS
+
+
+async def test_answered_requests_keep_their_order(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    server.shuffle(seeded())
+    for body in NUMBERS:
+        await broker.send("T", body)
+    assert stored(server) == NUMBERS
+
+
+async def test_seed_repeats_the_order() -> None:
+    seed, orders = seeded(), []
+    for _ in range(2):
+        async with EmbeddedRocketMQ() as server:
+            server.shuffle(seed)
+            async with RawClient(server.brokers["broker-a"]) as broker:
+                orders.append(await in_flight(broker))
+    assert orders[0] == orders[1]
+
+
+async def test_shuffle_ends_with_none(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    """Requests that wait for their turn are served at once."""
+    server.shuffle(seeded(), broker="broker-a")
+    opaques = [broker.write(310, send_fields("T"), body) for body in NUMBERS]
+    await broker.read()
+    server.shuffle(None)
+    assert sorted(stored(server)) == NUMBERS
+    assert len([await broker.read() for _ in opaques[1:]]) == len(NUMBERS) - 1
+    server.clear()
+    assert await in_flight(broker) == list(range(len(NUMBERS)))
+    with pytest.raises(ValueError, match="broker-x"):
+        server.shuffle(1, broker="broker-x")
+
+
+async def test_requests_of_closed_connection_are_served(server: EmbeddedRocketMQ) -> None:
+    """One-way messages whose sender has gone are stored all the same."""
+    server.shuffle(seeded())
+    async with RawClient(server.brokers["broker-a"]) as broker:
+        for body in NUMBERS:
+            broker.write(310, send_fields("T"), body, flag=oneway())
+    async with asyncio.timeout(2.0):
+        while len(stored(server)) < len(NUMBERS):
+            await asyncio.sleep(0.001)
+    assert sorted(stored(server)) == NUMBERS
+
+
+async def test_shuffle_waits_while_stalled(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    server.shuffle(seeded())
+    server.stall()
+    for body in NUMBERS:
+        broker.write(310, send_fields("T"), body)
+    await asyncio.sleep(0.02)
+    assert stored(server) == []
+    server.resume()
+    for _ in NUMBERS:
+        await broker.read()
+    assert sorted(stored(server)) == NUMBERS
