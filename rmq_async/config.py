@@ -86,7 +86,8 @@ class ClientConfig:
     certificates, where it is not the host that was connected to. ``allowed_broker_hosts``: host names, addresses and networks
     ("10.0.0.0/8") that routes may send this client to, compared as they are written; default: any. ``vip_channel``: messages go
     to the brokers' second port, two below the first. ``namespace``: prefix of topics and groups; ``namespace_v2``: sent beside
-    them. ``unit_name``, ``unit_mode``: for clusters of several units.
+    them. ``unit_name``, ``unit_mode``: for clusters of several units. ``start_without_cluster``: ``start()`` returns also while no
+    name server answers; until one does, and names a broker, calls wait for it within their own time.
 
     Raises ConfigError for a value that cannot work.
     """
@@ -112,6 +113,7 @@ class ClientConfig:
     namespace_v2: str | None = None
     unit_name: str | None = None
     unit_mode: bool = False
+    start_without_cluster: bool = False
 
     def __post_init__(self) -> None:
         for name in ("route_poll_interval", "heartbeat_interval", "connect_timeout", "request_timeout", "idle_timeout"):
@@ -151,7 +153,7 @@ class ClientConfig:
         object.__setattr__(self, "allowed_broker_hosts", frozenset(map(_host_or_network, hosts)))
 
     def _check_names(self) -> None:
-        for name in ("vip_channel", "unit_mode"):
+        for name in ("vip_channel", "unit_mode", "start_without_cluster"):
             check_flag(name, getattr(self, name))
         if self.unit_name is not None:
             _check_text("unit_name", self.unit_name)
@@ -204,6 +206,7 @@ class ClientOptions(TypedDict, total=False):
     namespace_v2: str | None
     unit_name: str | None
     unit_mode: bool
+    start_without_cluster: bool
 
 
 _CLIENT_FIELDS = frozenset(item.name for item in fields(ClientConfig))

@@ -28,6 +28,9 @@ __all__ = [
 
 
 async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo:
+    """What a name server says now; a client that was started without a cluster waits for it first."""
+    if instance.config.start_without_cluster:
+        await instance.contact.wait(deadline)
     code = RequestCode.GET_BROKER_CLUSTER_INFO
 
     def read(response: RemotingCommand, address: str) -> ClusterInfo:

@@ -25,6 +25,7 @@ from ..errors import (
     ClientStateError,
     ConnectError,
     ConnectionLostError,
+    NameServerError,
     RequestTimeoutError,
     RocketMQError,
     WrongLoopError,
@@ -39,6 +40,7 @@ from ..transport import (
     generation,
     not_supported,
 )
+from .first_contact import FirstContact, local_address
 from .heartbeat import Heartbeats
 from .name_servers import NameServers
 from .names import Names
@@ -74,6 +76,7 @@ class ClientInstance:
 
     pool: ConnectionPool
     name_servers: NameServers
+    contact: FirstContact
     routes: RouteTable
     heartbeats: Heartbeats
     unique_ids: UniqueIds
@@ -106,8 +109,8 @@ class ClientInstance:
     async def acquire(cls, config: ClientConfig) -> ClientInstance:
         """The running instance for ``config`` on this loop, started if it is the first.
 
-        Raises NameServerError when no name server is configured, or none answers within ``request_timeout``. Nothing is left
-        behind then, nor when the call is cancelled.
+        Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and the client may not
+        start without a cluster. Nothing is left behind then, nor when the call is cancelled.
         """
         resolved = config.resolved()
         key = (generation(), asyncio.get_running_loop(), resolved)
@@ -251,10 +254,8 @@ class ClientInstance:
             config, on_request=self._serve, on_connected=self._connected, on_closed=self._disconnected, tls=tls
         )
         self.name_servers = NameServers(pool, tuple(config.namesrv or ()))
-        probe = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
-        _, address = await self.name_servers.request(probe, config.request_timeout)
-        connection = pool.get(address)
-        local_ip = connection.local_ip if connection is not None else ""
+        self.contact = FirstContact(self.name_servers, config.request_timeout)
+        local_ip = await self._local_ip()
         self.client_ip = config.client_ip or local_ip or "127.0.0.1"
         self.client_id = f"{self.client_ip}@{config.instance_name}" + (f"@{config.unit_name}" if config.unit_name else "")
         self.unique_ids = UniqueIds(packed_ip(self.client_ip) or packed_ip(local_ip) or _LOOPBACK)
@@ -263,6 +264,7 @@ class ClientInstance:
             request_timeout=config.request_timeout,
             poll_interval=config.route_poll_interval,
             told=self.names.told,
+            cluster_found=self.contact.cluster_found if config.start_without_cluster else None,
         )
         self.heartbeats = Heartbeats(
             pool,
@@ -277,9 +279,24 @@ class ClientInstance:
             self._loop.create_task(self.routes.poll(), name="rmq_async route poll"),
             self._loop.create_task(self.heartbeats.run(), name="rmq_async heartbeats"),
         ]
+        if config.start_without_cluster and not self.contact.cluster_found.is_set():
+            self._tasks.append(self._loop.create_task(self.contact.keep_trying(), name="rmq_async first contact"))
         self._state = _State.RUNNING
         self._starting = None
-        logger.debug("client %s started, name server %s", self.client_id, address)
+        logger.debug("client %s started, name servers %s", self.client_id, ", ".join(self.name_servers.addresses))
+
+    async def _local_ip(self) -> str:
+        """This machine's address towards the name server that answers first, where one has to."""
+        try:
+            address = await self.contact.make()
+        except NameServerError as error:
+            if not self.config.start_without_cluster:
+                raise
+            self.name_servers.patient = True
+            logger.warning("started without a cluster, calls wait for it within their time: %s", printable(error, 1000))
+            return await local_address(self.name_servers.addresses)
+        connection = self.pool.get(address)
+        return connection.local_ip if connection is not None else ""
 
     def _start_over(self, starting: asyncio.Task[None]) -> None:
         """After a start that failed: those who waited for it leave, and whoever comes next begins a new one."""

@@ -9,6 +9,7 @@ may have been restarted since): that server is asked once more at the end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -41,6 +42,12 @@ class NameServers:
         self._pool = pool
         self._addresses = list(addresses)
         random.shuffle(self._addresses)
+        self.patient = False
+        """Requests wait for the first answer of a name server, within their time, rather than fail."""
+        self.answered = asyncio.Event()
+        """Set for good by the first answer."""
+        self.failure: NameServerError | None = None
+        """Why the newest request had no answer; None after one that had."""
 
     def __repr__(self) -> str:
         return f"<NameServers {', '.join(self._addresses)}>"
@@ -63,6 +70,15 @@ class NameServers:
         What ``read`` refuses with a BrokerError or ProtocolError counts as a failure of that server. Raises NameServerError,
         or NoUsableAnswerError if some server answered, when ``timeout`` seconds are over or all have been asked.
         """
+        deadline = monotonic() + timeout
+        await self._first_answer(timeout)
+        return await self._ask(command, deadline - monotonic(), read)
+
+    async def probe(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
+        """``request`` that waits for no first answer."""
+        return await self._ask(command, timeout, lambda response, _: response)
+
+    async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
         deadline = monotonic() + timeout
         failures: dict[str, RocketMQError] = {}
         answered = False
@@ -87,13 +103,17 @@ class NameServers:
             else:
                 self._stay_with(address, failures)
                 return result, address
-        raise self._failed(failures, answered, timeout)
+        failed = self._failed(failures, answered, timeout)
+        if not answered:
+            self.failure = failed
+        raise failed
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
         """The answers of all name servers, by address. Raises NameServerError unless every one of them answers."""
         answers: dict[str, RemotingCommand] = {}
         failures: dict[str, RocketMQError] = {}
         deadline = monotonic() + timeout
+        await self._first_answer(timeout)
         for address in self._addresses:
             try:
                 answers[address] = await self._one(address, command, max(deadline - monotonic(), 0.0))
@@ -105,8 +125,22 @@ class NameServers:
 
     # -- inside
 
+    async def _first_answer(self, timeout: float) -> None:
+        """Waits for it where requests are to be patient. Raises NameServerError after ``timeout`` seconds."""
+        if not self.patient or self.answered.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self.answered.wait()
+        except TimeoutError:
+            text = f"no name server has answered since the start, nor within {timeout:.3g} s"
+            raise NameServerError(f"{text}; the last try: {self.failure}" if self.failure is not None else text) from None
+
     async def _one(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
-        return await self._pool.request(address, command, timeout)
+        response = await self._pool.request(address, command, timeout)
+        self.answered.set()
+        self.failure = None
+        return response
 
     def _in_order(self) -> list[str]:
         first, *others = self._addresses

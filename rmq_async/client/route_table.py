@@ -88,13 +88,23 @@ class _Answer(NamedTuple):
 
 
 class RouteTable:
-    """``request_timeout``, ``poll_interval``: seconds. ``told``: what errors call a topic."""
+    """``request_timeout``, ``poll_interval``: seconds. ``told``: what errors call a topic.
+
+    ``cluster_found``: look-ups wait for this event, if it is given.
+    """
 
     def __init__(
-        self, name_servers: NameServers, *, request_timeout: float, poll_interval: float, told: Callable[[str], str] = str
+        self,
+        name_servers: NameServers,
+        *,
+        request_timeout: float,
+        poll_interval: float,
+        told: Callable[[str], str] = str,
+        cluster_found: asyncio.Event | None = None,
     ) -> None:
         self._name_servers = name_servers
         self._told = told
+        self._cluster_found = cluster_found
         self._request_timeout = request_timeout
         self._poll_interval = poll_interval
         self._routes: dict[str, TopicRoute] = {}
@@ -262,6 +272,7 @@ class RouteTable:
 
     async def _find(self, topic: str, create_key: str | None, default_queues: int) -> TopicRoute:
         """A route where there is none yet. Runs as a task, so its time is its own: ``request_timeout`` for each request."""
+        await self._cluster()
         answer = await self._ask(topic, self._patience())
         if answer.route is not None:
             return answer.route
@@ -282,6 +293,7 @@ class RouteTable:
 
     async def _request(self, topic: str, *, enter: bool = True) -> _Answer:
         """One request; its answer goes into the table, if it is a good one and meant to."""
+        await self._cluster()
         command = RemotingCommand(
             code=RequestCode.GET_ROUTEINFO_BY_TOPIC,
             ext_fields={**to_ext(GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True))},
@@ -290,6 +302,11 @@ class RouteTable:
             command, self._request_timeout * _SHARE, lambda response, address: self._read(topic, response, address)
         )
         return self._enter(topic, answer) if enter else answer
+
+    async def _cluster(self) -> None:
+        """Waits for a cluster that was not there when the client was started. Callers wait for the look-up, each for its time."""
+        if self._cluster_found is not None and not self._cluster_found.is_set():
+            await self._cluster_found.wait()
 
     def _patience(self) -> float:
         """The deadline of a look-up that waits for a request, which ends by itself before that."""
@@ -381,7 +398,14 @@ class RouteTable:
 
     def _late(self, topic: str, timeout: float) -> NameServerError:
         names = ", ".join(self._name_servers.addresses)
-        return NameServerError(f"no route of topic {self._told(topic)} within {timeout:.3g} s, name servers: {names}")
+        text = f"no route of topic {self._told(topic)} within {timeout:.3g} s, name servers: {names}"
+        if self._cluster_found is not None and not self._cluster_found.is_set():
+            failure = self._name_servers.failure
+            text += (
+                "; none has answered since the start" if not self._name_servers.answered.is_set() else "; they know no broker"
+            )
+            text += f"; the last try: {printable(failure, 1000)}" if failure is not None else ""
+        return NameServerError(text)
 
     def _not_found(self, topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
         said = printable(answer.remark or "no such topic")

@@ -70,8 +70,8 @@ class ClientUser:
     async def start(self) -> None:
         """Connects to a name server. Does nothing when started already; may be called again when it failed, and after ``stop``.
 
-        Raises NameServerError when none is configured or none answers within ``request_timeout``. Nothing is left behind when
-        it fails or is cancelled.
+        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster`` is
+        False. Nothing is left behind when it fails or is cancelled.
         """
         if self._state is _State.STARTED and self._instance is not None:
             self._instance.check_usable()

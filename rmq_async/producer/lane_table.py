@@ -37,12 +37,21 @@ class LaneTable:
         self._instance.routes.on_change.append(self._changed)
         self._restoring: dict[str, asyncio.TimerHandle] = {}
         """Topics whose lanes lack queues that their routes name, and when those are tried again."""
+        self._warming: asyncio.Task[None] | None = None
+        """Waits for the cluster, to fetch the routes of ``topics`` then."""
 
     def close(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
         for timer in self._restoring.values():
             timer.cancel()
         if self._changed in self._instance.routes.on_change:
             self._instance.routes.on_change.remove(self._changed)
+
+    async def closed(self) -> None:
+        """Waits until nothing runs any more, which ``close`` has ended."""
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
 
     async def lane(self, topic: str, deadline: float) -> Lane:
         """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
@@ -129,10 +138,23 @@ class LaneTable:
             self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
 
     async def warm_up(self) -> None:
-        """Fetches the routes of ``topics`` and greets their brokers, so that the first send finds both; what fails is a warning."""
-        topics, timeout = self._config.topics, self._instance.config.request_timeout
-        if not topics:
+        """Fetches the routes of ``topics`` and greets their brokers, so that the first send finds both; what fails is a warning.
+
+        Where the client was started without a cluster, this is done when there is one.
+        """
+        if not self._config.topics:
             return
+        if self._instance.config.start_without_cluster and not self._instance.contact.cluster_found.is_set():
+            self._warming = asyncio.get_running_loop().create_task(self._warm_up_later(), name="rmq_async warm-up")
+        else:
+            await self._warm_up()
+
+    async def _warm_up_later(self) -> None:
+        await self._instance.contact.cluster_found.wait()
+        await self._warm_up()
+
+    async def _warm_up(self) -> None:
+        topics, timeout = self._config.topics, self._instance.config.request_timeout
         deadline = monotonic() + timeout
         found = await asyncio.gather(*[self.lane(topic, deadline) for topic in topics], return_exceptions=True)
         for topic, lane in zip(topics, found, strict=True):

@@ -87,8 +87,8 @@ class ProducerLife:
 
         A topic of ``topics`` that has no route, or a broker that does not answer, is a warning. Starting twice is harmless.
 
-        Raises NameServerError when none is configured or none answers within ``request_timeout``, ConfigError when the group
-        is already registered with the same client settings; nothing is left behind then.
+        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster`` is
+        False; ConfigError when the group is already registered with the same client settings; nothing is left behind then.
         """
         if self._state is ProducerState.RUNNING:
             self._usable()

@@ -501,6 +501,7 @@ class Sender:
             await self.tracer.ended()
         if self.selection is not None:
             await self.selection.closed()
+        await self.topics.closed()
 
     def _end_all(self) -> None:
         """Ends every call that is under way, wherever it waits."""

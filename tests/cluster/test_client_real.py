@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from rmq_async import Message, Producer
 from rmq_async.admin import Admin
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
-from rmq_async.errors import TopicNotFoundError
+from rmq_async.errors import NameServerError, TopicNotFoundError
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
@@ -144,6 +145,18 @@ async def test_of_two_name_servers_the_first_dies_and_work_goes_on(two_brokers: 
         await other.kill()
         await instance.routes.refresh(later)
         assert instance.name_servers.addresses[0] == first.address
+
+
+async def test_client_started_before_its_cluster(two_brokers: RealCluster) -> None:
+    """The name server is away at the start, and knows no broker when it is back."""
+    names = two_brokers.nameservers[0]
+    await names.kill()
+    async with Producer("late", namesrv=names.address, start_without_cluster=True) as producer:
+        with pytest.raises(NameServerError, match="none has answered since the start"):
+            await producer.send(Message(new_topic(), b"too early"), timeout=0.3)
+        sending = [asyncio.create_task(producer.send(Message(new_topic(), b"x"), timeout=60.0)) for _ in range(20)]
+        await names.start()
+        assert {result.attempts for result in await asyncio.gather(*sending)} == {1}
 
 
 async def test_a_frozen_name_server_costs_one_share_of_one_call(two_brokers: RealCluster) -> None:
