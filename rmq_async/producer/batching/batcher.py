@@ -43,6 +43,9 @@ __all__ = ["Batcher"]
 PLAIN_PROPERTIES: Final = len("UNIQ_KEY\x01\x02WAIT\x01true\x02")
 """Bytes that a message's properties take besides its unique id, where there are no others."""
 
+SHORTEST_LINGER: Final = 0.001
+"""Seconds. uvloop's timers count milliseconds: below half of one ``call_later`` makes a plain Handle, which has no ``when()``."""
+
 
 class Batcher:
     """Of one sender. ``alarm``: when callers' deadlines are looked at next."""
@@ -241,7 +244,7 @@ class Batcher:
 
     def _time_to_linger(self, deadline: float) -> float:
         """Half of what is left to the message, at most: what lingers until its time is over is not sent."""
-        return min(self._linger, max(0.0, (deadline - monotonic()) / 2))
+        return max(SHORTEST_LINGER, min(self._linger, (deadline - monotonic()) / 2))
 
     def hasten(self, gathering: Gathering) -> None:
         """Something is complete: to linger brings nothing more."""

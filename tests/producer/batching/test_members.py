@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from rmq_async import Batching, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -229,3 +230,12 @@ async def test_unsent_message_names_its_reason() -> None:
             assert caught.value.maybe_stored is False
             server.resume("broker-a")
             await ahead
+
+
+def test_linger_below_a_millisecond_on_uvloop() -> None:
+    async def sends() -> None:
+        async with producing(batching=Batching(linger=0.0002)) as (server, producer):
+            await asyncio.gather(*[producer.send(Message("T", b"%d" % i), timeout=1 + i) for i in reversed(range(3))])
+            assert len(server.messages("T")) == 3
+
+    uvloop.run(sends())
