@@ -34,7 +34,7 @@ from rmq_protocol.route import (
 )
 
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError, broker_error
-from ..transport import SingleFlight
+from ..transport import Flight, SingleFlight, WaitFor
 from .name_servers import NameServers, NoUsableAnswerError
 from .text import printable
 
@@ -138,8 +138,16 @@ class RouteTable:
         """Look-ups under way."""
         return len(self._asking) + len(self._finding)
 
-    async def get(self, topic: str, timeout: float, *, create_key: str | None = None, default_queues: int = 4) -> TopicRoute:
-        """The route of ``topic``, from the cache or by a look-up that all callers share.
+    async def get(
+        self,
+        topic: str,
+        timeout: float,
+        *,
+        create_key: str | None = None,
+        default_queues: int = 4,
+        wait: WaitFor[TopicRoute] = Flight.wait,
+    ) -> TopicRoute:
+        """The route of ``topic``, from the cache or by a look-up that all callers share. ``wait``: how the caller waits for that.
 
         ``create_key``: the topic (TBW102) whose route stands in for one that does not exist, with at most ``default_queues``
         queues per broker; the first send then creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name
@@ -151,7 +159,7 @@ class RouteTable:
         deadline = monotonic() + timeout
         key = (topic, create_key, default_queues if create_key is not None else 0)
         try:
-            return await self._finding.join(key, lambda: self._find(topic, create_key, default_queues), deadline)
+            return await wait(self._finding.start(key, lambda: self._find(topic, create_key, default_queues)), deadline)
         except TimeoutError:
             raise self._late(topic, timeout) from None
 

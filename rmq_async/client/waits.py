@@ -1,4 +1,8 @@
-"""Waiting that a stop ends at once: a time-out without a time, which knows its own cancellation from anybody else's."""
+"""Waiting that a stop ends at once.
+
+What thousands of calls wait for at the same time has a place for each in its table (``landed``). Anything else is cancelled by a
+time-out without a time, which knows its own cancellation from that of others.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ..errors import ClientStateError
+from ..transport import Flight
 
 __all__ = ["Waits"]
 
@@ -16,15 +21,34 @@ T = TypeVar("T")
 class Waits:
     """Whatever is waited for in here until ``stop``. ``error``: what those are told who wait then, or begin to later."""
 
-    __slots__ = ("_error", "_scopes", "_stopped")
+    __slots__ = ("_error", "_joined", "_scopes", "_stopped")
 
     def __init__(self, error: Callable[[], ClientStateError]) -> None:
         self._error = error
         self._scopes: set[asyncio.Timeout] = set()
+        self._joined: dict[asyncio.Future[bool | None], None] = {}
+        """Places in the tables of flights."""
         self._stopped = False
 
     def __len__(self) -> int:
-        return len(self._scopes)
+        return len(self._scopes) + len(self._joined)
+
+    async def landed(self, flight: Flight[T], deadline: float) -> T:
+        """``Flight.wait``, which a stop ends."""
+        if self._stopped:
+            raise self._error()
+        future = flight.waiting.join(deadline)
+        self._joined[future] = None
+        try:
+            over = await future
+        finally:
+            del self._joined[future]
+            flight.waiting.leave(future)
+        if over is None:
+            raise TimeoutError
+        if not over:
+            raise self._error()
+        return flight.outcome()
 
     async def unless_stopped(self, waiting: Awaitable[T]) -> T:
         """What ``waiting`` gives or raises; it is cancelled, and the error raised, when the stop comes first."""
@@ -46,6 +70,9 @@ class Waits:
     def stop(self) -> None:
         """Ends all of it. Harmless the second time."""
         self._stopped = True
+        for future in self._joined:
+            if not future.done():
+                future.set_result(False)
         scopes, self._scopes = self._scopes, set()
         for scope in scopes:
             scope.reschedule(asyncio.get_running_loop().time())

@@ -387,12 +387,31 @@ class SendCall(Generic[Result]):
         if refusal is not None:
             record.failed(refusal)
             return None
-        connecting = pool.connect(address, max(deadline - monotonic(), 0.0))
         try:
-            return await self._unless_over(asyncio.get_running_loop().create_task(connecting))
+            return await self._connected(address, deadline)
         except RocketMQError as error:
             record.failed(error)
             return None
+
+    async def _connected(self, address: str, deadline: float) -> Connection | None:
+        """``ConnectionPool.connect`` until ``deadline``, or until the call is over: then None. It takes no Task."""
+        pool, started = self._sender.pool, monotonic()
+        while (connection := pool.get(address)) is None:
+            flight = pool.start_connecting(address)
+            over = flight.waiting.join(deadline)
+            over.add_done_callback(lambda _: self.notify())
+            try:
+                while not over.done():
+                    if self._result is not None or self._aborted:
+                        return None
+                    await self._wait()
+            finally:
+                flight.waiting.leave(over)
+            if not over.result():
+                text = f"no connection to {address} within {max(deadline - started, 0.0):.3g} s"
+                raise RequestTimeoutError(text, maybe_stored=False, address=address)
+            flight.outcome()
+        return connection
 
     # -- the end
 

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Final
 
 from ..errors import BackpressureError, RocketMQError
-from ..transport import wait_until
+from ..transport import WaitTable, wait_until
 
 __all__ = ["Credits", "Epoch", "finished"]
 
@@ -37,10 +37,13 @@ class Epoch:
 
 
 class _Waiter:
-    __slots__ = ("future", "number", "size")
+    """``left``: it waits no longer, and has been counted or taken out."""
 
-    def __init__(self, number: int, size: int, future: asyncio.Future[Epoch]) -> None:
+    __slots__ = ("future", "left", "number", "size")
+
+    def __init__(self, number: int, size: int, future: asyncio.Future[Epoch | None]) -> None:
         self.number, self.size, self.future = number, size, future
+        self.left = False
 
 
 class Credits:
@@ -50,7 +53,7 @@ class Credits:
     """
 
     __slots__ = (
-        "_byte_limit", "_epochs", "_given_up", "_limit", "_refusal", "_waiters", "_what",
+        "_byte_limit", "_epochs", "_given_up", "_limit", "_refusal", "_table", "_waiters", "_what",
         "contended", "epoch", "free", "free_bytes", "watched",
     )  # fmt: skip
 
@@ -64,7 +67,8 @@ class Credits:
         """Somebody waits for credits that come back."""
         self._waiters: deque[_Waiter] = deque()
         self._given_up = 0
-        """Of ``_waiters``: those that wait no longer."""
+        """Of ``_waiters``: those that wait no longer, and have been counted."""
+        self._table: WaitTable[Epoch] | None = None
         self.epoch = Epoch()
         self._epochs: list[Epoch] = [self.epoch]
         self._refusal: Callable[[], RocketMQError] | None = None
@@ -102,18 +106,28 @@ class Credits:
             return epoch
         if self._refusal is not None:
             raise self._refusal()
-        waiter = _Waiter(number, size, asyncio.get_running_loop().create_future())
+        if self._table is None:
+            self._table = WaitTable()
+        future = self._table.join(deadline)
+        waiter = _Waiter(number, size, future)
         self._waiters.append(waiter)
         self._mark()
         started = monotonic()
         try:
-            if await wait_until(waiter.future, deadline):
-                return waiter.future.result()
+            epoch = await future
+            if epoch is not None:
+                return epoch
         except asyncio.CancelledError:
-            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
-                self.give_back(waiter.future.result(), number, size)
+            if (
+                future.done()
+                and not future.cancelled()
+                and future.exception() is None
+                and (epoch := future.result()) is not None
+            ):
+                self.give_back(epoch, number, size)
             raise
         finally:
+            self._table.leave(future)
             self._drop(waiter)
         raise BackpressureError(
             f"no room for {number} more {self._what} within {monotonic() - started:.3g} s: {self.taken} of {self._limit} messages, "
@@ -154,6 +168,7 @@ class Credits:
         self.contended = True
         while self._waiters:
             waiter = self._waiters.popleft()
+            waiter.left = True
             if not waiter.future.done():
                 waiter.future.set_exception(error())
         self._given_up = 0
@@ -173,8 +188,11 @@ class Credits:
         while waiters:
             waiter = waiters[0]
             if waiter.future.done():
-                self._given_up -= 1
+                if waiter.left:
+                    self._given_up -= 1
+                waiter.left = True
             elif self._fits(waiter.number, waiter.size):
+                waiter.left = True
                 waiter.future.set_result(self._take(waiter.number, waiter.size))
             else:
                 break
@@ -187,14 +205,15 @@ class Credits:
         self.watched = waiting or any(epoch.taken for epoch in self._epochs[:-1])
 
     def _drop(self, waiter: _Waiter) -> None:
-        if waiter.future.done():
+        if waiter.left:
             return
-        waiter.future.cancel()
+        waiter.left = True
+        waiter.future.cancel()  # where it was this caller that was cancelled, it is already
         self._given_up += 1
         if self._waiters[0] is waiter:
             self._serve()
         elif self._given_up > GIVEN_UP_KEPT + len(self._waiters) // 2:
-            self._waiters = deque(each for each in self._waiters if not each.future.done())
+            self._waiters = deque(each for each in self._waiters if not each.left)
             self._given_up = 0
 
 

@@ -65,10 +65,12 @@ class LaneTable:
             if wire_topic is not topic:
                 check_topic(wire_topic)
             known = routes.cached(wire_topic)
-            route = await self._sender.unless_stopped(
-                routes.get(
-                    wire_topic, remaining, create_key=config.create_topic_key, default_queues=config.default_topic_queues
-                )
+            route = await routes.get(
+                wire_topic,
+                remaining,
+                create_key=config.create_topic_key,
+                default_queues=config.default_topic_queues,
+                wait=self._sender.landed,
             )
             route = routes.cached(wire_topic) or route  # it may have changed since
             lane = self.lanes.get(topic)

@@ -128,8 +128,14 @@ class Producer(ProducerLife):
             except KeyError:
                 connection = None
             if connection is None:
-                outgoing, started = sender.encoder.encode(message), deadline - sender.timeout
-                return await sender.finish(None, outgoing, lane, target, stored_message, started, deadline, sender.retries)
+                failed = await sender.connect_first(lane, target, deadline, sender.retries)
+                connection = sender.connections.get(target.address)
+                if connection is None:
+                    outgoing, began, retries = sender.encoder.encode(message), deadline - sender.timeout, sender.retries
+                    return await sender.finish(
+                        None, outgoing, lane, target, stored_message, began, deadline, retries, failed=failed
+                    )  # fmt: skip
+                started = monotonic()
             ids = sender.ids
             unique_id = ids.next_at(started)
             future: asyncio.Future[SendReply] = sender.create_future()

@@ -72,10 +72,11 @@ class Sender:
 
     # More attributes than instances of a class share a layout for (30), and sends ask for a dozen of them.
     __slots__ = (
-        "_lines", "_most_lines", "_request_hooks", "_settings", "_waits", "asks", "batcher", "calls", "closed", "config",
-        "connections", "create_future", "credits", "encoder", "faults", "group", "ids", "instance", "lanes", "oneway_credits",
-        "plain_below", "plain_size", "pool", "prefix", "retries", "retry_not_ok", "selection", "submit", "tallies", "timeout",
-        "topics", "tracer", "unless_stopped", "watched", "watchers", "window", "wire",
+        "_lines", "_most_lines", "_request_hooks", "_settings", "_waits", "asks", "batcher", "calls", "closed",
+        "config", "connections", "create_future", "credits", "encoder", "faults", "group", "ids", "instance",
+        "landed", "lanes", "oneway_credits", "plain_below", "plain_size", "pool", "prefix", "retries",
+        "retry_not_ok", "selection", "submit", "tallies", "timeout", "topics", "tracer", "unless_stopped",
+        "watched", "watchers", "window", "wire",
     )  # fmt: skip
 
     def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
@@ -114,6 +115,8 @@ class Sender:
         self._lines: dict[str, Line] = {}
         self._most_lines = LINES_KEPT
         self._waits = Waits(_stopping)
+        self.landed = self._waits.landed
+        """``Flight.wait``, which a stop of the producer ends."""
         self.unless_stopped = self._waits.unless_stopped
         """What a call waits for before it has sent anything; ClientStateError when the producer stops meanwhile."""
         self.closed = False
@@ -205,8 +208,12 @@ class Sender:
                 outgoing = await self.compressed(outgoing)
             lane = self.lanes.get(outgoing.topic) or await self.topics.lane(outgoing.topic, deadline)
             target = await self.choose(outgoing, message, lane, lane.brokers, deadline) if self.asks else lane.next()
-            begun = self.begin(outgoing, lane, target, started, deadline, retries)
-            return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries)
+            begun, failed = self.begin(outgoing, lane, target, started, deadline, retries), None
+            if begun is None:
+                failed = await self.connect_first(lane, target, deadline, retries)
+                if failed is None:
+                    begun = self.begin(outgoing, lane, target, started, deadline, retries)
+            return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries, None, failed)
         finally:
             if epoch is not None:
                 credit.give_back(epoch, number, size)
@@ -295,7 +302,7 @@ class Sender:
         if target.address in self.connections:
             return None
         try:
-            await self.unless_stopped(self.pool.connect(target.address, max(0.0, deadline - monotonic())))
+            await self.pool.connect(target.address, max(0.0, deadline - monotonic()), self.landed)
         except ClientStateError:
             raise
         except RocketMQError as error:

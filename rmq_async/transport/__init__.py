@@ -9,7 +9,7 @@ from .pool import ConnectionPool
 from .process import check_not_forked, generation
 from .request_hooks import PassedRequest, RequestHook, RequestHooks, guarded
 from .serving import RequestHandler, not_supported
-from .single_flight import Flight, SingleFlight
+from .single_flight import Flight, SingleFlight, WaitFor
 from .states import CloseReason, ConnectionState
 from .telling import tell
 from .tls import client_context
@@ -28,6 +28,7 @@ __all__ = [
     "RequestHook",
     "RequestHooks",
     "SingleFlight",
+    "WaitFor",
     "WaitTable",
     "check_not_forked",
     "client_context",

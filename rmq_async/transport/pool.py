@@ -27,7 +27,7 @@ from .connection import Connection
 from .process import check_not_forked, generation
 from .request_hooks import RequestHooks
 from .serving import RequestHandler
-from .single_flight import Flight, SingleFlight
+from .single_flight import Flight, SingleFlight, WaitFor
 from .states import CloseReason
 from .tls import SHUTDOWN_TIMEOUT, handshake_reason
 
@@ -145,8 +145,8 @@ class ConnectionPool:
             return None
         return ConnectError(f"{address} is left alone for a moment: {self._backoffs[address].reason}", address=address)
 
-    async def connect(self, address: str, timeout: float) -> Connection:
-        """The connection to ``address``, made if need be; several callers share one connect.
+    async def connect(self, address: str, timeout: float, wait: WaitFor[Connection] = Flight.wait) -> Connection:
+        """The connection to ``address``, made if need be; several callers share one connect. ``wait``: how the caller waits for it.
 
         Raises ConnectError when it is refused or cannot be resolved, when TLS fails, and for a host that is not allowed;
         RequestTimeoutError when ``timeout`` seconds have passed. While the address is backing off the call waits inside its
@@ -159,7 +159,7 @@ class ConnectionPool:
             if connection is not None:
                 return connection
             try:
-                connection = await self.start_connecting(address).wait(deadline)
+                connection = await wait(self.start_connecting(address), deadline)
             except TimeoutError:
                 text = f"no connection to {address} within {timeout:.3g} s"
                 raise RequestTimeoutError(text, maybe_stored=False, address=address) from None

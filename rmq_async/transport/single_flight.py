@@ -8,14 +8,14 @@ caller as a copy: one shared instance would gather the traceback of every caller
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextvars import Context
 from typing import Any, Generic, TypeVar, cast
 
 from ..errors import ClientStateError, RocketMQError, own_copy
 from .waiting import WaitTable
 
-__all__ = ["Flight", "SingleFlight"]
+__all__ = ["Flight", "SingleFlight", "WaitFor"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,12 @@ class Flight(Generic[T]):
 
         Raises what the work raised, TimeoutError at ``deadline`` (``time.monotonic``), ClientStateError where it was closed.
         """
-        if not await self.waiting.wait(deadline):
+        future = self.waiting.join(deadline)
+        try:
+            over = await future
+        finally:
+            self.waiting.leave(future)
+        if not over:
             raise TimeoutError
         return self.outcome()
 
@@ -49,6 +54,10 @@ class Flight(Generic[T]):
     def land(self, result: T | None, error: BaseException | None) -> None:
         self._result, self._error = result, error
         self.waiting.resolve(True)
+
+
+WaitFor = Callable[[Flight[T], float], Awaitable[T]]
+"""``Flight.wait``, or what does the same and ends for more reasons."""
 
 
 class SingleFlight(Generic[T]):
