@@ -17,8 +17,8 @@ LONGEST_PAUSE: Final = 15.0
 LONGEST_PROBE_PAUSE: Final = 5.0
 """Between two looks whether a topic that failed can be sent to again."""
 FORGOTTEN_AFTER: Final = 300.0
-"""Seconds without a failure after which a topic is no longer in trouble: its rows were purged, or other relays send them. A row that
-is there is tried, and fails, some times a minute."""
+"""Seconds without a failure after which a topic is no longer in trouble: its rows were purged, or other relays send them. A row
+that is there is tried, and fails, some times a minute."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
 """Of so many it is remembered when a send last succeeded."""
