@@ -17,7 +17,7 @@ from array import array
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .checksum import crc32
-from .constants import MAGIC_CODE_V1, MAX_DECOMPRESSED_SIZE, MAX_PROPERTIES_SIZE, MAX_TOPIC_LENGTH, SysFlag
+from .constants import LMQ_PREFIX, MAGIC_CODE_V1, MAX_DECOMPRESSED_SIZE, MAX_PROPERTIES_SIZE, MAX_TOPIC_LENGTH, SysFlag
 from .errors import CorruptMessageError
 from .message import MessageQueue
 from .properties import decode_properties, properties_text
@@ -54,7 +54,7 @@ RECONSUME_TIMES: Final = 72
 
 _SIZE: Final = FIXED_V4.size
 _STEP: Final = _SIZE // 4
-_CHECKED: Final = struct.Struct(">iii8xq8xi12xi12xi12xi")
+_CHECKED: Final = struct.Struct(">iiii4xq8xi12xi12xi12xi")
 _SWAPPED: Final = sys.byteorder == "little"
 _UNUSUAL: Final = int(
     SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.COMPRESSED | SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
@@ -143,16 +143,20 @@ def read_columns(
     offset_delta: int | None = None,
     max_decompressed_size: int = MAX_DECOMPRESSED_SIZE,
     position: int = 0,
+    only_queue: bool = False,
 ) -> ColumnsRead:
     """Adds the messages of a pull's body, from byte ``position`` on, to ``into``; the same ones that ``decode_pull`` gives.
 
     ``offsets``: first and end of what is kept, by the offset that includes ``offset_delta``; damaged records known to be outside
-    are not told either. Raises ``LocalProtocolError`` for ``tags`` that name none.
+    are not told either. ``only_queue``: as for ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` that name none.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
     block.queue = queue
-    block.tags = parse_tags(tags)
     block.offset_delta = offset_delta or 0
+    if only_queue and not queue.topic.startswith(LMQ_PREFIX):
+        block.only_topic = queue.topic
+        block.only_queue_id = queue.queue_id if offset_delta is None else None
+    block.tags = parse_tags(tags)
     return block.read(into, position, *offsets)
 
 
@@ -174,14 +178,17 @@ class _ColumnBlock(Block):
         """Reads records as long as they are ordinary; gives the place of the first that is not, or the end."""
         data, end, into = self._data, self._end, self._into
         first, last, tags, topic_names = self._first, self._last, self.tags, self._topics
+        only_topic, only_queue_id = self.only_topic, self.only_queue_id
         unpack, last_start = _CHECKED.unpack_from, end - MIN_RECORD if not self.offset_delta else -1
         keep = into.heads.append
         keep_body = into.bodies.append if into.wants_bodies else None
         keep_properties = into.properties.append if into.wants_properties else None
         keep_topic = into.topics.append if into.wants_topics else None
         while position <= last_start:
-            total, magic, crc, offset, flags, born_port, store_port, length = unpack(data, position)
+            total, magic, crc, queue_id, offset, flags, born_port, store_port, length = unpack(data, position)
             if magic != MAGIC_CODE_V1 or flags & _UNUSUAL or (born_port | store_port) & ~MAX_PORT:
+                return position
+            if queue_id != only_queue_id and only_queue_id is not None:
                 return position
             body_at = position + _SIZE
             body_end = body_at + length
@@ -196,7 +203,7 @@ class _ColumnBlock(Block):
                 return position
             body = data[body_at:body_end]
             topic = topic_names.get(data[body_end + 1 : topic_end])
-            if topic is None or crc32(body) != crc:
+            if (topic != only_topic and only_topic is not None) or topic is None or crc32(body) != crc:
                 return position
             head, position = data[position:body_at], following
             if not first <= offset < last:

@@ -38,6 +38,8 @@ AUTO_CREATE_TOPIC_KEY: Final = "TBW102"
 
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 DLQ_TOPIC_PREFIX: Final = "%DLQ%"
+LMQ_PREFIX: Final = "%LMQ%"
+"""Of light queues: queues of other topics seen as topics of their own."""
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"

@@ -25,6 +25,7 @@ from .checksum import ISAL_FROM, crc32, isal_crc32, zlib_crc32
 from .compression import UnreadableBodyError, compression_type, decompress
 from .constants import (
     BLANK_MAGIC_CODE,
+    LMQ_PREFIX,
     MAGIC_CODE_V1,
     MAGIC_CODE_V2,
     MAX_DECOMPRESSED_SIZE,
@@ -100,17 +101,22 @@ def decode_pull(
     max_decompressed_size: int = MAX_DECOMPRESSED_SIZE,
     check_crc: bool = True,
     allow_partial: bool = False,
+    only_queue: bool = False,
 ) -> DecodedMessages:
     """The messages of a pull's body, as ``PullAPIWrapper.processPullResult`` completes them.
 
     Each carries the pulled ``queue``, properties MIN_OFFSET and MAX_OFFSET where given, its offset moved by ``offset_delta``
     and, out of a transaction, ``transaction_id``. ``tags`` ("*" or "a || b") are compared as texts, since brokers compare
-    hashes only. The rest as in ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` that name none.
+    hashes only. ``only_queue``: a record of another topic or queue is among the corrupt ones. The rest as in
+    ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` that name none.
     """
     block = Block(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.queue = queue
-    block.tags = parse_tags(tags)
     block.offset_delta = offset_delta or 0
+    if only_queue and not queue.topic.startswith(LMQ_PREFIX):
+        block.only_topic = queue.topic
+        block.only_queue_id = queue.queue_id if offset_delta is None else None
+    block.tags = parse_tags(tags)
     bounds = {"MIN_OFFSET": min_offset, "MAX_OFFSET": max_offset}
     block.added = {name: str(offset) for name, offset in bounds.items() if offset is not None}
     return block.decode()
@@ -156,6 +162,8 @@ class Block:
         "_work",
         "added",
         "offset_delta",
+        "only_queue_id",
+        "only_topic",
         "queue",
         "stopped_at",
         "tags",
@@ -183,6 +191,10 @@ class Block:
         self._queues: dict[tuple[str, int], MessageQueue] = {}
         self.queue: MessageQueue | None = None
         self.tags: frozenset[str] | None = None
+        self.only_topic: str | None = None
+        self.only_queue_id: int | None = None
+        """What records must be of; None: of any. Those of a static topic (a pull's offset delta says so) have the number of the
+        physical queue they lie in, those of a light queue (LMQ) topic and number of the queue they were sent to."""
         self.offset_delta = 0
         self.added: dict[str, str] | None = None
 
@@ -202,7 +214,7 @@ class Block:
         """
         data, end, tags, added, delta = self._data, self._end, self.tags, self.added, self.offset_delta
         unpack, size, check_crc, keep = _ORDINARY.unpack_from, _ORDINARY.size, self._check_crc, self._messages.append
-        given_queue = self.queue
+        given_queue, only_topic, only_queue_id = self.queue, self.only_topic, self.only_queue_id
         queue = given_queue or MessageQueue("", "", 0)
         middle = tail = born_host = store_host = b""
         topic = born = store = ""
@@ -217,6 +229,8 @@ class Block:
             body_end = position + size + length
             following: int = position + total
             if magic != MAGIC_CODE_V1 or sys_flag & _UNUSUAL or length < 0 or body_end + 3 > end or following > end:
+                return position
+            if queue_id != only_queue_id and only_queue_id is not None:
                 return position
             id_at = body_end + len(middle)
             id_end = id_at + id_length
@@ -233,6 +247,8 @@ class Block:
                 unique_id = text[id_at:id_end]
                 known = self._properties(text, id_at, id_end)
                 topic, known_queue = self._topic(data[body_end + 1 : topic_end]), None
+                if topic != only_topic and only_topic is not None:
+                    return position
                 middle, tail, id_length = data[body_end : topic_end + 2 + id_at], text[id_end:], 0
                 if id_at < id_end and _UNIQUE_ID not in tail and unique_id.isalnum():
                     id_length = len(unique_id) if known.get("UNIQ_KEY") == unique_id.decode() else 0
@@ -361,6 +377,8 @@ class Block:
         if (fields[10] | fields[13]) & ~MAX_PORT:
             return f"the hosts have the ports {fields[10]} and {fields[13]}"
         topic = self._topic(topic_bytes)
+        if not (self.only_topic in (None, topic) and self.only_queue_id in (None, fields[3])):
+            return f"it is of queue {fields[3]} of topic {topic[:MAX_TOPIC_LENGTH]}, which is not the queue that was asked for"
         if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:
             limit = self._room // _MESSAGE_COST if compressed else None
             try:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from .constants import Perm
-from .java_types import Int
+from .java_types import Int, Long
 from .json_body import decode_body, encode_body
 
-__all__ = ["TopicConfig", "decode_topic_config", "encode_topic_config"]
+__all__ = [
+    "LogicQueueMappingItem",
+    "TopicConfig",
+    "TopicConfigAndQueueMapping",
+    "TopicQueueMappingDetail",
+    "decode_topic_config",
+    "encode_topic_config",
+]
 
 
 class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
@@ -22,6 +29,43 @@ class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
     topic_sys_flag: Int = 0
     order: bool = False
     attributes: dict[str, str] = {}
+
+
+class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
+    """Where a part of a static topic's queue lies: what the physical queue ``queue_id`` of ``bname`` calls ``start_offset`` is
+    ``logic_offset`` of the whole, -1 where that is not decided yet. ``end_offset``: exclusive, physical, -1 while the part grows.
+    """
+
+    gen: Int = 0
+    queue_id: Int = 0
+    bname: str = ""
+    logic_offset: Long = 0
+    start_offset: Long = 0
+    end_offset: Long = -1
+    time_of_start: Long = -1
+    time_of_end: Long = -1
+
+    @property
+    def logic_end(self) -> int:
+        """The queue's offset after the part's last message; its first offset where that is not decided."""
+        return self.logic_offset + max(self.end_offset - self.start_offset, 0)
+
+
+class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
+    """``hosted_queues``: global queue id -> its parts, oldest first."""
+
+    topic: str | None = None
+    scope: str | None = None
+    total_queues: Int = 0
+    bname: str = ""
+    epoch: Long = 0
+    hosted_queues: dict[Int, tuple[LogicQueueMappingItem, ...]] = {}
+
+
+class TopicConfigAndQueueMapping(TopicConfig, frozen=True, rename="camel"):
+    """Response of GET_TOPIC_CONFIG to a request with ``lo``. ``mapping_detail``: of a static topic."""
+
+    mapping_detail: TopicQueueMappingDetail | None = None
 
 
 def decode_topic_config(body: bytes) -> TopicConfig:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from rmq_protocol.message import MAX_DELAY_LEVEL, MessageExt
+from rmq_protocol.message import MAX_DELAY_LEVEL, MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
 from .broker import Broker, BrokerSettings
@@ -167,6 +167,24 @@ class EmbeddedRocketMQ:
     def clear(self) -> None:
         """Forgets every message. Topics and committed offsets stay, and queues go on counting: minimum becomes maximum."""
         self._log.clear()
+
+    def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
+        """Deletes the messages of ``queue`` below offset ``before``, as a broker does whose oldest files are removed.
+
+        As there, the queue's minimum offset stays where it is until it is corrected (here: until a call with ``corrected``, or
+        until ``max_memory`` takes another message of the queue). Until then a pull from below ``before`` passes over what is gone:
+        it gives messages from ``before`` on, or is told to go on later where these are more than 800 offsets away. Raises
+        ValueError for a queue that no broker has, and for an offset beyond its end.
+        """
+        broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
+        found = broker.state.topics.find_queue(queue.topic, queue.queue_id) if broker is not None else None
+        if found is None:
+            raise ValueError(f"no broker has {queue}")
+        if not 0 <= before <= found.max_offset:
+            raise ValueError(f"before must be from 0 to {found.max_offset}, the end of {queue}, not {before}")
+        self._log.expire(found, before)
+        if corrected:
+            found.correct()
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
         """The next ``n`` requests are answered with response ``code`` and not served; one-way ones are dropped.

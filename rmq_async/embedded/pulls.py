@@ -76,7 +76,8 @@ class _Pull:
         found, self.at = queue.read(at, self.count, MAX_BYTES, MIN_SCAN, self.codes)
         if found:
             return self._response(ResponseCode.SUCCESS, "FOUND", self.at, b"".join(found))
-        return self._response(ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", self.at)
+        remark = "MESSAGE_WAS_REMOVING" if at < queue.oldest else "NO_MATCHED_MESSAGE"
+        return self._response(ResponseCode.PULL_RETRY_IMMEDIATELY, remark, self.at)
 
     def reset(self, offset: int) -> RemotingCommand:
         """The response that sends the group to ``offset``."""

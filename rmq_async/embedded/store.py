@@ -39,10 +39,11 @@ _SWEEP_EVERY: Final = 256
 class Queue:
     """One queue of a topic on one broker: its records in order, the hash codes of their tags, their store times.
 
-    ``broker_name``: owner. ``min_offset`` is the oldest record still there, ``max_offset`` the next to be written.
+    ``broker_name``: owner. ``min_offset`` is the oldest record still there, ``max_offset`` the next to be written. ``oldest`` is
+    above ``min_offset`` where records were expired and the minimum was not corrected yet.
     """
 
-    __slots__ = ("_codes", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")
+    __slots__ = ("_codes", "_expired", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")
 
     def __init__(self, topic: str, broker_name: str, queue_id: int) -> None:
         self.topic = topic
@@ -55,6 +56,7 @@ class Queue:
         self._times = array("q")
         self._start = 0  # queue offset of _records[0]
         self._first = 0  # index of the oldest live record
+        self._expired = 0  # queue offset before which records were expired
 
     @property
     def min_offset(self) -> int:
@@ -64,12 +66,27 @@ class Queue:
     def max_offset(self) -> int:
         return self._start + len(self._records)
 
+    @property
+    def oldest(self) -> int:
+        return max(self._start + self._first, self._expired)
+
     def append(self, record: bytes, code: int, stored_ms: int) -> None:
         self._records.append(record)
         self._codes.append(code)
         self._times.append(stored_ms)
 
+    def expire(self, before: int) -> None:
+        """The records below ``before`` are gone; ``min_offset`` stays until ``correct``, or until the next one goes."""
+        for at in range(self.oldest, before):
+            self._records[at - self._start] = b""
+        self._expired = max(self._expired, before)
+
+    def correct(self) -> None:
+        """Makes the oldest record the minimum."""
+        self._first = self.oldest - self._start
+
     def forget_oldest(self) -> None:
+        self.correct()
         first = self._first
         self._records[first] = b""
         self._first = first = first + 1
@@ -82,12 +99,14 @@ class Queue:
         """Records from ``offset`` (between minimum and maximum) on, and the offset to go on from.
 
         Stops before the record that would be more than ``count`` or take the whole over ``size`` bytes, but gives at least one
-        where one matches, and after looking at ``scan`` records. ``codes``: hash codes of the tags wanted, None for all.
+        where one matches, and after looking at ``scan`` records, expired ones included. ``codes``: hash codes of the tags
+        wanted, None for all.
         """
         found: list[bytes] = []
         total = 0
         at = offset - self._start
         end = min(len(self._records), at + scan)
+        at = min(max(at, self._expired - self._start), end)
         while at < end:
             record = self._records[at]
             if found and (len(found) >= count or total + len(record) > size):
@@ -102,16 +121,16 @@ class Queue:
         """Lower: the first record stored at ``time_ms`` or later, else the maximum offset. Upper: the last one stored at
         ``time_ms`` or earlier, else the minimum offset."""
         if not upper:
-            return self._start + bisect_left(self._times, time_ms, self._first)
-        return self._start + max(bisect_right(self._times, time_ms, self._first) - 1, self._first)
+            return self._start + bisect_left(self._times, time_ms, self.oldest - self._start)
+        return max(self._start + bisect_right(self._times, time_ms, self.oldest - self._start) - 1, self.oldest)
 
     def stored_ms(self, offset: int) -> int | None:
         at = offset - self._start
-        return self._times[at] if self._first <= at < len(self._times) else None
+        return self._times[at] if self.oldest <= offset and at < len(self._times) else None
 
     def record(self, offset: int) -> bytes | None:
         at = offset - self._start
-        return self._records[at] if self._first <= at < len(self._records) else None
+        return self._records[at] if self.oldest <= offset and at < len(self._records) else None
 
 
 class CommitLog:
@@ -216,19 +235,32 @@ class CommitLog:
         """Forgets the queues' records, wherever they are, but for when they were stored; the queues are not to be used any more."""
         gone = {queue for queue in queues if queue.max_offset > queue.min_offset}
         count = sum(queue.max_offset - queue.min_offset for queue in gone)
-        for at in self._places(gone) if count * _LOOK_UP_COST < len(self) else range(self._first, len(self._records)):
+        everywhere = count * _LOOK_UP_COST >= len(self)
+        for at in range(self._first, len(self._records)) if everywhere else self._places(gone):
             if self._queues[at] in gone:
-                rest = self._records[at][:_FIXED_SIZE]
-                self.memory -= len(self._records[at]) - len(rest)
-                self._records[at] = rest
-                self._queues[at] = None
+                self._cut(at)
+
+    def expire(self, queue: Queue, before: int) -> None:
+        """Forgets the queue's records below ``before``; its minimum offset stays until it is corrected."""
+        for offset in range(queue.oldest, before):
+            self._cut(self._place(queue, offset))
+        queue.expire(before)
+
+    def _cut(self, at: int) -> None:
+        rest = self._records[at][:_FIXED_SIZE]
+        self.memory -= len(self._records[at]) - len(rest)
+        self._records[at] = rest
+        self._queues[at] = None
 
     def _places(self, queues: Collection[Queue]) -> Iterator[int]:
         for queue in queues:
-            for offset in range(queue.min_offset, queue.max_offset):
-                record = queue.record(offset)
-                if record is not None:
-                    yield bisect_left(self._offsets, physical_offset(record), self._first)
+            for offset in range(queue.oldest, queue.max_offset):
+                yield self._place(queue, offset)
+
+    def _place(self, queue: Queue, offset: int) -> int:
+        record = queue.record(offset)
+        assert record is not None
+        return bisect_left(self._offsets, physical_offset(record), self._first)
 
     def clear(self) -> None:
         """Every record goes as if the memory bound had reached it: offsets go on where they are."""
