@@ -325,14 +325,21 @@ class GoAwayError(BrokerError):
 
 
 class OffsetRangeError(BrokerError):
-    """The offset lies outside what the queue holds (21); ``min_offset`` and ``max_offset`` say what it holds."""
+    """The offset lies outside what the queue holds (21); ``min_offset`` and ``max_offset`` say what it holds.
+
+    ``lost``: offsets that were deleted before they were read, where these are known. A broker that deletes corrects
+    ``min_offset`` some seconds later.
+    """
 
     response_code = ResponseCode.PULL_OFFSET_MOVED
 
-    def __init__(self, remark: str = "", *, min_offset: int = 0, max_offset: int = 0, **details: Any) -> None:
+    def __init__(
+        self, remark: str = "", *, min_offset: int = 0, max_offset: int = 0, lost: tuple[range, ...] = (), **details: Any
+    ) -> None:
         super().__init__(remark, **details)
         self.min_offset = min_offset
         self.max_offset = max_offset
+        self.lost = lost
 
 
 class TransactionError(RocketMQError):

@@ -26,8 +26,9 @@ from ..config import LONGEST, ClientConfig, ClientOptions, check_group, client_o
 from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
 from ..options import lists_options
 from ..results import PullResult
+from .cursor import Cursor
 from .pulling import pull_once
-from .reading import Cursor, Reader
+from .reading import Reader
 
 __all__ = ["PullConsumer"]
 
@@ -81,8 +82,9 @@ class PullConsumer(ClientUser):
 
         ``tags``: "*" or "a || b". ``wait``: seconds the broker may hold the pull while it has nothing (0: it answers at once).
         An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out and told in
-        ``corrupt``. Raises BrokerNotFoundError, ConnectError, ConnectionLostError, RequestTimeoutError (no answer within ``wait`` +
-        ``request_timeout`` seconds), and BrokerError for whatever the broker refuses.
+        ``corrupt``, messages that were deleted in ``lost`` (without tags). Raises BrokerNotFoundError, ConnectError,
+        ConnectionLostError, RequestTimeoutError (no answer within ``wait`` + ``request_timeout`` seconds), RemoteProtocolError for
+        an answer from which nothing leads on, and BrokerError for whatever the broker refuses.
         """
         instance = self._client()
         queue = check_queue(queue)
@@ -120,10 +122,10 @@ class PullConsumer(ClientUser):
         queues included; an offset beyond the last message is waited for. With offsets by queue and no ``queues``, these queues
         are read; else ``queues``, else all.
 
-        The iteration raises OffsetRangeError where a queue does not hold its offset (any more), except that "earliest" goes on
-        with the first message there is; CorruptMessageError for a damaged record, after the sound messages that came with it;
-        TopicNotFoundError; and, when waiting did not help, what a pull raises. Leaving the loop early ends everything under way;
-        ``contextlib.aclosing`` makes that happen at once.
+        The iteration raises OffsetRangeError where a queue does not hold its offset (any more), and where messages were deleted
+        before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a
+        damaged record, after the sound messages that came with it; TopicNotFoundError; and, when waiting did not help, what a pull
+        raises. Leaving the loop early ends everything under way; ``contextlib.aclosing`` makes that happen at once.
         """
         topic, names = self._wire(topic), self._names
         _check_tags(tags)

@@ -3,7 +3,9 @@
 PULL_MESSAGE (11) with the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs to know nothing
 of the group beforehand, and every version serves it. Where the broker's connection is open and nobody wants to see the command, the
 request is written from a template and an answer with messages read into one Struct (``AskedPull``); everything else takes the
-general way of all requests. Bodies are decoded on the loop up to 64 KiB (half a millisecond) and in a thread beyond, where CRC and
+general way of all requests. An answer is held against its request: as many messages as there are offsets from the one asked for to
+the one to go on at, and the first is the one asked for, is what nearly all answers are; only another one is looked at closely.
+Bodies are decoded on the loop up to 64 KiB (half a millisecond) and in a thread beyond, where CRC and
 decompression run without the interpreter's lock.
 """
 
@@ -15,11 +17,14 @@ from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import LMQ_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.continuity import missing_offsets
 from rmq_protocol.errors import LocalProtocolError, RemoteProtocolError
 from rmq_protocol.headers import PullMessageResponseHeader, from_ext, to_ext
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
 
@@ -142,10 +147,15 @@ async def pull_once(
     if answer.status is PullStatus.FOUND:
         decode = _decoder(instance, answer.body, queue, tags, answer.offset_delta)
         decoded = decode() if len(answer.body) < DECODE_IN_THREAD else await asyncio.to_thread(decode)
-    return _result(instance, queue, answer, decoded)
+    result = _result(instance, queue, offset, tags, answer, decoded)
+    if result.lost:
+        static = answer.offset_delta is not None
+        lost = await instance.gaps.losses(instance, queue, result.lost, static=static, calls=calls)
+        result = replace(result, lost=lost)
+    return result
 
 
-def small_result(instance: ClientInstance, queue: MessageQueue, tags: str, asked: AskedPull) -> PullResult | None:
+def small_result(instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, asked: AskedPull) -> PullResult | None:
     """What ``pull_once`` would give for an answer that brought messages, without waiting; None for any other."""
     future = asked.future
     if future.cancelled() or future.exception() is not None:
@@ -154,7 +164,11 @@ def small_result(instance: ClientInstance, queue: MessageQueue, tags: str, asked
     if not isinstance(reply, PullReply) or len(reply.body) >= DECODE_IN_THREAD:
         return None
     answer = _found(reply, asked.connection.address)
-    return _result(instance, queue, answer, _decoder(instance, answer.body, queue, tags, answer.offset_delta)())
+    decoded = _decoder(instance, answer.body, queue, tags, answer.offset_delta)()
+    result = _result(instance, queue, offset, tags, answer, decoded)
+    if not result.lost:
+        return result
+    return replace(result, lost=()) if instance.gaps.is_compacted(instance.routes.broker_of(queue), queue.topic) else None
 
 
 async def pull_body(
@@ -192,13 +206,11 @@ async def pull_body(
         header = pull_header(
             group, queue.topic, queue.queue_id, queue.broker_name, tags, round(suspend * 1000), offset, max_messages
         )
-        deadline = monotonic() + timeout
-        holder = await instance.holder_of(queue, timeout)
         response, address = await instance.ask_broker(
-            holder,
+            instance.routes.broker_of(queue),
             queue.topic,
             RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)}),
-            max(deadline - monotonic(), 0.0),
+            timeout,
             any_replica=True,
             long_poll=suspend > 0,
             calls=calls,
@@ -244,18 +256,57 @@ def _found(reply: PullReply, address: str) -> PulledBody:
     )
 
 
-def _result(instance: ClientInstance, queue: MessageQueue, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
+def _result(
+    instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages
+) -> PullResult:
+    """``lost`` is what is missing, for whatever reason."""
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address
-    resume_at = decoded.resume_at
+    messages = decoded.messages
+    lost: tuple[range, ...] = ()
+    after = answer.next_offset if decoded.resume_at is None else decoded.resume_at
+    if not messages or len(messages) != after - offset or messages[0].queue_offset != offset:
+        messages, after, lost = _compared(instance, queue, offset, tags, answer, decoded)
     return PullResult(
         status=answer.status,
-        messages=instance.names.shown_messages(decoded.messages),
-        next_offset=answer.next_offset if resume_at is None else resume_at,
+        messages=instance.names.shown_messages(messages),
+        next_offset=after,
         min_offset=answer.min_offset,
         max_offset=answer.max_offset,
         corrupt=decoded.corrupt,
+        lost=lost,
     )
+
+
+def _compared(
+    instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages
+) -> tuple[tuple[MessageExt, ...], int, tuple[range, ...]]:
+    """The messages from ``offset`` on, where to go on, and what is missing before that.
+
+    A batch that was stored as one record comes whole, with messages before ``offset``. Nobody is led beyond the end of the queue.
+    Messages of a light queue are numbered by another queue. Raises RemoteProtocolError for messages from which nothing leads on.
+    """
+    messages, after = decoded.messages, answer.next_offset
+    if decoded.resume_at is not None:
+        after = decoded.resume_at
+    if queue.topic.startswith(LMQ_PREFIX):
+        return messages, after, ()
+    if messages and messages[0].queue_offset < offset:
+        messages = tuple(message for message in messages if message.queue_offset >= offset)
+    if decoded.resume_at is None and answer.status is not PullStatus.OFFSET_ILLEGAL:
+        behind_last = messages[-1].queue_offset + 1 if messages else after
+        after = min(max(after, behind_last), max(answer.max_offset, behind_last if messages else offset))
+    if answer.status is PullStatus.FOUND and after <= offset:
+        shown = instance.names.shown_queue(queue)
+        raise RemoteProtocolError(
+            f"a pull of {shown} at offset {offset} says to go on at {answer.next_offset}",
+            broker=queue.broker_name,
+            address=answer.address,
+        )
+    if tags != "*":
+        return messages, after, ()
+    end = min(after, answer.min_offset) if answer.status is PullStatus.OFFSET_ILLEGAL else after
+    return messages, after, missing_offsets(offset, end, [message.queue_offset for message in messages], decoded.corrupt)
 
 
 def _decoder(
@@ -269,4 +320,5 @@ def _decoder(
         offset_delta=offset_delta,
         max_decompressed_size=instance.config.max_decompressed_size,
         allow_partial=True,
+        only_queue=True,
     )

@@ -21,26 +21,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypedDict
 
-from rmq_protocol.errors import CorruptMessageError, RemoteProtocolError
+from rmq_protocol.continuity import ranges_text
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply
 
 from ..client import ClientInstance, TopicRoute
 from ..client.text import printable
-from ..errors import (
-    BrokerError,
-    BrokerNotFoundError,
-    ClientStateError,
-    NameServerError,
-    NoPermissionError,
-    OffsetRangeError,
-    RocketMQError,
-    TopicNotFoundError,
-)
+from ..errors import BrokerError, BrokerNotFoundError, ClientStateError, OffsetRangeError, RocketMQError
 from ..results import PullResult, PullStatus
+from .continuity import PassedOver, deleted_among
+from .cursor import Cursor, until, within
 from .pulling import AskedPull, Calls, pull_once, small_result, start_pull
+from .trouble import FIRST_REST, Trouble
 
-__all__ = ["Cursor", "Reader"]
+__all__ = ["Reader"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,31 +48,6 @@ BROKER_LATE: Final = 5.0
 PATIENCE: Final = 10.0
 AHEAD_PATIENCE: Final = 1.0
 """Seconds to wait at an offset that the broker says is above its highest: a stored message is readable a moment later."""
-FIRST_REST: Final = 0.05
-LAST_REST: Final = 1.0
-REPORT_EVERY: Final = 30.0
-
-
-class Cursor:
-    """Where one queue is read. ``end``: exclusive; None follows. ``at_first``: jump to the first offset there is when this is gone.
-
-    ``wait_for_end``: wait for messages until ``end`` is reached, else only for those that are on their way.
-    """
-
-    __slots__ = ("at_first", "end", "offset", "queue", "wait_for_end")
-
-    def __init__(
-        self, queue: MessageQueue, offset: int, end: int | None, *, at_first: bool = False, wait_for_end: bool = False
-    ) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.end = end
-        self.at_first = at_first
-        self.wait_for_end = wait_for_end
-
-    @property
-    def finished(self) -> bool:
-        return self.end is not None and self.offset >= self.end
 
 
 class _Terms(TypedDict):
@@ -89,8 +58,10 @@ class _Terms(TypedDict):
 
 
 class _Batch(NamedTuple):
-    messages: tuple[MessageExt, ...]
-    corrupt: tuple[CorruptMessageError, ...]
+    """``error``: what the reading ends with after the messages."""
+
+    messages: tuple[MessageExt, ...] = ()
+    error: RocketMQError | None = None
 
 
 class Reader:
@@ -121,7 +92,6 @@ class Reader:
         self._calls = calls
         self._running = running
         self._known: set[MessageQueue] = set()
-        self._held: set[str] = set()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
         self._asked: dict[asyncio.Future[Any], tuple[Cursor, AskedPull]] = {}
@@ -152,8 +122,8 @@ class Reader:
                     yield message
                     if self._stopped is not None:
                         raise self._stopped
-                if batch.corrupt:
-                    raise batch.corrupt[0]
+                if batch.error is not None:
+                    raise batch.error
         finally:
             self._running.discard(self)
             await self._close()
@@ -175,18 +145,11 @@ class Reader:
             raise self._stopped
         self._idle.extend(cursor for cursor in cursors if not cursor.finished)
         self._known.update(cursor.queue for cursor in cursors)
-        self._hold({cursor.queue.topic for cursor in cursors}.union(() if self._topic is None else (self._topic,)))
         if self._topic is not None:
             route = self._instance.routes.cached(self._topic)
             if route is not None:
                 self._known.update(route.subscribe_queues)
             self._instance.routes.on_change.append(self._route_changed)
-
-    def _hold(self, topics: set[str]) -> None:
-        """Keeps the routes of what is read, however long the caller takes between two steps."""
-        self._held = topics
-        for topic in topics:
-            self._instance.routes.use.hold(topic)
 
     def _start_pulls(self) -> None:
         while self._idle and (self._follow or len(self._pulling) + len(self._asked) + len(self._ready) < PULLS_AHEAD):
@@ -200,6 +163,8 @@ class Reader:
             asked.future.add_done_callback(self._answered)
 
     def _ask(self, cursor: Cursor) -> AskedPull | None:
+        if cursor.passed is not None and cursor.check_due:
+            return None
         try:
             return start_pull(self._instance, self._group, cursor.queue, cursor.offset, **self._terms(cursor))
         except RocketMQError:
@@ -222,11 +187,11 @@ class Reader:
         """What the answer brought. None where there is more to it: then a task goes on from there."""
         after = cursor.offset
         try:
-            result = small_result(self._instance, cursor.queue, self._tags, asked)
+            result = small_result(self._instance, cursor.queue, cursor.offset, self._tags, asked)
             batch = self._take(cursor, result) if result is not None else None
         except RocketMQError:
             batch = None
-        if batch is not None and (batch.messages or batch.corrupt):
+        if batch is not None and (batch.messages or batch.error is not None):
             return batch
         self._start_fetching(cursor, asked if cursor.offset == after else None)
         return None
@@ -281,8 +246,6 @@ class Reader:
         self._start_pulls()
 
     async def _close(self) -> None:
-        while self._held:
-            self._instance.routes.use.release(self._held.pop())
         callbacks = self._instance.routes.on_change
         if self._route_changed in callbacks:
             callbacks.remove(self._route_changed)
@@ -301,15 +264,21 @@ class Reader:
 
     async def _fetch(self, cursor: Cursor, asked: AskedPull | None) -> _Batch | None:
         """Pulls until there is something to deliver; None when the cursor has come to its end. ``asked``: the first pull."""
-        trouble = _Trouble(self._follow)
+        trouble = Trouble(None if self._follow else PATIENCE)
         since = monotonic() if asked is None else asked.since
         while not cursor.finished:
             begun = monotonic() if asked is None else asked.since
-            pull = self._pull(cursor, asked)
-            asked = None
             try:
+                if cursor.check_due:
+                    error = await self._check(cursor)
+                    if error is not None:
+                        return _Batch(error=error)
+                    continue
+                pull, asked = self._pull(cursor, asked), None
                 result = await pull
                 batch = self._take(cursor, result)
+                if batch is None and (cursor.end is not None or result.status is PullStatus.OFFSET_ILLEGAL):
+                    self._believe(cursor)
             except RocketMQError as error:
                 if self._follow and isinstance(error, BrokerError) and self._is_gone(cursor.queue):
                     logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
@@ -319,14 +288,14 @@ class Reader:
                 continue
             trouble.over()
             if batch is not None:
-                if batch.messages or batch.corrupt:
+                if batch.messages or batch.error is not None:
                     return batch
                 since = monotonic()
                 continue
             waited = monotonic() - since
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 if waited > AHEAD_PATIENCE:
-                    raise _range_error(self._instance.names.shown_queue(cursor.queue), cursor, result)
+                    raise self._range_error(cursor, result)
                 await asyncio.sleep(FIRST_REST)
             elif cursor.end is not None and not cursor.wait_for_end and waited > self._instance.config.request_timeout:
                 logger.warning(
@@ -356,89 +325,93 @@ class Reader:
 
     def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
         """Moves the cursor on; what there is to deliver (perhaps nothing), or None when it did not move."""
-        offset = cursor.offset
+        offset, after = cursor.offset, result.next_offset
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            if offset >= result.min_offset:
-                return None
-            if not cursor.at_first:
-                raise _range_error(self._instance.names.shown_queue(cursor.queue), cursor, result)
-            cursor.offset = result.min_offset
-            return _Batch((), ())
-        if result.status is PullStatus.NO_NEW:
-            if result.next_offset <= offset:
-                return None
-            cursor.offset = result.next_offset
-            return _Batch((), ())
-        messages = _within(result.messages, offset, cursor.end)
-        after = max(result.next_offset, messages[-1].queue_offset + 1 if messages else 0)
+            return self._jump(cursor, result) if offset < result.min_offset else None
         if after <= offset:
-            if result.status is PullStatus.FOUND:
-                queue = self._instance.names.shown_queue(cursor.queue)
-                raise RemoteProtocolError(
-                    f"a pull of {queue} at offset {offset} says to go on at {result.next_offset}",
-                    broker=cursor.queue.broker_name,
-                )
             return None
-        cursor.offset = after
-        return _Batch(messages, result.corrupt)
+        lost = until(result.lost, cursor.end) if result.lost else ()
+        if lost and not cursor.at_first:
+            self._believe(cursor)
+        cursor.offset, cursor.begun = after, True
+        messages = within(result.messages, offset, cursor.end)
+        if self._tags != "*":
+            if cursor.passed is None:
+                cursor.passed = PassedOver()
+            first = result.messages[0].queue_offset if result.messages else after
+            cursor.passed.add(offset, first if cursor.end is None else min(first, cursor.end))
+        error: RocketMQError | None = result.corrupt[0] if result.corrupt else None
+        if lost:
+            loss = self._loss(cursor, lost, result.min_offset, result.max_offset)
+            if loss is not None:
+                return _Batch(tuple([message for message in messages if message.queue_offset < lost[0].start]), loss)
+        return _Batch(messages, error)
+
+    def _jump(self, cursor: Cursor, result: PullResult) -> _Batch:
+        """To the first message there is, where that will do. Raises OffsetRangeError."""
+        lost = until((range(cursor.offset, result.min_offset),), cursor.end)
+        if not cursor.at_first:
+            self._believe(cursor)
+            raise self._range_error(cursor, result, lost)
+        if cursor.begun:
+            self._loss(cursor, lost, result.min_offset, result.max_offset)
+        cursor.offset = result.min_offset
+        return _Batch()
+
+    def _loss(self, cursor: Cursor, lost: tuple[range, ...], low: int, high: int) -> OffsetRangeError | None:
+        """The error of a loss, or a line in the log where the reading goes on at the first message there is."""
+        queue = self._instance.names.shown_queue(cursor.queue)
+        text = f"offsets {ranges_text(lost)} of {queue} were deleted before they were read"
+        if cursor.at_first:
+            logger.warning("%s; the reading goes on at the first message there is", text)
+            return None
+        return OffsetRangeError(
+            f'{text}; start="earliest" goes on at the first message there is',
+            min_offset=low,
+            max_offset=high,
+            lost=lost,
+            request="PULL_MESSAGE",
+            broker=cursor.queue.broker_name,
+        )
+
+    async def _check(self, cursor: Cursor) -> OffsetRangeError | None:
+        """Whether what pulls with tags passed over was there."""
+        passed = cursor.passed
+        if passed is None:
+            return None
+        timeout = self._instance.config.request_timeout
+        lost, high = await deleted_among(
+            self._instance, self._group, cursor.queue, passed.ranges, timeout=timeout, calls=self._calls
+        )
+        if lost and not cursor.at_first:
+            self._believe(cursor)
+        passed.clear()
+        return self._loss(cursor, lost, lost[-1].stop, high) if lost else None
+
+    def _believe(self, cursor: Cursor) -> None:
+        """A replica may be behind, or have deleted more than its master: what it does not hold may be there all the same.
+
+        Raises BrokerNotFoundError while there is no master that says so.
+        """
+        routes = self._instance.routes
+        if routes.address_of(routes.broker_of(cursor.queue)) is None:
+            queue = self._instance.names.shown_queue(cursor.queue)
+            raise BrokerNotFoundError(
+                f"a replica of the broker does not hold offset {cursor.offset} of {queue}, and its master is away",
+                broker=cursor.queue.broker_name,
+            )
+
+    def _range_error(self, cursor: Cursor, result: PullResult, lost: tuple[range, ...] = ()) -> OffsetRangeError:
+        queue = self._instance.names.shown_queue(cursor.queue)
+        return OffsetRangeError(
+            f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}",
+            min_offset=result.min_offset,
+            max_offset=result.max_offset,
+            lost=lost,
+            request="PULL_MESSAGE",
+            broker=cursor.queue.broker_name,
+        )
 
     def _is_gone(self, queue: MessageQueue) -> bool:
         route = self._instance.routes.cached(queue.topic)
         return route is not None and queue not in route.subscribe_queues
-
-
-class _Trouble:
-    """How long to wait it out."""
-
-    __slots__ = ("_follow", "_reported", "_rest", "_since")
-
-    def __init__(self, follow: bool) -> None:
-        self._follow = follow
-        self._rest = 0.0
-        self._since = 0.0
-        self._reported = 0.0
-
-    def rest(self, error: RocketMQError) -> float:
-        """Seconds until the next try; raises ``error`` where another one is pointless or there were enough."""
-        now = monotonic()
-        self._since = self._since or now
-        if not _may_pass(error) or (not self._follow and now - self._since > PATIENCE):
-            raise error
-        if now - self._reported > REPORT_EVERY:
-            self._reported = now
-            logger.warning("reading goes on when this is over: %s", printable(error, 1000))
-        return self.longer()
-
-    def over(self) -> None:
-        self._since = 0.0
-
-    def longer(self) -> float:
-        """Seconds to rest, more each time."""
-        self._rest = min(LAST_REST, self._rest * 2 or FIRST_REST)
-        return self._rest
-
-
-def _may_pass(error: RocketMQError) -> bool:
-    """Whether the same pull may succeed later: the broker or the way to it is in trouble, not the request."""
-    if isinstance(error, NoPermissionError | TopicNotFoundError):
-        return False
-    return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
-
-
-def _within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tuple[MessageExt, ...]:
-    """Without those outside [offset, end): a batch that was stored as one record is delivered whole."""
-    if not messages:
-        return messages
-    if messages[0].queue_offset >= offset and (end is None or messages[-1].queue_offset < end):
-        return messages
-    return tuple(m for m in messages if m.queue_offset >= offset and (end is None or m.queue_offset < end))
-
-
-def _range_error(queue: MessageQueue, cursor: Cursor, result: PullResult) -> OffsetRangeError:
-    return OffsetRangeError(
-        f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}",
-        min_offset=result.min_offset,
-        max_offset=result.max_offset,
-        request="PULL_MESSAGE",
-        broker=cursor.queue.broker_name,
-    )

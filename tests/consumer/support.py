@@ -14,9 +14,11 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2, from_ext, to_ext
+from rmq_protocol.json_body import encode_body
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import encode_properties
 from rmq_protocol.stored import encode_stored
+from rmq_protocol.topics import TopicConfigAndQueueMapping
 
 from ..client.support import FakeBroker, FakeNameServer, route
 from ..transport.peer import Link
@@ -57,7 +59,10 @@ def record(offset: int, body: bytes = b"x", **changes: Any) -> bytes:
 
 
 class ScriptedBroker(FakeBroker):
-    """Answers pulls by ``on_pull(header) -> (code, next offset, body)`` with offsets ``low`` and ``high``."""
+    """Answers pulls by ``on_pull(header) -> (code, next offset, body)`` with offsets ``low`` and ``high``.
+
+    ``settings``: the topic's.
+    """
 
     def __init__(self, on_pull: Callable[[PullMessageRequestHeader], tuple[int, int, bytes]] | None = None) -> None:
         super().__init__()
@@ -65,6 +70,8 @@ class ScriptedBroker(FakeBroker):
         self.name_server: FakeNameServer
         self.low = 0
         self.high = 100
+        self.settings = TopicConfigAndQueueMapping(TOPIC)
+        self.settings_asked = 0
         self.pulls: list[PullMessageRequestHeader] = []
         self.answer = self._serve
 
@@ -73,6 +80,9 @@ class ScriptedBroker(FakeBroker):
             self._send(link, make_response(request, 0, None, {"offset": str(self.high)}))
         elif request.code == RequestCode.GET_MIN_OFFSET:
             self._send(link, make_response(request, 0, None, {"offset": str(self.low)}))
+        elif request.code == RequestCode.GET_TOPIC_CONFIG:
+            self.settings_asked += 1
+            self._send(link, make_response(request, 0, None, None, encode_body(self.settings, standard=False)))
         elif request.code == RequestCode.PULL_MESSAGE and self.on_pull is not None:
             header = from_ext(PullMessageRequestHeader, request.ext_fields)
             self.pulls.append(header)
