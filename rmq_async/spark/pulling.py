@@ -5,6 +5,10 @@ one pull gives; several chunks are pulled at once and delivered in their order, 
 needs no state on the broker, so a chunk can be pulled from anywhere, and again. With a tag filter the broker skips ahead by itself,
 as far as it likes: then a chunk is of many pulls, and its answers are delivered as they come.
 
+An answer must hold every offset from the one asked for to the one where it says to go on: a broker that deletes leaves out what is
+gone, without a word. Spark's thread counts what an answer holds, and looks closer where that is not right; what tags leave out is
+checked on the loop, with one pull for each chunk (``consumer.continuity``).
+
 Pulls run on the worker's loop, which takes answers as they are; Spark's thread reads their records straight into columns while the
 next answers come. Answers that nobody has taken yet are bounded by their bytes: the first chunk may always go on, the others wait.
 """
@@ -15,22 +19,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from time import monotonic
 from typing import Final, NamedTuple
 
-from rmq_protocol.columns import read_columns
+from rmq_protocol.columns import QUEUE_OFFSET, StoredColumns, read_columns
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.continuity import first_queue_offset, missing_offsets, ranges_text, without_ranges
 from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageQueue
 
 from ..client import ClientInstance
 from ..client.text import printable
+from ..consumer.continuity import PassedOver, deleted_among
 from ..consumer.pulling import PulledBody, pull_body
-from ..errors import OffsetRangeError, RequestTimeoutError, RocketMQError, TopicNotFoundError
+from ..errors import BrokerNotFoundError, OffsetRangeError, RequestTimeoutError, RocketMQError
 from ..results import PullStatus
 from .arrow import Rows
-from .cluster import may_pass
 from .options import ReadOptions
+from .patience import Patience
 from .planning import Loss, Range
 from .positions import key_of
 from .worker import SparkReader, Worker
@@ -51,31 +56,40 @@ PULLS_PER_CHUNK: Final = 64
 """Where tags are filtered: a chunk of so many pulls without a gap."""
 FULL_ANSWERS: Final = 32
 """After so many in a row the broker is asked for more at a time."""
-FIRST_REST: Final = 0.05
-LAST_REST: Final = 1.0
 ILLEGAL_PATIENCE: Final = 2.0
 """Seconds to wait at an offset that the broker does not know yet: a stored message is readable a moment later."""
+DELETED: Final = "messages were deleted before they were read"
 
 
 class _Answer(NamedTuple):
-    """``first``, ``end``: the offsets that are wanted of it."""
+    """``first``, ``end``: the offsets that are wanted of it. ``whole``: the range they are of."""
 
-    queue: MessageQueue
+    whole: Range
     first: int
     end: int
     pulled: PulledBody
 
+    @property
+    def queue(self) -> MessageQueue:
+        return self.whole.queue
+
+    @property
+    def told(self) -> int:
+        """Before which offset it says that it holds everything wanted."""
+        return min(self.pulled.next_offset, self.end)
+
 
 class _Chunk:
-    """A part of a range: what has come of it. ``offset``: of the next pull."""
+    """A part of a range: what has come of it. ``offset``: of the next pull. ``passed``: what tags left out, to be checked."""
 
-    __slots__ = ("answers", "end", "offset", "task", "whole")
+    __slots__ = ("answers", "end", "offset", "passed", "task", "whole")
 
     def __init__(self, whole: Range, offset: int, end: int) -> None:
         self.whole = whole
         self.offset = offset
         self.end = end
         self.answers: list[_Answer] = []
+        self.passed = PassedOver()
         self.task: asyncio.Task[None] | None = None
 
 
@@ -100,6 +114,8 @@ class Puller:
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._calls: set[asyncio.Future[RemotingCommand]] = set()
+        self._told: dict[MessageQueue, tuple[range, ...]] = {}
+        """Lost offsets that were told last."""
 
     def batches(self) -> Iterator[Rows]:
         """What has come, in order, as long as there is more. Raises what a pull raises when waiting did not help."""
@@ -107,11 +123,16 @@ class Puller:
             rows = Rows(self._options.columns, self._instance.names.shown)
             for answer in self._answers():
                 position: int | None = 0
+                held = 0
                 while position is not None:
+                    before = len(rows)
                     position = self._read(answer, position, rows)
+                    held += len(rows) - before
                     if rows.full:
                         yield rows
                         rows = Rows(self._options.columns, self._instance.names.shown)
+                if held != answer.told - answer.first and not self._filtered:
+                    self._compare(answer)
             if len(rows):
                 yield rows
         finally:
@@ -135,12 +156,38 @@ class Puller:
             offset_delta=pulled.offset_delta,
             max_decompressed_size=self._max_decompressed,
             position=position,
+            only_queue=True,
         )
         rows.came(answer.queue)
         for error in found.corrupt:
             error.broker, error.address = answer.queue.broker_name, pulled.address
             self._corrupt(error)
         return found.resume
+
+    def _compare(self, answer: _Answer) -> None:
+        """What the answer should hold and does not: a loss, unless the topic is of a kind that has gaps."""
+        pulled = answer.pulled
+        offsets: set[int] = set()
+        corrupt: list[CorruptMessageError] = []
+        position: int | None = 0
+        while position is not None:
+            held = StoredColumns(topics=False, bodies=False, properties=False)
+            found = read_columns(
+                pulled.body,
+                held,
+                answer.queue,
+                offsets=(answer.first, answer.told),
+                offset_delta=pulled.offset_delta,
+                max_decompressed_size=self._max_decompressed,
+                position=position,
+                only_queue=True,
+            )
+            offsets.update(held.int64(QUEUE_OFFSET))
+            corrupt += found.corrupt
+            position = found.resume
+        missing = missing_offsets(answer.first, answer.told, offsets, corrupt)
+        if missing and (lost := self._worker.run(self._patient_losses(answer.whole, missing, pulled))):
+            self._lost(answer.whole, DELETED, (answer.first, answer.end), (lost[-1].stop, pulled.max_offset), lost)
 
     # -- on the loop
 
@@ -204,13 +251,15 @@ class Puller:
 
     async def _pull(self, chunk: _Chunk) -> None:
         queue = self._instance.names.wire_queue(chunk.whole.queue)
-        since = monotonic()
-        rest = FIRST_REST
-        while chunk.offset < chunk.end:
+        patience = Patience(self._options.pull_timeout)
+        while chunk.offset < chunk.end or chunk.passed:
             if self.waiting >= WAITING_BYTES:
                 await self._turn(chunk)
-                since = monotonic()
+                patience.renew()
             try:
+                if chunk.passed.is_due or chunk.offset >= chunk.end:
+                    await self._check(chunk)
+                    continue
                 pulled = await pull_body(
                     self._instance,
                     self._group,
@@ -222,19 +271,14 @@ class Puller:
                     timeout=self._timeout,
                     calls=self._calls,
                 )
-                if self._take(chunk, pulled):
-                    since, rest = monotonic(), FIRST_REST
+                if await self._take(chunk, pulled):
+                    patience.renew()
                     continue
-                if self._nothing(chunk, pulled, monotonic() - since):
+                if self._nothing(chunk, pulled, patience.waited):
                     return
+                await patience.rest()
             except RocketMQError as error:
-                # What was planned was there: name servers forget the topics of brokers that are down.
-                waits = may_pass(error) or isinstance(error, TopicNotFoundError)
-                if isinstance(error, OffsetRangeError) or not waits or monotonic() - since > self._options.pull_timeout:
-                    raise
-                logger.info("pulling again in %.3g s: %s", rest, printable(error))
-            await asyncio.sleep(rest)
-            rest = min(rest * 2, LAST_REST)
+                await patience.rest(error)
 
     async def _turn(self, chunk: _Chunk) -> None:
         """Waits until Spark's thread has taken something, unless it is this chunk that it waits for."""
@@ -242,22 +286,81 @@ class Puller:
             self._taken.clear()
             await self._taken.wait()
 
-    def _take(self, chunk: _Chunk, pulled: PulledBody) -> bool:
+    async def _take(self, chunk: _Chunk, pulled: PulledBody) -> bool:
         """Keeps what is in the chunk and moves on; whether there was anything to do so."""
-        start = chunk.offset
-        if pulled.status is not PullStatus.OFFSET_ILLEGAL and pulled.next_offset > start:
-            chunk.offset = pulled.next_offset
-            if pulled.status is PullStatus.FOUND:
-                self._adapt(min(pulled.next_offset, chunk.end) - start, chunk.end - start, len(pulled.body))
-                chunk.answers.append(_Answer(chunk.whole.queue, start, chunk.end, pulled))
-                self.waiting += len(pulled.body)
-                self._news.set()
-            return True
-        if pulled.status is PullStatus.OFFSET_ILLEGAL and start < pulled.min_offset:
-            self._lost(chunk, pulled, "messages were deleted before they were read")
-            chunk.offset = pulled.min_offset
-            return True
-        return False
+        start, whole = chunk.offset, chunk.whole
+        if pulled.status is PullStatus.OFFSET_ILLEGAL:
+            return self._jump(chunk, pulled)
+        found = pulled.status is PullStatus.FOUND
+        after = pulled.next_offset if found else min(pulled.next_offset, pulled.max_offset)
+        if after <= start:
+            return False
+        first = first_queue_offset(pulled.body, pulled.offset_delta) if found else None
+        begins = after if first is None else first
+        if self._filtered:
+            chunk.passed.add(start, min(begins, chunk.end))
+        elif begins > start:
+            missing = range(start, min(begins, whole.end))
+            lost = await self._losses(whole, (missing,), pulled)
+            if lost and first is None:
+                self._lost(whole, DELETED, (start, chunk.end), (lost[-1].stop, pulled.max_offset), lost)
+        chunk.offset = after
+        if found:
+            self._adapt(min(after, chunk.end) - start, chunk.end - start, len(pulled.body))
+            chunk.answers.append(_Answer(whole, start, chunk.end, pulled))
+            self.waiting += len(pulled.body)
+            self._news.set()
+        return True
+
+    def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
+        """To the first offset there is, where the next one is below it."""
+        start, whole = chunk.offset, chunk.whole
+        if start >= pulled.min_offset:
+            return False
+        self._believe(whole)
+        lost = (range(start, min(pulled.min_offset, whole.end)),)
+        self._lost(whole, DELETED, (start, chunk.end), (pulled.min_offset, pulled.max_offset), lost)
+        chunk.offset = pulled.min_offset
+        return True
+
+    async def _check(self, chunk: _Chunk) -> None:
+        """Whether what tags left out was there."""
+        whole, passed = chunk.whole, chunk.passed
+        queue = self._instance.names.wire_queue(whole.queue)
+        lost, high = await deleted_among(
+            self._instance, self._group, queue, passed.ranges, timeout=self._timeout, calls=self._calls
+        )
+        if lost:
+            self._believe(whole)
+            self._lost(whole, DELETED, (passed.ranges[0].start, chunk.end), (lost[-1].stop, high), lost)
+        passed.clear()
+
+    async def _losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
+        """What of ``missing`` was deleted; the rest never was there."""
+        queue = self._instance.names.wire_queue(whole.queue)
+        static = pulled.offset_delta is not None
+        lost = await self._instance.gaps.losses(self._instance, queue, missing, static=static, calls=self._calls)
+        if lost:
+            self._believe(whole)
+        return lost
+
+    async def _patient_losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
+        patience = Patience(self._options.pull_timeout)
+        while True:
+            try:
+                return await self._losses(whole, missing, pulled)
+            except RocketMQError as error:
+                await patience.rest(error)
+
+    def _believe(self, whole: Range) -> None:
+        """Raises BrokerNotFoundError while there is no master: what a replica does not hold may be there all the same."""
+        routes, queue = self._instance.routes, self._instance.names.wire_queue(whole.queue)
+        if routes.address_of(routes.broker_of(queue)) is None:
+            raise BrokerNotFoundError(
+                f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
+                "and the master is away (option pullTimeoutMs: how long it is waited for)",
+                broker=whole.broker,
+            )
 
     def _adapt(self, given: int, left: int, size: int) -> None:
         """The next chunks are of what the broker gives at a time; now and then a larger one is tried."""
@@ -274,27 +377,37 @@ class Puller:
 
     def _nothing(self, chunk: _Chunk, pulled: PulledBody, waited: float) -> bool:
         """Nothing more came for ``waited`` seconds; True to go on without the rest of the chunk."""
+        whole, there = chunk.whole, (pulled.min_offset, pulled.max_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and waited > ILLEGAL_PATIENCE:
-            self._lost(chunk, pulled, "the end is beyond the last message")
+            self._believe(whole)
+            self._lost(whole, "the end is beyond the last message", (chunk.offset, chunk.end), there)
             return True
         if waited > self._options.pull_timeout:
             raise RequestTimeoutError(
-                f"{key_of(chunk.whole.queue)} gave nothing at offset {chunk.offset} for {waited:.3g} s, "
+                f"{key_of(whole.queue)} gave nothing at offset {chunk.offset} for {waited:.3g} s, "
                 f"{chunk.end} was to be reached (option pullTimeoutMs)",
-                broker=chunk.whole.broker,
+                broker=whole.broker,
             )
         return False
 
-    def _lost(self, chunk: _Chunk, pulled: PulledBody, why: str) -> None:
-        loss = Loss(chunk.whole.queue, why, (chunk.offset, chunk.end), (pulled.min_offset, pulled.max_offset))
+    def _lost(
+        self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
+    ) -> None:
+        """``lost``: offsets of the range, where they are known. Each is told once."""
+        if lost:
+            why = f"{why} ({ranges_text(lost)})"
+        loss = Loss(whole.queue, why, wanted, there)
         if self._options.fail_on_data_loss:
             raise OffsetRangeError(
                 f"data is lost: {loss}; with failOnDataLoss=false the query goes on with what there is",
-                min_offset=pulled.min_offset,
-                max_offset=pulled.max_offset,
-                broker=chunk.whole.broker,
+                min_offset=there[0],
+                max_offset=there[1],
+                lost=lost,
+                broker=whole.broker,
             )
-        logger.warning("data is lost, the query goes on: %s", loss)
+        if not lost or without_ranges(lost, self._told.get(whole.queue, ())):
+            self._told[whole.queue] = lost
+            logger.warning("data is lost, the query goes on: %s", loss)
 
     def _corrupt(self, error: CorruptMessageError) -> None:
         if self._options.fail_on_data_loss:

@@ -19,11 +19,20 @@ from rmq_async.testing._config import PROFILES
 from rmq_async.testing.cluster import OLD_VERSION, ExternalCluster, RealCluster, require
 
 HERE: Final = Path(__file__).parent
+QUICK_TO_CLEAN: Final = {
+    "mappedFileSizeCommitLog": str(32 * 1024 * 1024),
+    "cleanResourceInterval": "3000",
+    "compactionMappedFileSize": "65536",
+    "compactionCqMappedFileSize": "1840",
+    "compactionScheduleInternal": "2000",
+}
+"""For ``test_vanished_real``: files that fill soon, looked at each 3 s (a broker begins with that 60 s after its start, whatever is
+set), and compacted topics that are compacted soon."""
 SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
     "two_brokers": lambda: RealCluster(brokers=2, nameservers=2),
     "feature_cluster": lambda: RealCluster(profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"]),
-    "cluster": RealCluster,
-    "old_cluster": lambda: RealCluster(version=OLD_VERSION),
+    "cluster": lambda: RealCluster(broker_conf=QUICK_TO_CLEAN),
+    "old_cluster": lambda: RealCluster(version=OLD_VERSION, broker_conf=QUICK_TO_CLEAN),
 }
 """In the order in which they are needed, after tests that have servers of their own."""
 

@@ -90,6 +90,11 @@ def test_messages_that_are_deleted_fail_the_query_or_are_left_out(restarting: ru
     prove(runs.retention(restarting, seed))
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_messages_that_are_deleted_under_a_reader_are_named(restarting: runs.Bench, seed: int) -> None:
+    prove(runs.vanishing(restarting, seed))
+
+
 def test_the_checker_sees_what_is_lost_doubled_and_changed(tmp_path: Path) -> None:
     run = Run("made up", 1, str(tmp_path), "", "t", "earliest", target="there")
     run.note("produced", queue="t/broker-a/0", first=0, count=4, serial=0, old=False)

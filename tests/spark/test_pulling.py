@@ -20,6 +20,7 @@ from rmq_async.spark.planning import Range
 from rmq_async.spark.pulling import Puller
 from rmq_async.spark.worker import Worker
 from rmq_protocol.columns import QUEUE_OFFSET
+from rmq_protocol.constants import RequestCode
 
 from .conftest import Loop, Topics
 
@@ -142,6 +143,52 @@ def test_deleted_messages_fail_the_read_or_are_left_out(here: Worker, loop: Loop
         assert "data is lost, the query goes on" in caplog.text
     finally:
         loop.run(servers.stop())
+
+
+@pytest.fixture
+def forgetful(loop: Loop) -> Iterator[tuple[EmbeddedRocketMQ, str]]:
+    """A broker, and a topic of 3000 messages of which one in ten is tagged "rare"."""
+    servers = EmbeddedRocketMQ()
+    loop.run(servers.start())
+    try:
+        topics = Topics(loop, servers.namesrv)
+        topic = topics.make(1)
+        fill(topics, topic, 0, 3000, tags=("rare", *["often"] * 9))
+        yield servers, topic
+    finally:
+        loop.run(servers.stop())
+
+
+@pytest.mark.parametrize("tags", ["*", "rare"])
+@pytest.mark.parametrize(("start", "before"), [(0, 20), (0, 1700), (500, 860), (1696, 1700)])
+def test_a_task_names_what_is_deleted_meanwhile(
+    here: Worker, forgetful: tuple[EmbeddedRocketMQ, str], caplog: pytest.LogCaptureFixture, tags: str, start: int, before: int
+) -> None:
+    """The broker's minimum offset says that all is there."""
+    servers, topic = forgetful
+    servers.expire(MessageQueue(topic, BROKER, 0), before)
+    whole = [Range(topic, BROKER, 0, start, 3000)]
+    with pytest.raises(OffsetRangeError, match=rf"{topic}/broker-a/0: messages were deleted .*\({start} to \d+") as caught:
+        found(puller(here, servers.namesrv, whole, tags=tags).batches())
+    assert caught.value.lost[0].start == start
+    assert caught.value.lost[-1].stop <= before
+    caplog.set_level(logging.WARNING)
+    pairs = found(puller(here, servers.namesrv, whole, tags=tags, failOnDataLoss="false").batches())
+    assert pairs == [(0, offset) for offset in range(before, 3000) if tags == "*" or offset % 10 == 0]
+    told = {text for text in caplog.messages if "data is lost, the query goes on" in text}
+    assert any(f"({start} to" in text for text in told)
+    assert any(f"to {before - 1})" in text for text in told)
+    caplog.clear()
+    assert found(puller(here, servers.namesrv, [whole[0]._replace(start=before)], tags=tags).batches()) == pairs
+    assert caplog.text == ""
+
+
+def test_a_task_with_tags_asks_little_more(here: Worker, forgetful: tuple[EmbeddedRocketMQ, str]) -> None:
+    servers, topic = forgetful
+    before = servers.requests[RequestCode.PULL_MESSAGE]
+    assert found(puller(here, servers.namesrv, [Range(topic, BROKER, 0, 0, 3000)], tags="none").batches()) == []
+    assert servers.requests[RequestCode.PULL_MESSAGE] - before <= 4 + 4  # 800 offsets each, of two chunks; their checks
+    assert servers.requests[RequestCode.GET_TOPIC_CONFIG] == 0
 
 
 def test_an_end_beyond_the_queue(here: Worker, embedded_topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:

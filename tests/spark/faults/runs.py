@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmq_async import Admin, MessageQueue
+from rmq_async import Admin, MessageQueue, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.spark.positions import key_of
+from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster
+from rmq_protocol.constants import RequestCode
 
 from . import checker
 from .feeding import Feeder, spread
@@ -209,20 +211,94 @@ def _retention(bench: Bench, seed: int, rng: random.Random, size: int, quiet: fl
         run.note("skipped", queue=queue, range=[0, offset])
     run.note("injected", what="deleted", least=least)
     run.signal("go")
+    _judge_loss(bench, run, query, least)
+    if bench.wait(_earliest(run, 0.0)) != least:
+        run.note("void", why="more was deleted while it was read")
+    return run
+
+
+def _judge_loss(bench: Bench, run: Run, query: Any, least: dict[str, int]) -> None:
+    """The end of a query that met a loss, and a second one that goes on without what is lost."""
     for _ in ticks("the query did not end"):
         if not query.isActive:
             break
     error = str(query.exception() or "")
-    if lenient:
+    if run.options["failOnDataLoss"] == "false":
         if error:
             run.note("failed", error=error)
     elif not _says_loss(error, least):
         run.note("failed", error=f"not the error of lost data: {error or 'none'}")
     again = replace(run, options=run.options | {"failOnDataLoss": "false"})
     finish(again, start(bench.spark, again, faults=False))
-    if bench.wait(_earliest(run, 0.0)) != least:
-        run.note("void", why="more was deleted while it was read")
-    return run
+
+
+SLOW_TO_CORRECT = FORGETFUL | {"deleteWhen": "04", "fileReservedTime": "72", "cleanResourceInterval": "3000"}
+"""What lets a real broker delete messages when it is asked to, and correct the minimum offsets of its queues 3 s later."""
+OLD_ENOUGH = 56.0
+"""Seconds after its start; at 60 a real broker begins to look for files to delete."""
+
+
+def vanishing(bench: Bench, seed: int, real: bool = False) -> Run:
+    """Messages are deleted while a query reads, and the broker still says that they are there. Otherwise as ``retention``."""
+    rng = random.Random(seed)
+    server = RealCluster(broker_conf=SLOW_TO_CORRECT) if real else EmbeddedRocketMQ()
+    bench.wait(server.start())
+    since = time.monotonic()
+    try:
+        own = Bench(bench.spark, bench.wait, bench.place, server.namesrv)
+        run = own.run("messages deleted while they are read", seed, "parquet")
+        lenient = seed % 2 == 1
+        faults = [Fault("read", "wait", 0, number) for number in range(2)]
+        run = with_faults(replace(run, options=run.options | {"failOnDataLoss": str(not lenient).lower()}), *faults)
+        own.feeder.send(run, spread(rng, 60, 80), size=16_000 if real else 1000)
+        own.feeder.send(run, spread(rng, 40, 70), size=16_000 if real else 1000)
+        run.note("fed")
+        query = start(own.spark, run)
+        run.wait_event("fired", 2)
+        if isinstance(server, RealCluster):
+            time.sleep(max(OLD_ENOUGH - (time.monotonic() - since), 0.0))
+            least = own.wait(_delete(server.brokers[0].address, run))
+        else:
+            least = {key_of(queue): rng.randint(5, 60) for queue in _queues(run)}
+            for queue in _queues(run):
+                server.expire(queue, least[key_of(queue)])
+        for name, offset in least.items():
+            run.note("skipped", queue=name, range=[0, offset])
+        run.note("injected", what="deleted", least=least)
+        run.signal("go")
+        _judge_loss(own, run, query, least)
+        return run
+    finally:
+        bench.wait(server.stop())
+
+
+def _queues(run: Run) -> list[MessageQueue]:
+    return [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
+
+
+async def _delete(address: str, run: Run) -> dict[str, int]:
+    """Makes the broker delete; the first offsets that are left, while its minimum offsets are still 0."""
+    for code, body in (
+        (RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=0\n"),
+        (RequestCode.DELETE_EXPIRED_COMMITLOG, b""),
+    ):
+        answer = await ask(address, code, {}, body)
+        if answer is None or answer.code != 0:
+            raise RuntimeError(f"{run.case}: {code.name} was not served: {answer}")
+    least: dict[str, int] = {}
+    begun = time.monotonic()
+    async with PullConsumer("deletes", namesrv=run.namesrv) as consumer:
+        while time.monotonic() < begun + 30:
+            before, least = least, {}
+            for queue in _queues(run):
+                result = await consumer.pull(queue, 0)
+                if result.min_offset:
+                    raise TimeoutError(f"{run.case}: corrected before it was read")
+                least[key_of(queue)] = result.messages[0].queue_offset if result.messages else result.next_offset
+            if all(least.values()) and least == before:
+                return least
+            await asyncio.sleep(0.3)  # files go one each 0.1 s
+    raise TimeoutError(f"{run.case}: not deleted: {least}")
 
 
 async def _earliest(run: Run, quiet: float) -> dict[str, int]:

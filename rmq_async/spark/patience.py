@@ -1,0 +1,46 @@
+"""How long a task waits for a queue that gives nothing, or a broker that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+from typing import Final
+
+from ..client.text import printable
+from ..errors import OffsetRangeError, RocketMQError, TopicNotFoundError
+from .cluster import may_pass
+
+__all__ = ["Patience"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_REST: Final = 0.05
+LAST_REST: Final = 1.0
+
+
+class Patience:
+    """``seconds``: since the last time that something came."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    @property
+    def waited(self) -> float:
+        return monotonic() - self._since
+
+    def renew(self) -> None:
+        self._since = monotonic()
+        self._rest = FIRST_REST
+
+    async def rest(self, error: RocketMQError | None = None) -> None:
+        """Raises ``error`` where waiting does not help, or did not."""
+        if error is not None:
+            # What was planned was there: name servers forget the topics of brokers that are down.
+            passes = may_pass(error) or isinstance(error, TopicNotFoundError)
+            if not passes or isinstance(error, OffsetRangeError) or self.waited > self._seconds:
+                raise error
+            logger.info("pulling again in %.3g s: %s", self._rest, printable(error))
+        await asyncio.sleep(self._rest)
+        self._rest = min(self._rest * 2, LAST_REST)
