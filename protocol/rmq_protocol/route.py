@@ -10,6 +10,7 @@ brokers whose master address nobody could connect to.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -30,6 +31,7 @@ __all__ = [
     "broker_address",
     "decode_route",
     "encode_route",
+    "is_address",
     "master_address",
     "master_addresses",
     "publish_queues",
@@ -170,7 +172,7 @@ def broker_address(route: TopicRouteData, broker_name: str, broker_id: int) -> s
     for data in route.broker_datas:
         if data.broker_name == broker_name:
             address = data.broker_addrs.get(broker_id)
-            return address if address is not None and _usable(address) else None
+            return address if address is not None and is_address(address) else None
     return None
 
 
@@ -183,7 +185,7 @@ def master_addresses(route: TopicRouteData) -> dict[str, str]:
     addresses: dict[str, str | None] = {}
     for data in route.broker_datas:
         addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # of one name the first counts
-    return {name: address for name, address in addresses.items() if address is not None and _usable(address)}
+    return {name: address for name, address in addresses.items() if address is not None and is_address(address)}
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -198,6 +200,16 @@ def split_address(address: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         raise RemoteProtocolError(f"address {address[:80]!r} has no port in 1..65535")
     return host, int(port)
+
+
+@lru_cache(maxsize=1024)
+def is_address(text: str) -> bool:
+    """Whether ``split_address`` takes the text apart. The routes of all topics name the same few addresses."""
+    try:
+        split_address(text)
+    except RemoteProtocolError:
+        return False
+    return True
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
@@ -233,14 +245,6 @@ def _count(count: int, what: str) -> None:
 
 def _pseudo_broker(scope: str) -> str:
     return LOGICAL_QUEUE_MOCK_BROKER_PREFIX + (scope[2:] if scope == _GLOBAL_SCOPE else scope)
-
-
-def _usable(address: str) -> bool:
-    try:
-        split_address(address)
-    except RemoteProtocolError:
-        return False
-    return True
 
 
 def _utf16(name: str) -> bytes:

@@ -48,6 +48,7 @@ _WORDS = struct.Struct(">II").pack
 _INT = struct.Struct(">i").pack
 _BINARY_FIXED = struct.Struct(">hBh").pack
 _encode_text = msgspec.json.Encoder(enc_hook=plain_text).encode
+_JSON_END = b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
 _BORN_DIGITS = 13
 ID_LENGTH: Final = 32
 """Digits of a unique id with an IPv4 address in it; 56 with an IPv6 address."""
@@ -205,13 +206,13 @@ class SendTemplate:
                 "extFields": fixed,
             }
         )[:-2].replace(b"%", b"%%")
-        self._plain = b"%b" + start + b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
+        self._plain = b"%b" + start + _JSON_END
         header = start + b',"f":"0","h":"0","g":"%b","i":"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"},"opaque":%d}'
         length = len(header % (b"0" * _BORN_DIGITS, b"0" * self._id_length, FIRST_OPAQUE))
         self.plain_frame = b"%b" + length.to_bytes(4, "big").replace(b"%", b"%%") + header + b"%b"
         self.plain_base = 4 + length
         self.plain_below = max(0, min(JOIN_BELOW, len(LENGTHS) - self.plain_base))
-        self._full_head = start
+        self._full_head = b""
         empty = self._plain % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b"")
         self._base = len(empty)
         self._tail = b""
@@ -219,7 +220,8 @@ class SendTemplate:
     def _json_full(
         self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, sys_flag: int, flag: int
     ) -> bytes:
-        header = (self._full_head + b',"f":"%d","h":"%d","g":"%b","i":%b},"opaque":%d}') % (
+        start = self._plain[2 : -len(_JSON_END)]
+        header = (start + b',"f":"%d","h":"%d","g":"%b","i":%b},"opaque":%d}') % (
             sys_flag,
             flag,
             born_ms,

@@ -16,8 +16,9 @@ from time import monotonic
 from typing import Final
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import LOGICAL_QUEUE_MOCK_BROKER_PREFIX, RequestCode
 from rmq_protocol.heartbeat import ConsumerData
+from rmq_protocol.message import MessageQueue
 
 from ..config import ClientConfig
 from ..errors import (
@@ -195,6 +196,15 @@ class ClientInstance:
             text = f"no route of topic {topic} or another one names a master of broker {printable(broker_name)}"
             raise BrokerNotFoundError(text, broker=broker_name)
         return address
+
+    async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
+        """The broker to ask for a queue; where a static topic's route is not known (any more), by a look-up.
+
+        Raises as ``RouteTable.get`` does.
+        """
+        if queue.broker_name.startswith(LOGICAL_QUEUE_MOCK_BROKER_PREFIX) and self.routes.cached(queue.topic) is None:
+            await self.routes.get(queue.topic, timeout)
+        return self.routes.broker_of(queue)
 
     async def ask_broker(
         self,

@@ -265,8 +265,10 @@ async def _request(
     instance: ClientInstance, queue: MessageQueue, code: RequestCode, fields: dict[str, str | None]
 ) -> tuple[RemotingCommand, str]:
     command = RemotingCommand(code=code, ext_fields=fields)
+    deadline = monotonic() + instance.config.request_timeout
+    holder = await instance.holder_of(queue, instance.config.request_timeout)
     response, address = await instance.ask_broker(
-        instance.routes.broker_of(queue), queue.topic, command, instance.config.request_timeout, any_replica=True
+        holder, queue.topic, command, max(deadline - monotonic(), 0.0), any_replica=True
     )
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request=code.name, broker=queue.broker_name, address=address)

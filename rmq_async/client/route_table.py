@@ -3,8 +3,9 @@
 The hot path is ``cached``, a dict look-up. A miss costs one request however many callers wait for it, and one more for TBW102 when
 the topic is not known and may be created by sending. Every topic in use is asked for again every ``route_poll_interval``, and
 sooner when somebody has a reason to (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a
-route that was good: the brokers themselves are the better witnesses. Equal answers are recognised by their bytes, so polling
-an unchanged cluster decodes nothing; ``version`` grows only when a route really changed.
+route that was good: the brokers themselves are the better witnesses. Equal answers are recognised by their digests, so polling
+an unchanged cluster decodes nothing; ``version`` grows only when a route really changed. A topic that nobody used for some polls
+is forgotten, and asked for anew at its next use; ``use`` says which those are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from hashlib import blake2b
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -23,20 +25,14 @@ from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
 from rmq_protocol.message import MessageQueue
-from rmq_protocol.route import (
-    TopicRouteData,
-    broker_address,
-    decode_route,
-    publish_queues,
-    route_fingerprint,
-    static_topic_endpoints,
-    subscribe_queues,
-)
+from rmq_protocol.route import decode_route, route_fingerprint
 
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError, broker_error
 from ..transport import Flight, SingleFlight, WaitFor
 from .name_servers import NameServers, NoUsableAnswerError
 from .text import printable
+from .topic_route import BrokerLists, TopicRoute, topic_route
+from .topic_use import TopicUse, spared
 
 __all__ = ["RouteTable", "TopicRoute"]
 
@@ -52,37 +48,11 @@ _SHARE: Final = 0.98
 """Of a caller's time, for the request itself: so that what the name servers said is known before the caller gives up."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TopicRoute:
-    """A topic's route and what follows from it.
-
-    ``addresses``: broker name -> broker id -> "host:port", those that can be connected to only. ``version``: grows with each
-    change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
-    ``holders``: of a static topic, whose queues all name a pseudo broker, the broker that holds each now.
-    """
-
-    topic: str
-    data: TopicRouteData
-    publish_queues: tuple[MessageQueue, ...]
-    subscribe_queues: tuple[MessageQueue, ...]
-    addresses: Mapping[str, Mapping[int, str]]
-    version: int
-    provisional: bool = False
-    holders: Mapping[MessageQueue, str] = field(default_factory=dict)
-
-    def broker_of(self, queue: MessageQueue) -> str:
-        """The broker to ask for a queue of this topic."""
-        return self.holders.get(queue, queue.broker_name)
-
-    def master_address(self, broker_name: str) -> str | None:
-        return self.addresses.get(broker_name, {}).get(MASTER_ID)
-
-
 class _Answer(NamedTuple):
     """What a name server said about a topic: ``route`` is None for "no such topic" and for a route without queues."""
 
     name_server: str
-    body: bytes
+    digest: bytes
     route: TopicRoute | None
     remark: str
 
@@ -108,20 +78,24 @@ class RouteTable:
         self._request_timeout = request_timeout
         self._poll_interval = poll_interval
         self._routes: dict[str, TopicRoute] = {}
-        self._bodies: dict[str, bytes] = {}
+        self._digests: dict[str, bytes] = {}
+        """Of the bodies that the routes in use came in."""
         self._brokers: dict[str, Mapping[int, str]] = {}
+        self._lists = BrokerLists()
         self._asking: SingleFlight[_Answer] = SingleFlight("route of")
         self._finding: SingleFlight[TopicRoute] = SingleFlight("finding")
         self._refreshed: dict[str, float] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._doubted: set[str] = set()
-        self._sweeping: SingleFlight[None] = SingleFlight("refresh of")
+        self._sweeping: SingleFlight[dict[str, bool]] = SingleFlight("refresh of")
         self._sweep: asyncio.TimerHandle | None = None
         self._version = 0
         self._unreachable = False
         self._closed = False
         self.on_change: list[Callable[[TopicRoute], None]] = []
         """Plain functions called with each route that is new or changed."""
+        self.use = TopicUse()
+        """What is known of the topics' use."""
         self.cached: Callable[[str], TopicRoute | None] = self._routes.get
         """The route of a topic, if it is known; no I/O."""
 
@@ -153,6 +127,7 @@ class RouteTable:
         queues per broker; the first send then creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name
         server says that there is no such topic, NameServerError when none answered in time, or none usably.
         """
+        self.use.mark(topic)
         route = self._routes.get(topic)
         if route is not None and (create_key is not None or not route.provisional):
             return route
@@ -169,6 +144,7 @@ class RouteTable:
         Raises as ``get`` does when there is no old one; ``provisional``: whether the route of a topic that will be created by
         sending counts as one. ``timeout``: seconds; default: ``request_timeout``.
         """
+        self.use.mark(topic)
         budget = self._request_timeout if timeout is None else timeout
         try:
             answer = await self._ask(topic, monotonic() + budget)
@@ -217,29 +193,34 @@ class RouteTable:
         else:
             self._timers[topic] = asyncio.get_running_loop().call_later(due - now, self._refresh_now, topic)
 
-    async def refresh_all(self) -> None:
-        """Asks for every topic in use, one after the other; gives up the round when no name server answers."""
+    async def refresh_all(self) -> dict[str, bool]:
+        """Asks for every topic in use, one after the other; gives up the round when no name server answers.
+
+        Returns for each topic that was answered about whether it is known.
+        """
+        answers: dict[str, bool] = {}
         for topic in list(self._routes):
             try:
-                await self._ask(topic, self._patience())
+                answers[topic] = (await self._ask(topic, self._patience())).route is not None
             except (NoUsableAnswerError, TimeoutError) as error:
                 logger.warning("route of topic %s not refreshed, the old one stays in use: %s", topic, printable(error, 1000))
             except NameServerError as error:
                 log = logger.debug if self._unreachable else logger.warning
                 log("routes not refreshed, the old ones stay in use: %s", printable(error, 1000))
                 self._unreachable = True
-                return
+                return answers
         if self._unreachable:
             self._unreachable = False
             logger.info("name servers answer again, routes refreshed")
         self._forget_brokers()
+        return answers
 
     async def poll(self) -> None:
-        """Refreshes all routes every ``poll_interval`` seconds, for ever."""
+        """Refreshes all routes every ``poll_interval`` seconds, for ever, and forgets those that are unused."""
         while True:
             await asyncio.sleep(self._poll_interval)
             try:
-                await self.refresh_all()
+                self._forget_unused(await self.refresh_all())
             except Exception:
                 logger.exception("refreshing the routes failed; the next try is in %s s", self._poll_interval)
 
@@ -253,6 +234,7 @@ class RouteTable:
 
     def broker_of(self, queue: MessageQueue) -> str:
         """The broker to ask for a queue: of a static topic the one that holds it by the route in use."""
+        self.use.mark(queue.topic)
         route = self._routes.get(queue.topic)
         return route.broker_of(queue) if route is not None else queue.broker_name
 
@@ -327,18 +309,18 @@ class RouteTable:
             return _Answer(address, b"", None, remark)
         if response.code != ResponseCode.SUCCESS:
             raise broker_error(response.code, response.remark, request="GET_ROUTEINFO_BY_TOPIC", address=address)
-        old = self._routes.get(topic)
-        if old is not None and self._bodies.get(topic) == response.body:
-            return _Answer(address, response.body, old, remark)
+        old, digest = self._routes.get(topic), blake2b(response.body, digest_size=16).digest()
+        if old is not None and self._digests.get(topic) == digest:
+            return _Answer(address, digest, old, remark)
         if not response.body:
             raise RemoteProtocolError("the route has no body", address=address)
         try:
-            route = _topic_route(topic, decode_route(response.body))
+            route = topic_route(topic, decode_route(response.body), self._lists)
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"its route cannot be read: {printable(error)}", address=address) from None
         if not route.addresses or not (route.publish_queues or route.subscribe_queues):
-            return _Answer(address, response.body, None, "its route has no queues or no brokers")
-        return _Answer(address, response.body, route, remark)
+            return _Answer(address, digest, None, "its route has no queues or no brokers")
+        return _Answer(address, digest, route, remark)
 
     # -- the table
 
@@ -352,7 +334,7 @@ class RouteTable:
                 said = printable(answer.remark or "no such topic")
                 log("name server %s about topic %s: %s; the old route stays in use", answer.name_server, topic, said)
             return answer
-        self._bodies[topic] = answer.body
+        self._digests[topic] = answer.digest
         self._doubted.discard(topic)
         if new is old:
             return answer
@@ -375,7 +357,7 @@ class RouteTable:
             ", ".join(sorted(printable(item.broker_name, 80) for item in queues)),
             max((item.write_queue_nums for item in queues), default=0),
         )
-        route = _topic_route(topic, msgspec.structs.replace(data, queue_datas=queues, order_topic_conf=None))
+        route = topic_route(topic, msgspec.structs.replace(data, queue_datas=queues, order_topic_conf=None), self._lists)
         return self._use(route, provisional=True)
 
     def _use(self, route: TopicRoute, *, provisional: bool = False) -> TopicRoute:
@@ -388,6 +370,30 @@ class RouteTable:
         for callback in list(self.on_change):
             callback(route)
         return route
+
+    def _forget_unused(self, answers: Mapping[str, bool]) -> None:
+        """After a poll: drops the topics that are due, but for one of each broker that no other topic names."""
+        due = self.use.polled(answers)
+        if due:
+            gone = {topic for topic in due if self.use.is_unknown(topic)}
+            unused = [topic for topic in due if topic not in gone]
+            kept = [topic for topic in self._routes.keys() - due if not self.use.is_unknown(topic)]
+            stay = spared(unused, kept, self._brokers, lambda topic: self._routes[topic].addresses)
+            for topic in due:
+                if topic not in stay:
+                    self._forget(topic)
+            self._forget_brokers()
+        recent = monotonic() - REFRESH_SPACING
+        self._refreshed = {topic: at for topic, at in self._refreshed.items() if at > recent}
+
+    def _forget(self, topic: str) -> None:
+        logger.debug("topic %s: unused for some time, its route is forgotten", topic)
+        del self._routes[topic]
+        self._digests.pop(topic, None)
+        self._doubted.discard(topic)
+        if (timer := self._timers.pop(topic, None)) is not None:
+            timer.cancel()
+        self.use.forget(topic)
 
     def _forget_brokers(self) -> None:
         """Drops brokers that no route names any more."""
@@ -423,17 +429,3 @@ class RouteTable:
                 f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
             )
         return TopicNotFoundError(text, address=answer.name_server)
-
-
-def _topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
-    addresses: dict[str, dict[int, str]] = {}
-    for item in data.broker_datas:
-        usable = {
-            broker_id: address
-            for broker_id in item.broker_addrs
-            if (address := broker_address(data, item.broker_name, broker_id)) is not None
-        }
-        if usable:
-            addresses[item.broker_name] = usable
-    holders = static_topic_endpoints(topic, data) if data.topic_queue_mapping_by_broker else {}
-    return TopicRoute(topic, data, publish_queues(topic, data), subscribe_queues(topic, data), addresses, 0, holders=holders)

@@ -206,11 +206,13 @@ async def pull_body(
         header = pull_header(
             group, queue.topic, queue.queue_id, queue.broker_name, tags, round(suspend * 1000), offset, max_messages
         )
+        deadline = monotonic() + timeout
+        holder = await instance.holder_of(queue, timeout)
         response, address = await instance.ask_broker(
-            instance.routes.broker_of(queue),
+            holder,
             queue.topic,
             RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)}),
-            timeout,
+            max(deadline - monotonic(), 0.0),
             any_replica=True,
             long_poll=suspend > 0,
             calls=calls,

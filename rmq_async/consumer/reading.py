@@ -92,6 +92,7 @@ class Reader:
         self._calls = calls
         self._running = running
         self._known: set[MessageQueue] = set()
+        self._held: set[str] = set()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
         self._asked: dict[asyncio.Future[Any], tuple[Cursor, AskedPull]] = {}
@@ -145,11 +146,18 @@ class Reader:
             raise self._stopped
         self._idle.extend(cursor for cursor in cursors if not cursor.finished)
         self._known.update(cursor.queue for cursor in cursors)
+        self._hold({cursor.queue.topic for cursor in cursors}.union(() if self._topic is None else (self._topic,)))
         if self._topic is not None:
             route = self._instance.routes.cached(self._topic)
             if route is not None:
                 self._known.update(route.subscribe_queues)
             self._instance.routes.on_change.append(self._route_changed)
+
+    def _hold(self, topics: set[str]) -> None:
+        """Keeps the routes of what is read, however long the caller takes between two steps."""
+        self._held = topics
+        for topic in topics:
+            self._instance.routes.use.hold(topic)
 
     def _start_pulls(self) -> None:
         while self._idle and (self._follow or len(self._pulling) + len(self._asked) + len(self._ready) < PULLS_AHEAD):
@@ -246,6 +254,8 @@ class Reader:
         self._start_pulls()
 
     async def _close(self) -> None:
+        while self._held:
+            self._instance.routes.use.release(self._held.pop())
         callbacks = self._instance.routes.on_change
         if self._route_changed in callbacks:
             callbacks.remove(self._route_changed)

@@ -16,6 +16,9 @@ LONGEST_PAUSE: Final = 15.0
 """Between two attempts of one message."""
 LONGEST_PROBE_PAUSE: Final = 5.0
 """Between two looks whether a topic that failed can be sent to again."""
+FORGOTTEN_AFTER: Final = 300.0
+"""Seconds without a failure after which a topic is no longer in trouble: its rows were purged, or other relays send them. A row
+that is there is tried, and fails, some times a minute."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
 """Of so many it is remembered when a send last succeeded."""
@@ -61,6 +64,7 @@ class Troubles:
         if self._succeeded.get(topic, -1.0) >= began:
             return
         trouble = self._troubles.setdefault(topic, _Trouble())
+        trouble.failed = now
         if began >= trouble.looked:
             trouble.failures += 1
             trouble.looked, trouble.next = now, now + self._pause(trouble)
@@ -72,7 +76,10 @@ class Troubles:
         self._troubles.pop(topic, None)
 
     def due(self, now: float) -> list[str]:
-        """Those to be tried again now."""
+        """Those to be tried again now. Forgets those that nothing was tried of for long."""
+        old = [topic for topic, trouble in self._troubles.items() if now - trouble.failed > FORGOTTEN_AFTER]
+        for topic in old:
+            del self._troubles[topic]
         found = [topic for topic, trouble in self._troubles.items() if trouble.next <= now]
         for topic in found:
             trouble = self._troubles[topic]
@@ -88,8 +95,8 @@ class Troubles:
 
 
 class _Trouble:
-    __slots__ = ("failures", "looked", "next")
+    __slots__ = ("failed", "failures", "looked", "next")
 
     def __init__(self) -> None:
         self.failures = 0
-        self.looked = self.next = 0.0
+        self.failed = self.looked = self.next = 0.0

@@ -1,4 +1,8 @@
-"""The lanes of one producer: made of routes when a topic is first sent to, and anew whenever its route changes."""
+"""The lanes of one producer: made of routes when a topic is first sent to, and anew whenever its route changes.
+
+At each poll of the routes all lanes are put aside, into ``resting``; a send that finds no lane takes it back from there. So the
+table learns once per poll which topics are in use, and a message costs nothing for it. What rests for a whole interval is dropped.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +30,42 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class LaneTable:
-    """``lanes``: topic, as its user writes it, -> lane; a plain dict, because it is asked for every message."""
+    """``lanes``: topic, as its user writes it, -> lane; a plain dict, because it is asked for every message.
+
+    ``resting``: the lanes that nothing was sent to since the last poll. Both dicts stay the same objects.
+    """
 
     def __init__(self, sender: Sender, settings: LaneSettings) -> None:
         self.lanes: dict[str, Lane] = {}
+        self.resting: dict[str, Lane] = {}
         self._sender = sender
         self._settings = settings
         self._config = sender.config
         self._instance = sender.instance
-        self._instance.routes.on_change.append(self._changed)
         self._restoring: dict[str, asyncio.TimerHandle] = {}
         """Topics whose lanes lack queues that their routes name, and when those are tried again."""
         self._warming: asyncio.Task[None] | None = None
         """Waits for the cluster, to fetch the routes of ``topics`` then."""
+        self._kept = {settings.wire_topic(topic) for topic in sender.config.topics}
+        routes = self._instance.routes
+        routes.on_change.append(self._changed)
+        routes.use.reports.append(self._used)
+        for topic in self._kept:
+            routes.use.hold(topic)
 
     def close(self) -> None:
+        """Leaves the route table; harmless when done already."""
         if self._warming is not None:
             self._warming.cancel()
         for timer in self._restoring.values():
             timer.cancel()
-        if self._changed in self._instance.routes.on_change:
-            self._instance.routes.on_change.remove(self._changed)
+        routes = self._instance.routes
+        if self._used in routes.use.reports:
+            routes.use.reports.remove(self._used)
+            for topic in self._kept:
+                routes.use.release(topic)
+        if self._changed in routes.on_change:
+            routes.on_change.remove(self._changed)
 
     async def closed(self) -> None:
         """Waits until nothing runs any more, which ``close`` has ended."""
@@ -55,7 +74,7 @@ class LaneTable:
 
     async def lane(self, topic: str, deadline: float) -> Lane:
         """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
-        lane = self.lanes.get(topic)
+        lane = self._known(topic)
         if lane is None:
             remaining = deadline - monotonic()
             if remaining <= 0:
@@ -73,7 +92,7 @@ class LaneTable:
                 wait=self._sender.landed,
             )
             route = routes.cached(wire_topic) or route  # it may have changed since
-            lane = self.lanes.get(topic)
+            lane = self._known(topic)
             if lane is None or lane.route is not route:
                 try:
                     lane = self._new_lane(route, topic)
@@ -84,6 +103,25 @@ class LaneTable:
                 if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
                     self.lanes[topic] = lane
         return lane
+
+    def clear(self) -> None:
+        """Drops all lanes, which are made anew at their next use."""
+        self.lanes.clear()
+        self.resting.clear()
+
+    def _known(self, topic: str) -> Lane | None:
+        """The topic's lane, if there is one; it is in use from now on."""
+        lane = self.lanes.get(topic)
+        if lane is None and (lane := self.resting.pop(topic, None)) is not None:
+            self.lanes[topic] = lane
+        return lane
+
+    def _used(self) -> list[str]:
+        """The topics, as servers know them, that were sent to since the last call. Their lanes rest until they are used again."""
+        self.resting.clear()
+        self.resting.update(self.lanes)
+        self.lanes.clear()
+        return [lane.route.topic for lane in self.resting.values()]
 
     def _new_lane(self, route: TopicRoute, topic: str, without: frozenset[MessageQueue] = frozenset()) -> Lane:
         lane = Lane(route, self._settings, topic, without)
@@ -100,7 +138,7 @@ class LaneTable:
     def now(self, topic: str) -> Lane | None:
         """The lane of the route that is known at this moment, if it is one that can be sent to."""
         route = self._instance.routes.cached(self._settings.wire_topic(topic))
-        lane = self.lanes.get(topic)
+        lane = self._known(topic)
         if route is None or (lane is not None and lane.route is route):
             return lane
         try:
@@ -115,9 +153,9 @@ class LaneTable:
         Returns whether the topic has any other queue.
         """
         lane = self.now(topic)
-        if lane is None or gone not in lane.by_queue:
+        if lane is None or gone not in lane.queues:
             return lane is not None
-        if len(lane.by_queue) == 1:
+        if len(lane.queues) == 1:
             return False
         logger.debug(
             "topic %s: queue %d of %s is left out, its broker does not have it", topic, gone.queue_id, gone.broker_name
@@ -131,7 +169,7 @@ class LaneTable:
     def _restore(self, topic: str) -> None:
         """Lets the whole route be used again: queues that were taken away and given back leave it as it was."""
         del self._restoring[topic]
-        self.lanes.pop(topic, None)
+        self._drop(topic)
 
     def doubt(self, topic: str, error: BaseException) -> None:
         """After an attempt failed: unless the broker merely was too busy, the queues may be elsewhere by now."""
@@ -169,6 +207,12 @@ class LaneTable:
     def _changed(self, route: TopicRoute) -> None:
         if self._sender.selection is not None:
             self._sender.selection.route_changed()
-        self.lanes.pop(route.topic, None)
+        names = {route.topic}
         if self._settings.namespace:
-            self.lanes.pop(without_namespace(route.topic, self._settings.namespace), None)
+            names.add(without_namespace(route.topic, self._settings.namespace))
+        for name in names:
+            self._drop(name)
+
+    def _drop(self, topic: str) -> None:
+        self.lanes.pop(topic, None)
+        self.resting.pop(topic, None)

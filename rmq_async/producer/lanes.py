@@ -1,14 +1,14 @@
 """Per topic, everything a send needs ready: queues in turn, header templates, addresses. Rebuilt when the route changes.
 
-The hot path asks for one thing, ``next()``: an iterator over the queues (30 ns). Templates are made with the lane for
-single sends and on first use for one-way sends and batches (2 us each).
+The hot path asks for one thing, ``next()``: an iterator over the queues (30 ns). Header templates (4 us and 1 KiB each) are made
+when a queue is first used: single sends' with its target, those of one-way sends and batches at the first one.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from itertools import cycle
+from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING
 
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm
@@ -59,6 +59,10 @@ class LaneSettings:
         """The topic as users know it."""
         return without_namespace(topic, self.namespace) if self.namespace else topic
 
+    def send_address(self, address: str) -> str:
+        """Where messages for the broker at ``address`` go."""
+        return vip_address(address) if self.vip else address
+
     def template(self, queue: MessageQueue, broker: str, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
         return SendTemplate(
             group=self.group,
@@ -76,7 +80,7 @@ class LaneSettings:
 
 
 class Target:
-    """One queue to send to, at the address its broker's master had when the lane was built.
+    """One queue to send to, at the address where its broker's master took messages when the lane was built.
 
     ``broker``: the one that holds the queue; a static topic's queue names a pseudo broker. ``general``: its requests are built in
     the general form.
@@ -88,7 +92,7 @@ class Target:
         self.queue = queue
         self.broker = broker
         self.queue_id = queue.queue_id
-        self.address = vip_address(address) if settings.vip else address
+        self.address = address
         self._settings = settings
         self.general = settings.general or queue.topic.startswith(RETRY_TOPIC_PREFIX)
         self.single = settings.template(queue, broker)
@@ -111,13 +115,15 @@ class Target:
 class Lane:
     """The writable queues of one topic's route, under the name that users know the topic by.
 
-    Raises BrokerNotFoundError when none of them has a master's address.
+    A queue's target is made when its turn comes for the first time, since a topic may have hundreds of queues and one message.
+    Raises BrokerNotFoundError when no queue has a master's address.
     """
 
     __slots__ = (
+        "_holders",
         "_in_turn",
+        "_members",
         "_settings",
-        "_targets",
         "addresses",
         "brokers",
         "by_queue",
@@ -141,24 +147,29 @@ class Lane:
         self.without = without
         """Queues that the route names and their brokers do not have."""
         self._settings = settings
-        self._targets: list[Target] = []
-        for queue in route.publish_queues:
-            broker = route.broker_of(queue)
-            address = route.master_address(broker)
-            if address is not None:
-                shown = queue if queue.topic == topic else queue._replace(topic=topic)
-                if shown not in without:
-                    self._targets.append(Target(shown, broker, address, settings))
-        if not self._targets:
+        self._holders, queues = route.holders, route.publish_queues
+        if topic != route.topic:
+            queues = tuple([queue._replace(topic=topic) for queue in queues])
+            self._holders = {queue._replace(topic=topic): broker for queue, broker in route.holders.items()}
+        if without:
+            queues = tuple([queue for queue in queues if queue not in without])
+        self.addresses: dict[str, str] = {}
+        for broker in dict.fromkeys([self._holders.get(queue, queue.broker_name) for queue in queues]):
+            if (address := route.master_address(broker)) is not None:
+                self.addresses[broker] = settings.send_address(address)
+        usable = self.queues_of(self.addresses, queues)
+        if not usable:
             raise BrokerNotFoundError(_nowhere(topic, route))
-        self.by_queue = {target.queue: target for target in self._targets}
-        self.queues = tuple(target.queue for target in self._targets)
-        self.brokers = frozenset(target.broker for target in self._targets)
-        self.addresses = {target.broker: target.address for target in self._targets}
+        self.queues = queues if len(usable) == len(queues) else usable
+        self.brokers = frozenset(self.addresses)
         self.several = len(self.brokers) > 1
         """Whether a first attempt leaves another broker to try."""
-        start = random.randrange(len(self._targets))
-        self._in_turn: Callable[[], Target] = cycle(self._targets[start:] + self._targets[:start]).__next__
+        self.by_queue: dict[MessageQueue, Target] = {}
+        """The targets made so far."""
+        self._members: frozenset[MessageQueue] | None = None
+        start = random.randrange(len(self.queues))
+        turns = chain(islice(self.queues, start, None), islice(self.queues, start))
+        self._in_turn: Callable[[], Target] = cycle(map(self._target, turns)).__next__
         self.gathering: Gathering | None = None
         """Where messages for the queues in turn gather, if they do."""
         self.next = self._in_turn
@@ -168,35 +179,48 @@ class Lane:
         """The next queue whose broker is one of ``brokers``, of which at least one belongs to this lane."""
         if brokers is self.brokers:
             return self._in_turn()
-        for _ in self._targets:
+        for _ in self.queues:
             target = self._in_turn()
             if target.broker in brokers:
                 return target
         raise BrokerNotFoundError(f"topic {self.queues[0].topic}: none of {sorted(brokers)} has a writable queue any more")
 
-    def queues_of(self, brokers: Collection[str]) -> tuple[MessageQueue, ...]:
-        """The queues that ``brokers`` hold."""
-        return tuple([target.queue for target in self._targets if target.broker in brokers])
+    def queues_of(self, brokers: Collection[str], queues: tuple[MessageQueue, ...] | None = None) -> tuple[MessageQueue, ...]:
+        """The queues that ``brokers`` hold, of the lane's or of ``queues``."""
+        holders, queues = self._holders, self.queues if queues is None else queues
+        return tuple([queue for queue in queues if holders.get(queue, queue.broker_name) in brokers])
 
     def knows(self, queue: MessageQueue) -> bool:
         """Whether ``target`` knows an address for the queue."""
-        return queue in self.by_queue or self.route.master_address(queue.broker_name) is not None
+        return queue in self.by_queue or self._has(queue) or self.route.master_address(queue.broker_name) is not None
 
     def target(self, queue: MessageQueue) -> Target:
         """The target of a queue the caller chose. Raises BrokerNotFoundError when its broker has no master's address."""
         if self._settings.namespace:
             queue = queue._replace(topic=self._settings.shown_topic(queue.topic))
-        found = self.by_queue.get(queue)
-        if found is None:
-            address = self.route.master_address(queue.broker_name)
-            if address is None:
-                known = ", ".join(sorted(self.brokers))
-                raise BrokerNotFoundError(
-                    f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; known: {known}",
-                    broker=queue.broker_name,
-                )
-            found = Target(queue, queue.broker_name, address, self._settings)
-        return found
+        if (found := self.by_queue.get(queue)) is not None or self._has(queue):
+            return found or self._target(queue)
+        address = self.route.master_address(queue.broker_name)
+        if address is None:
+            known = ", ".join(sorted(self.brokers))
+            raise BrokerNotFoundError(
+                f"{queue.broker_name} has no master's address in the route of topic {queue.topic}; known: {known}",
+                broker=queue.broker_name,
+            )
+        return Target(queue, queue.broker_name, self._settings.send_address(address), self._settings)
+
+    def _has(self, queue: MessageQueue) -> bool:
+        if self._members is None:
+            self._members = frozenset(self.queues)
+        return queue in self._members
+
+    def _target(self, queue: MessageQueue) -> Target:
+        """The target of one of the lane's queues, made at its first use."""
+        target = self.by_queue.get(queue)
+        if target is None:
+            broker = self._holders.get(queue, queue.broker_name)
+            target = self.by_queue[queue] = Target(queue, broker, self.addresses[broker], self._settings)
+        return target
 
 
 def _nowhere(topic: str, route: TopicRoute) -> str:

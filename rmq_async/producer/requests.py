@@ -144,6 +144,7 @@ async def _introduce(sender: Sender, lane: Lane, deadline: float) -> None:
             except (TopicNotFoundError, NameServerError):
                 replies.miss(topic)
                 continue
+        routes.use.mark(topic)
         met |= {address for broker in route.addresses if (address := route.master_address(broker)) is not None}
     await sender.unless_stopped(sender.instance.heartbeats.meet(met, max(until - monotonic(), 0.0)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import ChainMap
 from collections.abc import Collection, Iterable
 from inspect import isawaitable
 from time import monotonic
@@ -124,7 +125,7 @@ class Sender:
         self.submit = self.wire.submit
         """Puts one attempt on its way."""
         self.create_future = asyncio.get_running_loop().create_future
-        self.selection = selection_of(config, instance, self.lanes, self)
+        self.selection = selection_of(config, instance, ChainMap(self.lanes, self.topics.resting), self)
         """None where queues simply take turns."""
         self.faults = self.selection.faults if self.selection is not None else None
         self.asks = self.selection is not None and self.selection.custom
@@ -159,7 +160,7 @@ class Sender:
             self.plain_below = min(self.plain_below, max(0, self.batcher.max_bytes - self.batcher.plain_size + 1))
         if general != settings.general:
             settings.general = general
-            self.lanes.clear()
+            self.topics.clear()
 
     def watch(self, outgoing: Outgoing, message: Message | tuple[Message, ...], mode: str, read: ReadReply[Any]) -> None:
         """Lets the hooks see the attempts of this call; for senders that are ``watched``."""

@@ -50,6 +50,8 @@ AT_ONCE: Final = 4
 """Trace messages that are on their way at the same time."""
 TIMEOUT: Final = 5.0
 REGION: Final = "DefaultRegion"
+REGIONS_KEPT: Final = 1024
+"""Brokers whose regions are known."""
 """Where a broker does not say which region it is in."""
 
 
@@ -184,6 +186,8 @@ class Tracer:
         """The broker's region, or None where it wants no traces; of a failed attempt, what it said the last time."""
         if result is None:
             return self._regions.get(broker, REGION)
+        if len(self._regions) >= REGIONS_KEPT and broker not in self._regions:
+            self._regions.clear()
         region = self._regions[broker] = (result.region_id or REGION) if result.trace_on else None
         return region
 

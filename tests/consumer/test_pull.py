@@ -29,11 +29,14 @@ from rmq_async.errors import (
     WrongLoopError,
 )
 from rmq_async.results import PullStatus
+from rmq_async.testing import Answer, ScriptedPeer, routes_to
+from rmq_async.testing.scripted import HEARTBEATS
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.compression import CompressionType, compress
-from rmq_protocol.constants import SysFlag
+from rmq_protocol.constants import RequestCode, ResponseCode, SysFlag
 from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.route import BrokerData, QueueData, TopicQueueMapping, TopicRouteData, encode_route
 from rmq_protocol.stored import decode_pull
 
 from ..client.support import fork, ours, until
@@ -505,3 +508,21 @@ async def test_a_config_object_and_options_go_together() -> None:
     assert PullConsumer("g", client=config, request_timeout=2.0).config == ClientConfig(
         namesrv="127.0.0.1:1", heartbeat_interval=5.0, request_timeout=2.0
     )
+
+
+async def test_static_queue_is_pulled_without_its_route() -> None:
+    """Nobody has asked for the topic, or it is forgotten: the pseudo broker of the queue says nothing about who holds it."""
+    offsets = {"suggestWhichBrokerId": "0", "nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3"}
+    nothing = Answer(code=ResponseCode.PULL_NOT_FOUND, ext_fields=offsets)
+    async with ScriptedPeer(aside={**HEARTBEATS, RequestCode.PULL_MESSAGE: nothing}) as broker:
+        route = TopicRouteData(
+            (QueueData("broker-a", 1, 1, 6),),
+            (BrokerData("broker-a", {0: broker.address}, "c"),),
+            topic_queue_mapping_by_broker={
+                "broker-a": TopicQueueMapping("T", total_queues=1, bname="broker-a", curr_id_map={0: 0})
+            },
+        )
+        names = {**routes_to(broker.address), RequestCode.GET_ROUTEINFO_BY_TOPIC: Answer(body=encode_route(route))}
+        async with ScriptedPeer(aside=names) as server, PullConsumer("g", namesrv=server.address) as consumer:
+            result = await consumer.pull(MessageQueue("T", "__syslo__global__", 0), 3)
+    assert (result.status, result.next_offset) == (PullStatus.NO_NEW, 3)

@@ -92,3 +92,15 @@ def test_topics_in_trouble_do_not_share_it() -> None:
     assert troubles.due(2.5) == ["A"]
     assert sorted(troubles.topics()) == ["A", "B"]
     assert "C" not in troubles
+
+
+def test_troubles_without_failures_are_forgotten() -> None:
+    """The rows of 1,000 topics were purged, or another relay sends them: no look says more about them."""
+    troubles = Troubles(1.0)
+    for number in range(1000):
+        troubles.failed(f"T{number}", 0.0, 1.0)
+    troubles.failed("still", 1.0, 1.0)
+    for now in range(2, 400):
+        if "still" in troubles.due(float(now)):
+            troubles.failed("still", float(now), now + 0.5)
+    assert troubles.topics() == ["still"]

@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakValueDictionary
 
 from rmq_protocol.batch import BATCH_OVERHEAD
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
@@ -62,7 +63,8 @@ class Batcher:
         self.requests: set[UnderWay] = set()
         self.alarm = inf
         self._timer: asyncio.TimerHandle | None = None
-        self._in_turn: dict[tuple[str, bool], InTurn] = {}
+        self._in_turn: WeakValueDictionary[tuple[str, bool], InTurn] = WeakValueDictionary()
+        """Held by their lanes, by those who wait in them, by the loop when they are due to leave, and by their requests."""
         self._in_order: dict[tuple[MessageQueue, bool], InOrder] = {}
         self._finding: dict[InTurn, asyncio.Task[None]] = {}
         self._left: set[Gathering] = set()
@@ -155,8 +157,9 @@ class Batcher:
             plain = Outgoing(topic, "", "", message.body)
             _, lane, target = await sender.aim(plain, message, wish, deadline)
             return self.in_order(lane, target, fixed=wish is not None)
-        if topic not in sender.lanes:
-            await sender.topics.lane(topic, deadline)
+        lane = sender.lanes.get(topic) or await sender.topics.lane(topic, deadline)
+        if message.wait_store and lane.gathering is not None:
+            return lane.gathering
         return self.in_turn(topic, wait_store=message.wait_store)
 
     # -- where messages gather
@@ -165,7 +168,7 @@ class Batcher:
         """``topic``: as users write it."""
         gathering = self._in_turn.get((topic, wait_store))
         if gathering is None:
-            gathering = self._in_turn[topic, wait_store] = InTurn(self, topic)
+            self._in_turn[topic, wait_store] = gathering = InTurn(self, topic)
         return gathering
 
     def in_order(self, lane: Lane, target: Target, *, fixed: bool) -> InOrder:

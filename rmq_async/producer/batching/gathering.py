@@ -177,7 +177,7 @@ class Gathering:
 class InTurn(Gathering):
     """Of one topic (and ``wait_store``): each request goes to the next queue, some to each broker at a time."""
 
-    __slots__ = ("_under_way", "topic")
+    __slots__ = ("__weakref__", "_under_way", "topic")
 
     def __init__(self, batcher: Batcher, topic: str) -> None:
         super().__init__(batcher)

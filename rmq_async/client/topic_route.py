@@ -1,0 +1,112 @@
+"""One topic's route, and what follows from it for those who send and read.
+
+A client may know thousands of topics, nearly always on the same brokers. So what routes have in common is held once: the brokers
+with their addresses, and the queues where the same ones are written to and read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.constants import MASTER_ID, Perm
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.route import (
+    BrokerData,
+    TopicRouteData,
+    is_address,
+    publish_queues,
+    static_topic_endpoints,
+    subscribe_queues,
+)
+
+__all__ = ["BrokerLists", "TopicRoute", "topic_route"]
+
+MOST_LISTS: Final = 64
+"""Lists of brokers that are remembered for sharing; topics of one cluster have few different ones."""
+
+_READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TopicRoute:
+    """A topic's route and what follows from it.
+
+    ``addresses``: broker name -> broker id -> "host:port", those that can be connected to only. ``version``: grows with each
+    change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
+    ``holders``: of a static topic, whose queues all name a pseudo broker, the broker that holds each now.
+    """
+
+    topic: str
+    data: TopicRouteData
+    publish_queues: tuple[MessageQueue, ...]
+    subscribe_queues: tuple[MessageQueue, ...]
+    addresses: Mapping[str, Mapping[int, str]]
+    version: int
+    provisional: bool = False
+    holders: Mapping[MessageQueue, str] = field(default_factory=dict)
+
+    def broker_of(self, queue: MessageQueue) -> str:
+        """The broker to ask for a queue of this topic."""
+        return self.holders.get(queue, queue.broker_name)
+
+    def master_address(self, broker_name: str) -> str | None:
+        return self.addresses.get(broker_name, {}).get(MASTER_ID)
+
+
+_Addresses = Mapping[str, Mapping[int, str]]
+
+
+class BrokerLists:
+    """The lists of brokers that routes named lately, each with its usable addresses."""
+
+    def __init__(self) -> None:
+        self._lists: dict[frozenset[str], tuple[tuple[BrokerData, ...], _Addresses]] = {}
+
+    def shared(self, brokers: tuple[BrokerData, ...]) -> tuple[tuple[BrokerData, ...], _Addresses]:
+        """The same list as an earlier route has it, if one does, and its addresses."""
+        names = frozenset([item.broker_name for item in brokers])
+        known = self._lists.get(names)
+        if known is None or known[0] != brokers:
+            if len(self._lists) >= MOST_LISTS:
+                self._lists.clear()
+            known = self._lists[names] = (brokers, _addresses(brokers))
+        return known
+
+
+def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRoute:
+    """The route that ``data`` describes. Raises RemoteProtocolError for queues that cannot be read or are too many."""
+    brokers, addresses = lists.shared(data.broker_datas)
+    if brokers is not data.broker_datas:
+        data = msgspec.structs.replace(data, broker_datas=brokers)
+    published = publish_queues(topic, data)
+    read = published if _same_queues(data, addresses) else subscribe_queues(topic, data)
+    holders = static_topic_endpoints(topic, data) if data.topic_queue_mapping_by_broker else {}
+    return TopicRoute(topic, data, published, read, addresses, 0, holders=holders)
+
+
+def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
+    """Of brokers of one name the first counts."""
+    first = {item.broker_name: item for item in reversed(brokers)}
+    found: dict[str, dict[int, str]] = {}
+    for item in brokers:
+        usable = {number: address for number, address in first[item.broker_name].broker_addrs.items() if is_address(address)}
+        if usable:
+            found[item.broker_name] = usable
+    return found
+
+
+def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
+    """Whether the queues to send to are also those to read from, and in the same order."""
+    if data.order_topic_conf or data.topic_queue_mapping_by_broker:
+        return False
+    names = {item.broker_name for item in data.queue_datas}
+    return len(names) == len(data.queue_datas) and all(
+        item.perm & _READ_AND_WRITE == _READ_AND_WRITE
+        and item.read_queue_nums == item.write_queue_nums
+        and MASTER_ID in addresses.get(item.broker_name, ())
+        for item in data.queue_datas
+    )
