@@ -6,7 +6,7 @@ import inspect
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rmq_protocol import compression
 from rmq_protocol.compression import CompressionType
@@ -48,8 +48,10 @@ class ProducerConfig:
     ``stop_timeout``: how long ``stop()`` waits for unanswered sends.
 
     ``retry_another_broker_when_not_store_ok``: a message that was stored without the confirmation of its flush or replication is
-    sent once more to another broker, and so stored twice. ``topics``: routes fetched by ``start()``. ``latency_fault``: leave
-    slow and failing brokers alone for as long as ``fault_table`` says; ``detector``: probe them meanwhile.
+    sent once more to another broker, and so stored twice. ``topics``: routes fetched by ``start()``. ``latency_fault``:
+    "failures" leaves a broker alone whose attempt timed out or lost its connection, for 1 to 30 s, until a send that probes it is
+    stored; True leaves slow brokers alone, too, for as long as ``fault_table`` says; False leaves none alone. ``detector``: with
+    True, ask them meanwhile.
     ``batching``: gather single messages into batches while requests are under way, see Batching; True for its defaults.
     ``queue_selector``: chooses the queue of each attempt where the call does not. ``hooks``: see Hook. ``trace``: report sends to
     the brokers' trace topic, or to the topic named. ``send_smart_msg``: request headers with names of one letter (codes 310, 320);
@@ -76,7 +78,7 @@ class ProducerConfig:
     stop_timeout: float = 5.0
     retry_another_broker_when_not_store_ok: bool = False
     topics: Sequence[str] = ()
-    latency_fault: bool = False
+    latency_fault: bool | Literal["failures"] = "failures"
     fault_table: FaultTable = FaultTable.V5
     detector: bool = False
     batching: bool | Batching = False
@@ -138,12 +140,14 @@ class ProducerConfig:
 
     def _check_choosing(self) -> None:
         for name in (
-            "retry_same_queue", "retry_another_broker_when_not_store_ok", "latency_fault", "detector", "send_smart_msg"
+            "retry_same_queue", "retry_another_broker_when_not_store_ok", "detector", "send_smart_msg"
         ):  # fmt: skip
             check_flag(name, getattr(self, name))
+        if self.latency_fault != "failures" and not isinstance(self.latency_fault, bool):
+            raise ConfigError(f'latency_fault must be "failures", True or False, not {shown(self.latency_fault)}')
         if not isinstance(self.fault_table, FaultTable):
             raise ConfigError(f"fault_table must be a FaultTable, not {type(self.fault_table).__name__}")
-        if self.detector and not self.latency_fault:
+        if self.detector and self.latency_fault is not True:
             raise ConfigError("detector=True needs latency_fault=True, whose brokers it probes")
         if not callable(self.queue_selector) or inspect.isclass(self.queue_selector):
             raise ConfigError(f"queue_selector must be a function, not {shown(self.queue_selector)}")
@@ -190,7 +194,7 @@ class ProducerOptions(ClientOptions, total=False):
     stop_timeout: float
     retry_another_broker_when_not_store_ok: bool
     topics: Sequence[str]
-    latency_fault: bool
+    latency_fault: bool | Literal["failures"]
     fault_table: FaultTable
     detector: bool
     batching: bool | Batching

@@ -169,7 +169,7 @@ class DeferredSend(FirstAttempt[Result]):
         sender, deadline = self._sender, self._deadline
         self._connection = connection
         if self._lane.several and self._retries:
-            deadline = sender.first_deadline(deadline, self._retries)
+            deadline = sender.first_deadline(self._started, deadline, self._retries)
         try:
             self._pending = connection.start_plain(
                 self._target.single, born_ms, unique_id, body, self, deadline, self._deadline, sender, sender.window

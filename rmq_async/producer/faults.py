@@ -1,9 +1,8 @@
 """Which brokers are slow or failing, and for how long they are left alone (``MQFaultStrategy``, ``LatencyFaultToleranceImpl``).
 
-Nothing here knows a clock. What is kept of a broker is kept only while it is of use: whoever is not in the table is healthy. Both
-marks of a broker, "left alone" and "unreachable", end by themselves; a broker whose marks have ended is on trial, one attempt at a
-time, until one shows that it is healthy. Attempts under way count too: one that takes longer than a healthy broker would need
-speaks against the broker before it has failed.
+This is ``latency_fault=True``, which judges by the time of each attempt. Both marks of a broker, "left alone" and "unreachable",
+end by themselves. Attempts under way count too: one that takes longer than a healthy broker would need speaks against the broker
+before it has failed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from rmq_protocol.errors import shown
 
@@ -27,11 +26,9 @@ from ..errors import (
     RemoteProtocolError,
     RequestTimeoutError,
 )
+from .avoidance import Avoidance, Suspect
 
 __all__ = ["Blame", "FaultItem", "FaultTable", "Faults", "GivenUpError", "blame"]
-
-MOST_ITEMS: Final = 1024
-"""Brokers in one table; the one noted first goes when another comes."""
 
 
 @dataclass(frozen=True)
@@ -125,44 +122,41 @@ class GivenUpError(RequestTimeoutError):
     """Why an attempt ended whose call was over before its answer came."""
 
 
-class FaultItem:
-    """What is held against one broker. All but ``latency`` are times of the caller's clock; ``reachable_from``: 0 if it answers."""
+class FaultItem(Suspect):
+    """``latency``: of the newest attempt that was held against the broker. ``reachable_from``: 0 if it answers."""
 
-    __slots__ = ("available_from", "latency", "noted", "reachable_from")
+    __slots__ = ("latency", "reachable_from")
 
     def __init__(self) -> None:
-        self.latency = self.noted = 0.0
-        self.available_from = self.reachable_from = 0.0
+        super().__init__()
+        self.latency = 0.0
+        self.reachable_from = 0.0
 
 
-class Faults:
-    """The brokers of one producer. ``now``: seconds of any clock that does not go back.
+class Faults(Avoidance[FaultItem]):
+    """``late``: brokers that have kept one waiting for longer than ``patience``, to be set by whoever watches."""
 
-    ``items``: what is held against whom. ``busy``: tells whether an attempt on a broker is under way. ``late``: brokers that have
-    kept one waiting for longer than ``patience``, to be set by whoever watches. ``version`` grows with all that is learnt.
-    """
+    __slots__ = ("late", "table")
 
-    __slots__ = ("_busy", "items", "late", "patience", "table", "version")
+    measures = True
 
-    def __init__(self, table: FaultTable, busy: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        table: FaultTable,
+        busy: Callable[[str], bool] = lambda _: False,
+        address_of: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        super().__init__(busy, address_of)
         self.table = table
         self.patience = table.patience
-        self.items: dict[str, FaultItem] = {}
         self.late: frozenset[str] = frozenset()
-        self.version = 0
-        self._busy = busy
-
-    def __repr__(self) -> str:
-        return f"<Faults of {sorted(self.items)}>"
 
     # -- what attempts tell
 
     def succeeded(self, broker: str, latency: float, now: float) -> None:
-        """An attempt of ``latency`` seconds was answered with "stored"."""
         self.update(broker, latency, isolated=False, reachable=True, now=now)
 
     def failed(self, broker: str, error: BaseException, latency: float, now: float) -> None:
-        """An attempt ended with ``error`` after ``latency`` seconds."""
         why = blame(error, latency, self.table)
         if why is not Blame.NONE:
             self.update(broker, latency, isolated=why is not Blame.SLOW, reachable=why is not Blame.SILENT, now=now)
@@ -187,9 +181,7 @@ class Faults:
             return
         self.version += 1
         if item is None:
-            if len(self.items) >= MOST_ITEMS:
-                del self.items[next(iter(self.items))]
-            item = self.items[broker] = FaultItem()
+            item = self._enter(broker, FaultItem(), now)
         item.latency, item.noted = latency, now
         item.available_from = max(item.available_from, now + duration)
         if reachable:
@@ -197,49 +189,22 @@ class Faults:
         else:
             item.reachable_from = max(item.reachable_from, now + max(duration, self.table.duration(self.table.isolation)))
 
-    def proved(self, broker: str) -> None:
-        """The broker is healthy."""
-        self.version += 1
-        self.items.pop(broker, None)
-
-    def keep(self, brokers: Collection[str]) -> None:
-        """Forgets all other brokers."""
-        for broker in self.items.keys() - brokers:
-            del self.items[broker]
-
     # -- what selecting asks
-
-    def available(self, broker: str, now: float) -> bool:
-        """Whether it is not left alone."""
-        item = self.items.get(broker)
-        return item is None or now >= item.available_from
 
     def reachable(self, broker: str, now: float) -> bool:
         item = self.items.get(broker)
         return item is None or now >= item.reachable_from
 
     def usable(self, broker: str, now: float) -> bool:
-        """Whether it is available, no attempt on it takes too long already, and it is not on trial with an attempt under way."""
-        item = self.items.get(broker)
-        if item is None:
-            return broker not in self.late
-        return now >= item.available_from and not self._busy(broker)
+        """Also whether no attempt on it takes too long already."""
+        return super().usable(broker, now) and (broker in self.items or broker not in self.late)
 
     def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
-        """Those of ``brokers`` that are not usable."""
-        return frozenset(broker for broker in brokers if not self.usable(broker, now))
+        avoided = super().avoided(brokers, now)
+        return avoided.union([broker for broker in self.late.intersection(brokers) if not self.usable(broker, now)])
 
-    def best(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Those of ``brokers`` to choose among: the usable ones, else those that can be reached, else all.
-
-        A table with ``pick_one_at_least`` takes, where none is usable, the better half by what is held against them.
-        """
-        avoided = self.avoided(brokers, now)
-        if not avoided:
-            return brokers
-        usable = frozenset(brokers) - avoided
-        if usable:
-            return usable
+    def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
+        """Those that can be reached, else all. A table with ``pick_one_at_least``: the better half by what is held against them."""
         if self.table.pick_one_at_least:
             ranked = sorted(brokers, key=lambda broker: self._rank(broker, now))
             return frozenset(ranked[: max(1, len(ranked) // 2)])

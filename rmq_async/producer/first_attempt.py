@@ -64,7 +64,7 @@ class FirstAttempt(Generic[Result]):
         self._started = started
         self._deadline = deadline
         self._begun = started
-        """When the first attempt began; later than ``_started`` only where faults are looked at."""
+        """When the first attempt began; later than ``_started`` only where something needed the time."""
         self._settled = False
         self._connection: Connection | None = None
         self._pending: Pending | None = None
@@ -99,11 +99,13 @@ class FirstAttempt(Generic[Result]):
             self._continue(call)
             return
         self._connection = connection
-        if self._sender.faults is not None:
+        deadline, faults = self._deadline, self._sender.faults
+        if self._lane.several and self._fixed is None:
             self._begun = monotonic()
-        deadline = self._deadline
-        if self._lane.several and self._retries and self._fixed is None:
-            deadline = min(deadline, self._sender.first_deadline(self.patience(), self._retries))
+            if self._retries:
+                deadline = min(deadline, self._sender.first_deadline(self._begun, self.patience(), self._retries))
+        elif faults is not None and (faults.measures or faults.items):
+            self._begun = monotonic()
         try:
             self._pending = self._sender.submit(connection, self._target, self._outgoing, self, deadline, self._deadline)
         except RocketMQError as error:
@@ -117,8 +119,9 @@ class FirstAttempt(Generic[Result]):
     def set_result(self, reply: SendReply) -> None:
         self._settled = True
         result = self._read(reply, self._outgoing, self._target, 1)
-        if result is not None and self._sender.faults is not None:
-            self._sender.faults.succeeded(self._target.broker, monotonic() - self._begun, monotonic())
+        faults = self._sender.faults
+        if result is not None and faults is not None and (faults.measures or self._target.broker in faults.items):
+            faults.succeeded(self._target.broker, monotonic() - self._begun, monotonic())
         if result is None:
             self._failed(reply_error(reply, self._target), reply)
         elif self._retries and self._sender.retry_not_ok and self._sender.unconfirmed(result):

@@ -206,7 +206,7 @@ class LaneTable:
 
     def _changed(self, route: TopicRoute) -> None:
         if self._sender.selection is not None:
-            self._sender.selection.route_changed()
+            self._sender.selection.route_changed(route.addresses.keys())
         names = {route.topic}
         if self._settings.namespace:
             names.add(without_namespace(route.topic, self._settings.namespace))

@@ -173,7 +173,12 @@ class Lane:
         self.gathering: Gathering | None = None
         """Where messages for the queues in turn gather, if they do."""
         self.next = self._in_turn
-        """The next queue, round robin from a random start; ``selection.Turning`` puts itself before it."""
+        """The next queue, round robin from a random start; ``selection.Turning`` and ``Passing`` put themselves before it."""
+
+    def take_turns(self) -> None:
+        """The next queue is that of the plain round robin again."""
+        self.next = self._in_turn
+        self.several = len(self.brokers) > 1
 
     def next_of(self, brokers: Collection[str]) -> Target:
         """The next queue whose broker is one of ``brokers``, of which at least one belongs to this lane."""

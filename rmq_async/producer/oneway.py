@@ -32,10 +32,12 @@ from .watching import Watch
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["OnewayPacing", "Tally", "WindowReceiver", "pacing_of", "send_oneway", "sent_plainly", "watched_oneway"]
+__all__ = ["OnewayPacing", "Tally", "WindowReceiver", "pacing_of", "probing", "send_oneway", "sent_plainly", "watched_oneway"]
 
 logger = logging.getLogger("rmq_async.producer")
 
+STORED: Final = frozenset({0, 10, 11, 12})
+"""Codes of answers to a message that is stored, confirmed or not."""
 FIRST_WINDOW: Final = 2
 MAX_OPEN: Final = 2
 STEADY: Final = 640
@@ -104,10 +106,11 @@ class OnewayPacing:
 class WindowReceiver:
     """Takes the answer to a window's ordinary request: counted and logged, never raised or retried.
 
-    ``refused``: called with an answer that is an error, from which those that come after may learn.
+    ``learn``: called with the answer, or the error in its place, and how many seconds that took; those that come after may go
+    elsewhere.
     """
 
-    __slots__ = ("_connection", "_done", "_finished", "_opened_at", "_pacing", "_refused", "_window")
+    __slots__ = ("_connection", "_done", "_finished", "_learn", "_opened_at", "_pacing", "_window")
 
     def __init__(
         self,
@@ -115,13 +118,13 @@ class WindowReceiver:
         window: int,
         connection: Connection,
         finished: Callable[[], None],
-        refused: Callable[[SendReply], None],
+        learn: Callable[[SendReply | BaseException, float], None],
     ) -> None:
         self._pacing = pacing
         self._window = window
         self._connection = connection
         self._finished = finished
-        self._refused = refused
+        self._learn = learn
         self._opened_at = monotonic()
         self._done = False
 
@@ -129,13 +132,14 @@ class WindowReceiver:
         return self._done
 
     def set_result(self, reply: SendReply) -> None:
-        if reply.code not in (0, 10, 11, 12):
+        if reply.code not in STORED:
             self._count(f"code {reply.code}: {reply.remark}")
-            self._refused(reply)
+        self._learn(reply, monotonic() - self._opened_at)
         self._end(True)
 
     def set_exception(self, error: BaseException) -> None:
         self._count(str(error))
+        self._learn(error, monotonic() - self._opened_at)
         self._end(False)
 
     def _count(self, why: str) -> None:
@@ -186,9 +190,9 @@ def sent_plainly(sender: Sender, topic: str, body: bytes, size: int) -> tuple[bo
     credit, lane = sender.oneway_credits, sender.lanes.get(topic)
     if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
         return False, None
-    target = lane.next()
+    target, faults = lane.next(), sender.faults
     connection = sender.connections.get(target.address)
-    if connection is None or not connection.takes_oneways():
+    if connection is None or not connection.takes_oneways() or (faults is not None and target.broker in faults.items):
         return False, target
     if sender.config.oneway_window:
         pacing = connection.pacing
@@ -208,20 +212,33 @@ def sent_plainly(sender: Sender, topic: str, body: bytes, size: int) -> tuple[bo
     return True, None
 
 
-async def watched_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
+def probing(sender: Sender, target: Target) -> bool:
+    """Whether a message that is free to go anywhere shows there that a broker on trial works."""
+    faults = sender.faults
+    return faults is not None and target.broker in faults.items and faults.on_trial(target.broker, monotonic())
+
+
+async def watched_oneway(
+    sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int, *, probes: bool = False
+) -> None:
     """``send_oneway`` for a call whose attempt hooks are told of."""
     attempt = cast(Watch, outgoing.watch).begin(outgoing, target)
     try:
         outgoing = msgspec.structs.replace(attempt.added(outgoing), watch=None)
-        await send_oneway(sender, outgoing, target, deadline, epoch, size)
+        await send_oneway(sender, outgoing, target, deadline, epoch, size, probes=probes)
     except BaseException as error:
         attempt.failed(error)
         raise
     attempt.queued()
 
 
-async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int) -> None:
-    """Queues one frame that is not answered, or the ordinary request that ends a window of them."""
+async def send_oneway(
+    sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int, *, probes: bool = False
+) -> None:
+    """Queues one frame that is not answered, or the ordinary request that ends a window of them.
+
+    ``probes``: the broker is on trial, which only an answer can end: the message goes as an ordinary request.
+    """
     credits, window = sender.oneway_credits, sender.config.oneway_window
     while True:
         connection = sender.connections.get(target.address)
@@ -235,11 +252,13 @@ async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadli
                 raise failed
             continue
         pacing = pacing_of(connection, window) if window else None
-        if pacing is None or not pacing.due():
+        if probes:
+            pacing = pacing or OnewayPacing(1)
+        elif pacing is None or not pacing.due():
             break
         if pacing.open < MAX_OPEN:
-            finished, refused = partial(credits.give_back, epoch, 1, size), partial(_learn, sender, outgoing.topic, target)
-            receiver = WindowReceiver(pacing, window, connection, finished, refused)
+            finished, learn = partial(credits.give_back, epoch, 1, size), partial(_learn, sender, outgoing.topic, target)
+            receiver = WindowReceiver(pacing, window, connection, finished, learn)
             until = monotonic() + sender.instance.config.request_timeout
             sender.submit(connection, target, outgoing, receiver, until, until)
             pacing.opened(window)  # not before: what could not be sent has no answer to close it
@@ -265,9 +284,18 @@ async def send_oneway(sender: Sender, outgoing: Outgoing, target: Target, deadli
         passed.tell(None, None)
 
 
-def _learn(sender: Sender, topic: str, target: Target, reply: SendReply) -> None:
-    """Those after it go to other queues where this one is gone: nobody else would say so."""
-    error = reply_error(reply, target)
+def _learn(sender: Sender, topic: str, target: Target, outcome: SendReply | BaseException, seconds: float) -> None:
+    """Later ones avoid a broker that does not answer, and a queue that is gone: no other message says so."""
+    faults, now = sender.faults, monotonic()
+    if isinstance(outcome, BaseException):
+        if faults is not None:
+            faults.failed(target.broker, outcome, seconds, now)
+        return
+    if outcome.code in STORED:
+        if faults is not None and target.broker in faults.items:
+            faults.succeeded(target.broker, seconds, now)
+        return
+    error = reply_error(outcome, target)
     sender.topics.doubt(topic, error)
     if isinstance(error, QueueNotExistError):
         sender.topics.without(topic, target.queue)

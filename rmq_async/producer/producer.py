@@ -30,7 +30,7 @@ from .credits import finished
 from .deferred import begun_plainly, check_callback, deferred
 from .lanes import Target
 from .life import ProducerLife
-from .oneway import send_oneway, sent_plainly, watched_oneway
+from .oneway import probing, send_oneway, sent_plainly, watched_oneway
 from .outgoing import Outgoing
 from .recalls import recall
 from .replies import SEND_OK, stored, stored_batch, stored_message
@@ -139,7 +139,7 @@ class Producer(ProducerLife):
             ids = sender.ids
             unique_id = ids.next_at(started)
             future: asyncio.Future[SendReply] = sender.create_future()
-            first_deadline = sender.first_deadline(deadline, sender.retries) if lane.several else deadline
+            first_deadline = sender.first_deadline(started, deadline, sender.retries) if lane.several else deadline
             pending = connection.start_plain(
                 target.single, ids.born_ms, unique_id, body, future, first_deadline, deadline, sender, sender.window
             )
@@ -157,7 +157,11 @@ class Producer(ProducerLife):
             else:
                 fields = reply.extFields  # what ``stored`` does, nearly always
                 faults = sender.faults
-                if faults is not None and not reply.code and (monotonic() - started >= faults.patience or faults.items):
+                if (
+                    faults is not None
+                    and (target.broker in faults.items or (faults.measures and monotonic() - started >= faults.patience))
+                    and not reply.code
+                ):
                     faults.succeeded(target.broker, monotonic() - started, monotonic())
                 if (
                     not reply.code
@@ -258,7 +262,6 @@ class Producer(ProducerLife):
             and 0 < (size := len(message.body)) < sender.plain_below
             and message.wait_store
             and message.topic.__class__ is str
-            and sender.faults is None
         ):
             begun, turn = begun_plainly(sender, message, size, on_success, on_error)
             if begun is not None:
@@ -330,7 +333,8 @@ class Producer(ProducerLife):
                     place = sender.onward(place, target)
                     await place.turn(deadline)
                 send = send_oneway if outgoing.watch is None else watched_oneway
-                await send(sender, outgoing, target, deadline, epoch, size)
+                probes = wish is None and probing(sender, target)
+                await send(sender, outgoing, target, deadline, epoch, size, probes=probes)
             except BaseException:
                 credit.give_back(epoch, 1, size)
                 raise

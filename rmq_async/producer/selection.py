@@ -1,38 +1,48 @@
 """Which queue an attempt goes to, in a producer that does not simply take them in turn.
 
-A producer has a Selection if it looks at faults (``latency_fault``), or asks a function of the user's (``queue_selector``) for each
-attempt. ``policy`` says which brokers come into question for an attempt; this chooses among their queues.
+A producer has a Selection if it leaves failing brokers alone (``latency_fault``), or asks a function of the user's
+(``queue_selector``) for each attempt. ``policy`` says which brokers come into question for an attempt; this chooses among their
+queues.
 
-While no broker is suspected the shortest way of sending stays in use: ``Turning`` stands before a lane's round robin, and all it
-does then is to read the clock. Every few milliseconds it looks for attempts that have been waiting for too long.
+With ``latency_fault="failures"`` a lane's round robin runs untouched until one of the lane's brokers is suspected. From then on
+until none is, ``Passing`` stands before it. With ``latency_fault=True`` ``Turning`` stands there all the time: while no broker is
+suspected all it does is to read the clock, and every few milliseconds it looks for attempts that have been waiting for too long.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
+from math import inf
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rmq_protocol.message import Message, MessageQueue
 
 from ..client.instance import ClientInstance
+from ..client.text import printable
 from ..client.vip import vip_address
 from ..transport import Connection, ConnectionPool
 from .config import ProducerConfig
 from .detector import Detector
+from .failures import Failures
 from .faults import Faults
 from .lanes import Lane, Target
 from .selectors import Pick, Selector, ask, awaited, one_of, picking, select_best, select_by_hash
 from .turns import Turns
 
-__all__ = ["Overdue", "Selection", "Turning", "selection_of"]
+__all__ = ["Overdue", "Passing", "Selection", "Turning", "selection_of"]
+
+logger = logging.getLogger("rmq_async.producer")
 
 LOOKS: Final = 16
 """How often, within a fault table's patience, attempts under way are looked at."""
 ADDRESSES_KEPT: Final = 1024
+SWEEP_COST: Final = 0.0002
+"""Seconds per topic between two looks whether suspected brokers are in a route still, since all routes may change at once."""
 
 
 class Overdue:
@@ -95,16 +105,22 @@ class _Known:
 
 
 class Selection:
-    """``selector``: asked for each attempt, unless it is ``select_best``. ``faults``: None without ``latency_fault``."""
+    """``selector``: asked for each attempt, unless it is ``select_best``. ``faults``: None with ``latency_fault=False``.
 
-    __slots__ = ("_named", "_overdue", "_stale", "_turns", "custom", "detector", "faults", "interval", "selector")
+    ``lanes``: those of the producer, at any time. ``named``: says whether a broker has queues to write to.
+    """
+
+    __slots__ = (
+        "_lanes", "_named", "_overdue", "_stale", "_sweep_from", "_turns", "custom", "detector", "faults", "interval", "selector",
+    )  # fmt: skip
 
     def __init__(
         self,
         selector: Selector,
-        faults: Faults | None,
+        faults: Failures | Faults | None,
         overdue: Overdue | None = None,
-        named: Callable[[], Collection[str]] = tuple,
+        named: Callable[[str], bool] = lambda _: True,
+        lanes: Mapping[str, Lane] | None = None,
     ) -> None:
         self.selector = selector
         self.custom = selector is not select_best
@@ -113,38 +129,61 @@ class Selection:
         self._overdue = overdue
         self.interval = 1.0 if overdue is None else overdue.interval
         self._named = named
-        """Tells which brokers have queues to write to."""
+        self._lanes = lanes if lanes is not None else {}
         self._stale = False
+        self._sweep_from = -inf
         self._turns = Turns()
+        if isinstance(faults, Failures) and not self.custom:
+            faults.on_suspect = self._suspected
 
     def adopt(self, lane: Lane) -> None:
         """Chooses for the lane from now on, unless a selector of the user's does."""
-        if self.faults is not None and not self.custom:
+        if self._stale:
+            self.sweep(monotonic())
+        if self.custom:
+            return
+        if isinstance(self.faults, Faults):
             lane.next = Turning(self, self.faults, lane).next
+        elif self.faults is not None and lane.several and not self.faults.items.keys().isdisjoint(lane.brokers):
+            lane.next = Passing(self, self.faults, lane).next
+
+    def _suspected(self, broker: str) -> None:
+        logger.info("broker %s does not answer, others are used for a moment", printable(broker))
+        for lane in self._lanes.values():
+            if broker in lane.brokers and len(lane.brokers) > 1:
+                lane.next = Passing(self, cast(Failures, self.faults), lane).next
 
     def avoided(self, brokers: Collection[str]) -> Collection[str]:
         """Those of ``brokers`` that no attempt is going to as long as there are others."""
-        if self.faults is None or self.custom:
+        faults = self.faults
+        if faults is None or self.custom or not (faults.items or faults.measures):
             return ()
-        return self.faults.avoided(brokers, monotonic())
+        return faults.avoided(brokers, monotonic())
 
     def next(self, lane: Lane, brokers: Collection[str]) -> Target:
         """The lane's next queue on the best of ``brokers``."""
-        if self.faults is not None:
-            brokers = self.best(self.faults, lane, brokers, monotonic())
-        return lane.next_of(brokers)
+        faults = self.faults
+        if faults is None or not (faults.items or faults.measures):
+            return lane.next_of(brokers)
+        now = monotonic()
+        target = lane.next_of(self.best(faults, lane, brokers, now))
+        faults.chosen(target.broker, now)
+        return target
 
-    def best(self, faults: Faults, lane: Lane, brokers: Collection[str], now: float) -> Collection[str]:
+    def best(self, faults: Failures | Faults, lane: Lane, brokers: Collection[str], now: float) -> Collection[str]:
         """Those to choose among; ``brokers`` itself where nothing speaks against any of them."""
-        if self._stale:
-            self._stale = False
-            if faults.items:
-                faults.keep(self._named())
-        if self._overdue is not None and faults.patience < float("inf"):
+        self.sweep(now)
+        if self._overdue is not None and isinstance(faults, Faults) and faults.patience < inf:
             late = [broker for broker, address in lane.addresses.items() if self._overdue.late(address, now)]
             if late or faults.late:
                 faults.late = (faults.late - lane.brokers).union(late)
         return faults.best(brokers, now)
+
+    def sweep(self, now: float) -> None:
+        """Forgets brokers that have left the routes."""
+        if self._stale and self.faults is not None and now >= self._sweep_from:
+            self._stale, self._sweep_from = False, now + len(self._lanes) * SWEEP_COST
+            self.faults.keep(self._named)
 
     def ask(
         self, selector: Selector | None, lane: Lane, brokers: Collection[str], message: Message, key: object, deadline: float
@@ -168,17 +207,27 @@ class Selection:
     def pick(self, lane: Lane, queues: Sequence[MessageQueue]) -> MessageQueue:
         """``next`` over any of the lane's queues; ``select_best`` does this while a selector is asked."""
         if self.faults is not None:
-            brokers = frozenset([lane.target(queue).broker for queue in queues])
-            best = self.best(self.faults, lane, brokers, monotonic())
-            if best is not brokers:
-                queues = [queue for queue in queues if lane.target(queue).broker in best]
+            return self._best_of(self.faults, lane, queues)
         return self._turns.next(queues)
 
-    def route_changed(self) -> None:
-        """Brokers may have no queues any more."""
-        self._stale = True
+    def _best_of(self, faults: Failures | Faults, lane: Lane, queues: Sequence[MessageQueue]) -> MessageQueue:
+        if not (faults.items or faults.measures):
+            return self._turns.next(queues)
+        now = monotonic()
+        brokers = frozenset([lane.target(queue).broker for queue in queues])
+        best = self.best(faults, lane, brokers, now)
+        if best is not brokers:
+            queues = [queue for queue in queues if lane.target(queue).broker in best]
+        chosen = self._turns.next(queues)
+        faults.chosen(lane.target(chosen).broker, now)
+        return chosen
+
+    def route_changed(self, brokers: Collection[str]) -> None:
+        """One that names ``brokers``, which may be elsewhere by now; others may have no queues any more."""
         if self.faults is not None:
+            self._stale = bool(self.faults.items)
             self.faults.version += 1
+            self.faults.moved(brokers)
 
     def close(self) -> None:
         if self.detector is not None:
@@ -219,6 +268,46 @@ class Turning:
         return lane.next_of(best)
 
 
+class Passing:
+    """Takes the place of a lane's round robin while one of its brokers is suspected, and passes over those that are left alone."""
+
+    __slots__ = ("_faults", "_good", "_lane", "_selection", "_until", "_version")
+
+    def __init__(self, selection: Selection, faults: Failures, lane: Lane) -> None:
+        self._selection = selection
+        self._faults = faults
+        self._lane = lane
+        self._good: Collection[str] = lane.brokers
+        self._until = -inf
+        self._version = -1
+
+    def next(self) -> Target:
+        now = monotonic()
+        if now < self._until and self._version == self._faults.version:
+            return self._lane.next_of(self._good)
+        return self._choose(now)
+
+    def _choose(self, now: float) -> Target:
+        """As for what is known at this moment; remembered until a suspect's time is over, or more is known."""
+        faults, lane, selection = self._faults, self._lane, self._selection
+        selection.sweep(now)
+        suspects = faults.items.keys() & lane.brokers
+        if not suspects:
+            lane.take_turns()
+            return lane.next()
+        avoided = faults.avoided(lane.brokers, now)
+        self._good = lane.brokers - avoided or lane.brokers
+        lane.several = len(self._good) > 1  # as ``policy.next_step`` counts for further attempts
+        self._until = -inf
+        if len(avoided) == len(suspects):
+            items = [faults.items[broker] for broker in suspects]
+            self._until = min([max(item.available_from, item.tried_until) for item in items])
+        self._version = faults.version
+        target = lane.next_of(self._good)
+        faults.chosen(target.broker, now)
+        return target
+
+
 def selection_of(
     config: ProducerConfig, instance: ClientInstance, lanes: Mapping[str, Lane], owner: object
 ) -> Selection | None:
@@ -226,26 +315,32 @@ def selection_of(
 
     ``lanes``: those of the producer, at any time; ``owner`` marks its entries in the connections' tables.
     """
-    if not config.latency_fault:
+    if config.latency_fault is False:
         return None if config.queue_selector is select_best else Selection(config.queue_selector, None)
     routes = instance.routes
     overdue = Overdue(instance.pool, owner, config.fault_table.patience)
-
     vip = instance.config.vip_channel
 
     def busy(broker: str) -> bool:
         address = routes.address_of(broker)  # not by the lanes: it is asked for each send while the broker is on trial
         return address is not None and overdue.waits(vip_address(address) if vip else address)
 
-    def named() -> Collection[str]:
+    def named(broker: str) -> bool:
         known = [routes.cached(topic) for topic in routes.topics]
-        return {route.broker_of(queue) for route in known if route is not None for queue in route.publish_queues}
+        return any(
+            route.broker_of(queue) == broker
+            for route in known
+            if route is not None and broker in route.addresses
+            for queue in route.publish_queues
+        )
 
     def topic_on(broker: str) -> str | None:
         return next((lane.route.topic for lane in lanes.values() if broker in lane.brokers), None)
 
-    faults = Faults(config.fault_table, busy)
-    selection = Selection(config.queue_selector, faults, overdue, named)
+    if config.latency_fault == "failures":
+        return Selection(config.queue_selector, Failures(busy, routes.address_of), overdue, named, lanes)
+    faults = Faults(config.fault_table, busy, routes.address_of)
+    selection = Selection(config.queue_selector, faults, overdue, named, lanes)
     if config.detector:
         selection.detector = Detector(instance, faults, topic_on)
     return selection

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 class Begun(msgspec.Struct):
-    """A first attempt under way. ``at``: when it began; told only where faults are looked at."""
+    """A first attempt under way. ``at``: when it began, 0 where nothing needed the time."""
 
     connection: Connection
     future: asyncio.Future[SendReply]
@@ -243,12 +243,15 @@ class Sender:
         connection = self.connections.get(target.address)
         if connection is None:
             return None
-        first_deadline = deadline
-        if lane.several and retries and fixed is None:
-            first_deadline = self.first_deadline(deadline, retries)
+        first_deadline, at = deadline, 0.0
+        if lane.several and fixed is None:
+            at = monotonic()
+            first_deadline = self.first_deadline(at, deadline, retries)
+        elif self.faults is not None and (self.faults.measures or self.faults.items):
+            at = monotonic()
         future: asyncio.Future[SendReply] = self.create_future()
         pending = self.submit(connection, target, outgoing, future, first_deadline, deadline)
-        return Begun(connection, future, pending, 0.0 if self.faults is None else monotonic())
+        return Begun(connection, future, pending, at)
 
     async def finish(
         self,
@@ -279,12 +282,13 @@ class Sender:
                 if outgoing.watch is not None:
                     outgoing.watch.give_up(failure)
                 if self.faults is not None:
-                    self.faults.failed(target.broker, failure, monotonic() - begun.at, monotonic())
+                    self.faults.failed(target.broker, failure, monotonic() - (begun.at or started), monotonic())
                 raise
             else:
                 result = read(reply, outgoing, target, 1)
-                if result is not None and self.faults is not None:
-                    self.faults.succeeded(target.broker, monotonic() - begun.at, monotonic())
+                faults = self.faults
+                if result is not None and faults is not None and (faults.measures or target.broker in faults.items):
+                    faults.succeeded(target.broker, monotonic() - (begun.at or started), monotonic())
                 if result is not None and not (self.retry_not_ok and self.unconfirmed(result)):
                     return result
         elif failed is not None:
@@ -318,14 +322,13 @@ class Sender:
             refusal = self.pool.refusal(target.address)
             if refusal is not None:
                 return refusal
-            deadline = self.first_deadline(deadline, retries)
+            deadline = self.first_deadline(monotonic(), deadline, retries)
         return await self.connect(target, deadline)
 
-    def first_deadline(self, deadline: float, retries: int) -> float:
-        """When a first attempt that begins now is over, while another broker is left to try."""
+    def first_deadline(self, now: float, deadline: float, retries: int) -> float:
+        """When a first attempt that begins ``now`` is over, while another broker is left to try."""
         if not retries:
             return deadline
-        now = monotonic()
         return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
 
     def unconfirmed(self, result: Any) -> bool:
@@ -434,7 +437,7 @@ class Sender:
 
     async def selected(self, lane: Lane, message: Message, selector: Selector | None, key: object, deadline: float) -> Target:
         """The queue a selector picks for the message; where none is given the producer's own does, or else the hash of the key."""
-        if self.selection is not None:
+        if self.selection is not None and (selector is not None or self.selection.custom):
             told = self.selection.ask(selector, lane, lane.brokers, message, key, deadline)
             return lane.target(told if isinstance(told, MessageQueue) else await self.unless_stopped(told))
         selector = selector or select_by_hash

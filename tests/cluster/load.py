@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rmq_async import Admin, Message, Producer, RocketMQError
 from rmq_async.testing.cluster import RealCluster, Server
@@ -102,10 +102,10 @@ async def new_topic(cluster: RealCluster, broker: str | None = None) -> str:
 
 
 @asynccontextmanager
-async def loaded(cluster: RealCluster, *, broker: str | None = None) -> AsyncIterator[tuple[Load, Producer]]:
-    """A topic on all brokers, or on one, and a load on it that has run for half a second."""
+async def loaded(cluster: RealCluster, *, broker: str | None = None, **options: Any) -> AsyncIterator[tuple[Load, Producer]]:
+    """A topic on all brokers, or on one, and a load on it that has run for half a second. ``options``: of the producer."""
     topic = await new_topic(cluster, broker)
-    async with Producer("failover", namesrv=cluster.namesrv, route_poll_interval=1.0) as producer:
+    async with Producer("failover", namesrv=cluster.namesrv, route_poll_interval=1.0, **options) as producer:
         load = Load(producer, topic)
         try:
             await asyncio.sleep(0.5)

@@ -1,8 +1,8 @@
 """One of two brokers frozen under load: what sends wait for it, and how many still go there once it is known to be silent.
 
-Producers without and with ``latency_fault`` send at once, 200 messages a second each. RMQ_PAUSE says for how many seconds the
-broker is frozen: 6 here, 10 in the runs that docs/reliability.md tells of, where a producer without the detector takes part too;
-its broker comes back when its time is over, some 12 seconds after it froze.
+Producers with each ``latency_fault`` send at once, 200 messages a second each. RMQ_PAUSE says for how many seconds the broker is
+frozen: 6 here, 10 in the runs that docs/reliability.md has the figures of, where a producer with True and no detector takes part
+too; its broker comes back when its time is over, some 12 seconds after it froze.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ BACK = 40.0
 """Seconds after which a broker that works again is used again."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "off": {},
-    "on": {"latency_fault": True},
-    "on, with detector": {"latency_fault": True, "detector": True},
+    "False": {"latency_fault": False},
+    "failures": {},
+    "True": {"latency_fault": True},
+    "True, with detector": {"latency_fault": True, "detector": True},
 }
 
 
@@ -95,16 +96,16 @@ async def judge(cluster: RealCluster, name: str, victim: str, moment: Moment, ru
     assert faults(history, read) == []
     assert p99 <= CAP + ALLOWED + load.lag
     assert back <= BACK
-    if VARIANTS[name]:
-        assert touching < 0.01 * len(later)
-    else:
+    if name == "False":
         assert touching > 0.3 * len(later)
+    else:  # half of what was sent while the loop was late could not know better
+        assert touching < 0.01 * len(later) + load.lag * RATE / 2
 
 
 def test_a_frozen_broker_fails_no_send_and_is_left_alone(two_brokers: RealCluster) -> None:
     async def main() -> None:
         victim, moment = two_brokers.brokers[0], Moment()
-        names = [name for name in VARIANTS if name != "on" or PAUSE >= 10]
+        names = [name for name in VARIANTS if name != "True" or PAUSE >= 10]
         async with asyncio.TaskGroup() as group:
             runs = [group.create_task(drive(two_brokers, name, victim.name, moment)) for name in names]
             await asyncio.sleep(1.0)

@@ -54,7 +54,7 @@ async def test_a_silent_broker_is_left_alone_after_its_first_attempt(cluster: Cl
 
 async def test_without_it_a_silent_broker_is_tried_again_and_again(pair: Cluster) -> None:
     pair.a.answer = silent
-    async with producer(pair, timeout=0.6) as sender:
+    async with producer(pair, timeout=0.6, latency_fault=False) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(8)])
         await asyncio.gather(*[sender.send(item) for item in messages(8)])
         assert sender._sender.selection is None

@@ -198,7 +198,7 @@ async def test_a_machine_room_is_wanted_by_key(trio: Cluster) -> None:
 
 async def test_select_best_by_name_is_the_default(pair: Cluster) -> None:
     async with producer(pair, queue_selector=select_best) as sender:
-        assert sender._sender.selection is None
+        assert not sender._sender.asks
         results = await asyncio.gather(*[sender.send(item, selector=select_best) for item in messages(8)])
     assert {result.queue for result in results} == {
         pair.queue(broker, number) for broker in pair.brokers for number in range(2)

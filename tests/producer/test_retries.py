@@ -68,7 +68,7 @@ async def test_every_attempt_names_the_queue_it_was_sent_to(pair: Cluster) -> No
 async def test_two_silent_brokers_of_three(trio: Cluster) -> None:
     trio.answer(silent)
     trio.brokers[2].answer = stored
-    async with producer(trio, timeout=3.0, attempt_timeout=0.2) as sender:
+    async with producer(trio, timeout=3.0, attempt_timeout=0.2, latency_fault=False) as sender:
         results = await asyncio.gather(*[sender.send(message()) for _ in range(12)])
     assert {result.queue.broker_name for result in results} == {"c"}
     assert {result.attempts for result in results} == {1, 2, 3}
@@ -170,7 +170,7 @@ async def test_of_attempts_that_were_given_up_nothing_is_left_when_the_call_ends
 
 
 async def test_the_second_answer_of_two_is_dropped(pair: Cluster) -> None:
-    async with producer(pair, timeout=0.9, attempt_timeout=0.2) as sender:
+    async with producer(pair, timeout=0.9, attempt_timeout=0.2, latency_fault=False) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
         pair.answer(late(0.25))
         results = [await sender.send(message()) for _ in range(2)]
