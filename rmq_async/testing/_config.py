@@ -13,7 +13,9 @@ from typing import Final
 
 from ..credentials import Credentials
 
-__all__ = ["PROFILES", "Profile", "broker_keys", "java_command", "jvm_options", "name_server_keys", "write_configuration"]
+__all__ = [
+    "PROFILES", "Profile", "broker_keys", "java_command", "jvm_options", "name_server_keys", "replica_keys", "write_configuration",
+]  # fmt: skip
 
 NAME_SERVER_CLASS: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
 BROKER_CLASS: Final = "org.apache.rocketmq.broker.BrokerStartup"
@@ -194,6 +196,14 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
         "cleanFileForciblyEnable": "false",
         "diskMaxUsedSpaceRatio": "95",
     }
+
+
+def replica_keys(number: int) -> dict[str, str]:
+    """What makes a broker the replica ``number`` (from 1 on) of the one of the same name, over ``broker_keys``.
+
+    Its master's HA address it hears at a registration; 5.5.0 forgets an ``haMasterAddress`` that it is configured with.
+    """
+    return {"brokerId": str(number), "brokerRole": "SLAVE"}
 
 
 def write_configuration(directory: Path, keys: Mapping[str, str], *, version: str) -> Path:

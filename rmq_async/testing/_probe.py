@@ -8,15 +8,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rmq_protocol.bodies import KVTable
 from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.json_body import decode_body
 from rmq_protocol.route import BrokerData, decode_route
 from rmq_protocol.signing import SessionCredentials, sign
 
-__all__ = ["PLAIN", "Access", "ask", "broker_addresses", "hurry_registration", "not_routed"]
+__all__ = ["PLAIN", "Access", "ask", "broker_addresses", "commit_log_end", "hurry_registration", "not_routed"]
 
 _TIMEOUT = 2.0
 
@@ -55,26 +57,32 @@ async def hurry_registration(broker: str, access: Access = PLAIN) -> None:
 
 
 async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool, access: Access = PLAIN) -> list[str]:
-    """Those of the given broker addresses that the name server does not yet route to.
+    """Those of the given addresses of brokers, replicas too, that the name server does not yet route to.
 
     A broker counts when it stands in the cluster (106) and, with ``default_topic``, in the route of TBW102 (105), from which
     brokers that create topics by themselves take the new topic's settings.
     """
-    known = set((await broker_addresses(name_server, access)).values())
+    known = _addresses(await _listed(name_server, access))
     if default_topic:
         answer = await ask(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": AUTO_CREATE_TOPIC_KEY}, access=access)
         if answer is None or answer.code != ResponseCode.SUCCESS:
             return list(brokers)
-        known &= set(_masters(decode_route(answer.body).broker_datas).values())
+        known &= _addresses(decode_route(answer.body).broker_datas)
     return [broker for broker in brokers if broker not in known]
 
 
 async def broker_addresses(name_server: str, access: Access = PLAIN) -> dict[str, str]:
     """Name and address of each master that the name server lists; empty when it does not answer."""
-    answer = await ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, access=access)
-    if answer is None or answer.code != ResponseCode.SUCCESS:
-        return {}
-    return _masters(decode_cluster_info(answer.body).broker_addr_table.values())
+    brokers = await _listed(name_server, access)
+    return {each.broker_name: each.broker_addrs[MASTER_ID] for each in brokers if MASTER_ID in each.broker_addrs}
+
+
+async def commit_log_end(broker: str, access: Access = PLAIN) -> int | None:
+    """The offset at which the broker's commit log ends; None when it does not answer."""
+    answer = await ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO, access=access)
+    if answer is None or answer.code != ResponseCode.SUCCESS:  # it has no figures in its first second
+        return None
+    return int(decode_body(KVTable, answer.body).table["commitLogMaxOffset"])
 
 
 async def _exchange(address: str, command: RemotingCommand, tls: ssl.SSLContext | None) -> RemotingCommand | None:
@@ -95,5 +103,12 @@ async def _exchange(address: str, command: RemotingCommand, tls: ssl.SSLContext 
             await writer.wait_closed()
 
 
-def _masters(brokers: Iterable[BrokerData]) -> dict[str, str]:
-    return {each.broker_name: each.broker_addrs[MASTER_ID] for each in brokers if MASTER_ID in each.broker_addrs}
+async def _listed(name_server: str, access: Access) -> tuple[BrokerData, ...]:
+    answer = await ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, access=access)
+    if answer is None or answer.code != ResponseCode.SUCCESS:
+        return ()
+    return tuple(decode_cluster_info(answer.body).broker_addr_table.values())
+
+
+def _addresses(brokers: Iterable[BrokerData]) -> set[str]:
+    return {address for each in brokers for address in each.broker_addrs.values()}

@@ -40,12 +40,13 @@ from ._config import (
     java_command,
     jvm_options,
     name_server_keys,
+    replica_keys,
     write_configuration,
 )
 from ._errors import ClusterError, PortInUseError
 from ._jars import find_java, missing, resolve
 from ._ports import BROKER_OFFSETS, find_ports
-from ._probe import PLAIN, Access, broker_addresses, hurry_registration, not_routed
+from ._probe import PLAIN, Access, broker_addresses, commit_log_end, hurry_registration, not_routed
 from ._process import Group, ServerProcess
 from ._server import Launch, Server
 
@@ -96,6 +97,8 @@ class ExternalCluster:
         addresses = [address.strip() for address in namesrv.replace(",", ";").split(";") if address.strip()]
         self.nameservers = [Server(f"namesrv-{number}", address) for number, address in enumerate(addresses)]
         self.brokers: list[Server] = []
+        self.replicas: list[Server] = []
+        """None, whatever the cluster has: nothing here controls them."""
 
     async def start(self) -> None:
         """Reads the brokers. Raises ClusterError when no name server lists any."""
@@ -114,7 +117,8 @@ class RealCluster:
     "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own; keys that a ``version`` does not
     know do nothing there. ``version``: "5.5.0" or "4.9.7", others were not tried.
 
-    ``small``: small heaps (450 MB resident for one broker); False for benchmarks (700 MB). ``broker_conf`` and
+    ``replicas``: of each broker (slaves of an asynchronous master), in the order of the brokers; ``broker-a-1`` is the first of
+    broker-a. ``small``: small heaps (450 MB resident for one broker); False for benchmarks (700 MB). ``broker_conf`` and
     ``namesrv_conf`` go on top of the profile's keys. ``directory``: where everything is kept; what is there stays there after
     ``stop``, and a store found there is used. Without it a temporary directory that is deleted.
     """
@@ -124,6 +128,7 @@ class RealCluster:
         brokers: int = 1,
         *,
         nameservers: int = 1,
+        replicas: int = 0,
         profile: str | Profile = "correctness",
         small: bool = True,
         version: str = DEFAULT_VERSION,
@@ -131,15 +136,18 @@ class RealCluster:
         namesrv_conf: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> None:
-        if brokers < 0 or nameservers < 1:
-            raise ClusterError(f"a cluster of {nameservers} name servers and {brokers} brokers is none")
+        if brokers < 0 or nameservers < 1 or replicas < 0:
+            raise ClusterError(
+                f"a cluster of {nameservers} name servers and {brokers} brokers with {replicas} replicas each is none"
+            )
         if isinstance(profile, str) and profile not in PROFILES:
             raise ClusterError(f"profile {profile!r} is unknown, there are {', '.join(PROFILES)}")
         self.version = version
         self.profile = PROFILES[profile] if isinstance(profile, str) else profile
         self.nameservers: list[Server] = []
         self.brokers: list[Server] = []
-        self._counts = (nameservers, brokers)
+        self.replicas: list[Server] = []
+        self._counts = (nameservers, brokers, replicas)
         self._small = small
         self._broker_conf = {**self.profile.broker, **(broker_conf or {})}
         self._namesrv_conf = {**self.profile.name_server, **(namesrv_conf or {})}
@@ -172,7 +180,7 @@ class RealCluster:
 
     @property
     def servers(self) -> list[Server]:
-        return [*self.nameservers, *self.brokers]
+        return [*self.nameservers, *self.brokers, *self.replicas]
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -220,6 +228,23 @@ class RealCluster:
                 server.spawn()
         await self._until_up(deadline)
 
+    async def replicated(self, timeout: float = 60.0) -> None:
+        """Returns when each replica's commit log reaches as far as its broker's did at the call; both must run.
+
+        A replica connects some 5 s after its start. Settings of topics follow within a minute (5.5.0): until then a replica refuses
+        pulls of a new topic. Raises ClusterError after ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        ends = [await self._log_end(broker, deadline) for broker in self.brokers]
+        for number, replica in enumerate(self.replicas):
+            wanted = ends[number // self._counts[2]]
+            while (copied := await self._log_end(replica, deadline)) < wanted:
+                if time.monotonic() >= deadline:
+                    raise ClusterError(
+                        f"{replica.name} has {copied} of {wanted} bytes after {timeout:g} s\n{replica.log_tail()}"
+                    )
+                await asyncio.sleep(0.05)
+
     def cpu_seconds(self, server: Server) -> float:
         """The same as ``server.cpu_seconds()``."""
         return server.cpu_seconds()
@@ -236,18 +261,24 @@ class RealCluster:
         self._group = Group(self._root if given is None else None)
         self._certificates = Certificates.make(self._root / "certificates") if self.profile.tls else None
         self._access = self._own_access()
-        nameservers, brokers = self._counts
-        ports = find_ports([(0,)] * nameservers + [BROKER_OFFSETS] * brokers)
+        nameservers, brokers, replicas = self._counts
+        ports = find_ports([(0,)] * nameservers + [BROKER_OFFSETS] * (brokers * (1 + replicas)))
         addresses = ";".join(f"127.0.0.1:{port}" for port in ports[:nameservers])
-        self.nameservers, self.brokers = [], []
+        self.nameservers, self.brokers, self.replicas = [], [], []
         for number, port in enumerate(ports[:nameservers]):
             keys = {**name_server_keys(port), **self._namesrv_conf}
             server = self._server(f"namesrv-{number}", port, NAME_SERVER_CLASS, class_path, keys)
             self.nameservers.append(server)
-        for number, port in enumerate(ports[nameservers:]):
+        for number, port in enumerate(ports[nameservers : nameservers + brokers]):
             name = f"broker-{chr(ord('a') + number)}" if number < 26 else f"broker-{number}"
             keys = {**broker_keys(name, port, addresses, self._root / name), **self._broker_conf}
             self.brokers.append(self._server(name, port, BROKER_CLASS, class_path, keys))
+        for number, port in enumerate(ports[nameservers + brokers :]):
+            master, which = self.brokers[number // replicas], number % replicas + 1
+            name = f"{master.name}-{which}"
+            keys = {**broker_keys(master.name, port, addresses, self._root / name), **self._broker_conf}
+            keys |= replica_keys(which)
+            self.replicas.append(self._server(name, port, BROKER_CLASS, class_path, keys))
 
     def _server(self, name: str, port: int, main_class: str, class_path: str, keys: Mapping[str, str]) -> Server:
         assert self._root is not None
@@ -286,16 +317,30 @@ class RealCluster:
     async def _until_up(self, deadline: float) -> None:
         for server in self.servers:
             await server.wait_port(deadline)
-        await self._until_routed(self.nameservers, self.brokers, deadline)
+        await self._until_routed(self.nameservers, [*self.brokers, *self.replicas], deadline)
+        await self._introduce(self.replicas)
 
     async def _until_serving(self, server: Server, deadline: float) -> None:
         """What a server started again is waited for: a broker by all name servers, a name server by all brokers."""
-        if server in self.brokers:
+        if server not in self.nameservers:
             nameservers = [each for each in self.nameservers if each.running and not each.paused]
             await self._until_routed(nameservers, [server], deadline)
+            await self._introduce([server] if server in self.replicas else [])
         else:
-            brokers = [each for each in self.brokers if each.running and not each.paused]
+            brokers = [each for each in (*self.brokers, *self.replicas) if each.running and not each.paused]
             await self._until_routed([server], brokers, deadline)
+
+    async def _introduce(self, replicas: Sequence[Server]) -> None:
+        """A replica hears of its master at a registration; it may have been there first."""
+        await asyncio.gather(*(hurry_registration(replica.address, self._access) for replica in replicas))
+
+    async def _log_end(self, broker: Server, deadline: float) -> int:
+        while (end := await commit_log_end(broker.address, self._access)) is None:
+            broker.check_alive()
+            if time.monotonic() >= deadline:
+                raise ClusterError(f"{broker.name} does not say in time what it holds\n{broker.log_tail()}")
+            await asyncio.sleep(0.05)
+        return end
 
     async def _until_routed(self, nameservers: Sequence[Server], brokers: Sequence[Server], deadline: float) -> None:
         addresses = [broker.address for broker in brokers]
