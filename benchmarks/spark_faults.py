@@ -58,6 +58,7 @@ IN_SESSION: dict[str, Case] = {
     "queue added": lambda bench, seed: [runs.queue_added(bench, seed)],
     "messages deleted": lambda bench, seed: [runs.retention(bench, seed, real=True)],
     "messages deleted while they are read": lambda bench, seed: [runs.vanishing(bench, seed, real=True)],
+    "master away, replica behind": lambda bench, seed: [runs.lagging_replica(bench, seed)],
     "commit taken back, parquet": lambda bench, seed: runs.replayed(bench, seed, [(mode, "parquet") for mode in runs.MODES]),
     "commit taken back, topic": lambda bench, seed: runs.replayed(bench, seed, [(mode, "topic") for mode in runs.MODES]),
 }

@@ -65,28 +65,37 @@ _FAR: Final = 1 << 53
 _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 
 
-async def max_offset(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Offset after the last message that can be read; one stored a moment ago may not be among them yet."""
+async def max_offset(instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True) -> int:
+    """Offset after the last message that can be read; one stored a moment ago may not be among them yet.
+
+    ``any_replica``, here and below: where no master is known a replica is asked, which may lack messages that were acknowledged.
+    Without it that raises BrokerNotFoundError.
+    """
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
-    return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader)).offset
+    return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader, any_replica)).offset
 
 
-async def until_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
-    """Returns when every message the broker acknowledged before this call can be read.
+async def until_readable(
+    instance: ClientInstance, broker_name: str, topic: str, *, any_replica: bool = True, timeout: float | None = None
+) -> bool:
+    """Returns when every message the broker acknowledged before this call can be read; False where that takes longer than
+    ``timeout`` seconds (default: ``request_timeout``).
 
     A broker acknowledges what is in its commit log and builds the queues from it a moment later (measured on 5.5.0: every
     second ``max_offset`` that follows an acknowledged send at once does not count it, whatever its ``committed`` field says).
     Only its runtime information tells how far behind the queues are; it costs the broker 60 ms, so this is for the beginning
-    of a reading. In its first second a broker has none and fails over it (5.5.0 and 4.9.7): it is asked again. A broker that
-    does not give it is taken at its word.
+    of a reading. In its first second a broker has none and fails over it (5.5.0 and 4.9.7): it is asked again, and so is a busy
+    one. A broker that does not give it is taken at its word.
     """
-    deadline = monotonic() + instance.config.request_timeout
+    longest = instance.config.request_timeout
+    deadline = monotonic() + (longest if timeout is None else timeout)
     rest = _FIRST_REST
     wanted = latest = None
     while (left := deadline - monotonic()) > 0:
         command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
-        response, address = await instance.ask_broker(broker_name, topic, command, left, any_replica=True)
-        if response.code == ResponseCode.SYSTEM_ERROR and _NO_STATISTICS in (response.remark or ""):
+        response, address = await instance.ask_broker(broker_name, topic, command, min(left, longest), any_replica=any_replica)
+        starting = response.code == ResponseCode.SYSTEM_ERROR and _NO_STATISTICS in (response.remark or "")
+        if starting or response.code == ResponseCode.SYSTEM_BUSY:
             await asyncio.sleep(_LAST_REST)
             continue
         try:
@@ -94,23 +103,26 @@ async def until_readable(instance: ClientInstance, broker_name: str, topic: str)
             end, behind = int(table["commitLogMaxOffset"]), int(table["dispatchBehindBytes"])
         except (KeyError, ValueError, RemoteProtocolError):
             logger.debug("broker %s does not tell how far behind its queues are: code %d", address, response.code)
-            return
+            return True
         if behind <= 0 or (wanted is not None and latest is not None and latest - behind >= wanted):
-            return
+            return True
         wanted = end if wanted is None else wanted
         latest = end
         await asyncio.sleep(rest)
         rest = min(rest * 2, _LAST_REST)
     logger.warning("the queues of broker %s are far behind its commit log, the newest messages cannot be read yet", broker_name)
+    return False
 
 
-async def min_offset(instance: ClientInstance, queue: MessageQueue) -> int:
+async def min_offset(instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True) -> int:
     """Offset of the first message that is still there."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
-    return (await _ask(instance, queue, header, GetMinOffsetResponseHeader)).offset
+    return (await _ask(instance, queue, header, GetMinOffsetResponseHeader, any_replica)).offset
 
 
-async def search_offset(instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
+async def search_offset(
+    instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False, any_replica: bool = True
+) -> int:
     """Offset of the first message stored at ``when`` or later, else of the next one to come; with ``upper`` of the last one at
     ``when`` or before, else of the first there is. The same on all brokers, see ``time_search``.
     """
@@ -122,18 +134,20 @@ async def search_offset(instance: ClientInstance, queue: MessageQueue, when: flo
         boundaryType=BoundaryType.UPPER if upper else BoundaryType.LOWER,
         bname=queue.broker_name,
     )
-    response, address = await _request(instance, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**to_ext(header)})
+    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
     found = _read(SearchOffsetResponseHeader, response, queue, address).offset
-    low = await min_offset(instance, queue)
+    low = await min_offset(instance, queue, any_replica=any_replica)
     if response.version >= EXACT_FROM:
         return max(found, low)
-    high = await max_offset(instance, queue)
+    high = await max_offset(instance, queue, any_replica=any_replica)
     wanted = time_ms + 1 if upper else time_ms
     times: dict[int, int] = {}
 
     async def late(offset: int) -> bool:
         if offset not in times:
-            times[offset] = await store_time_ms(instance, queue, offset, instance.config.request_timeout)
+            timeout = instance.config.request_timeout
+            times[offset] = await store_time_ms(instance, queue, offset, timeout, any_replica=any_replica)
         return times[offset] >= wanted
 
     first = await first_at_or_after(low, high, found, late)
@@ -247,9 +261,9 @@ def _has(route: TopicRoute, queue: MessageQueue) -> bool:
     return queue in route.subscribe_queues
 
 
-async def _ask(instance: ClientInstance, queue: MessageQueue, header: Header, answer: type[H]) -> H:
+async def _ask(instance: ClientInstance, queue: MessageQueue, header: Header, answer: type[H], any_replica: bool) -> H:
     assert header.request_code is not None
-    response, address = await _request(instance, queue, RequestCode(header.request_code), {**to_ext(header)})
+    response, address = await _request(instance, queue, RequestCode(header.request_code), {**to_ext(header)}, any_replica)
     return _read(answer, response, queue, address)
 
 
@@ -262,13 +276,13 @@ def _read(answer: type[H], response: RemotingCommand, queue: MessageQueue, addre
 
 
 async def _request(
-    instance: ClientInstance, queue: MessageQueue, code: RequestCode, fields: dict[str, str | None]
+    instance: ClientInstance, queue: MessageQueue, code: RequestCode, fields: dict[str, str | None], any_replica: bool = True
 ) -> tuple[RemotingCommand, str]:
     command = RemotingCommand(code=code, ext_fields=fields)
     deadline = monotonic() + instance.config.request_timeout
     holder = await instance.holder_of(queue, instance.config.request_timeout)
     response, address = await instance.ask_broker(
-        holder, queue.topic, command, max(deadline - monotonic(), 0.0), any_replica=True
+        holder, queue.topic, command, max(deadline - monotonic(), 0.0), any_replica=any_replica
     )
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request=code.name, broker=queue.broker_name, address=address)

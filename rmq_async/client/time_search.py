@@ -63,7 +63,9 @@ async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int]
     return high
 
 
-async def store_time_ms(instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float) -> int:
+async def store_time_ms(
+    instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float, *, any_replica: bool = True
+) -> int:
     """When the message at ``offset``, which must be there, was stored."""
     header = PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,
@@ -81,7 +83,7 @@ async def store_time_ms(instance: ClientInstance, queue: MessageQueue, offset: i
     )
     command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
     response, address = await instance.ask_broker(
-        instance.routes.broker_of(queue), queue.topic, command, timeout, any_replica=True
+        instance.routes.broker_of(queue), queue.topic, command, timeout, any_replica=any_replica
     )
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)

@@ -1,6 +1,9 @@
 """What a planner asks of the cluster: which queues there are, and which offsets they hold.
 
-Every question is asked again for a while where that may help, so that a restart of a broker does not end a stream."""
+Every question is asked again for a while where that may help, so that a restart of a broker does not end a stream. Offsets are
+those of masters: a replica may lack what was acknowledged, and does not know it. Where the options allow a replica's, no loss is
+concluded from them (``Extents.proven``).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from time import monotonic
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
@@ -19,17 +23,39 @@ from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
 from ..client.route_table import TopicRoute
 from ..client.text import printable
-from ..errors import BrokerNotFoundError, ConfigError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
+from ..errors import (
+    BrokerNotFoundError,
+    ConfigError,
+    NameServerError,
+    NoPermissionError,
+    RequestTimeoutError,
+    RocketMQError,
+    TopicNotFoundError,
+)
 from .options import ReadOptions
 from .positions import key_of
 from .worker import SparkReader, worker
 
-__all__ = ["Cluster", "may_pass"]
+__all__ = ["Cluster", "Extents", "may_pass"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Find = Callable[[ClientInstance, MessageQueue], Awaitable[int]]
+Offsets = dict[MessageQueue, int]
+
+
+class Find(Protocol):
+    """A question about one queue; see ``rmq_async.client.offsets``."""
+
+    def __call__(self, instance: ClientInstance, queue: MessageQueue, *, any_replica: bool) -> Awaitable[int]: ...
+
+
+class Extents(NamedTuple):
+    """What queues hold now. ``proven``: those whose master said so; of the others a replica may be behind."""
+
+    earliest: Offsets
+    latest: Offsets
+    proven: frozenset[MessageQueue]
 
 
 def may_pass(error: RocketMQError) -> bool:
@@ -64,46 +90,47 @@ class Cluster:
         except _MissingError as error:
             return error.found
 
-    def newest(self, *, settled: bool = False) -> dict[MessageQueue, int]:
+    def newest(self, *, settled: bool = False) -> Extents:
         """``latest`` of the queues of a stream that runs. A broker that does not come back is left out when its route is gone."""
 
-        async def newest(reader: SparkReader) -> dict[MessageQueue, int]:
-            queues = await self._queues(reader, True)
+        async def newest(reader: SparkReader) -> Extents:
+            asked = await self._asked(reader, await self._queues(reader, True))
             if settled:
-                await self._settle(reader, queues)
-            return await _each(reader, queues, queue_offsets.max_offset)
+                await self._settle(asked)
+            return Extents({}, await asked.each(queue_offsets.max_offset), asked.proven)
 
         return self._ask(newest, begun=True)
 
-    def earliest(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        return self._offsets(queues, queue_offsets.min_offset)
-
-    def latest(self, queues: Iterable[MessageQueue], *, settled: bool = False) -> dict[MessageQueue, int]:
+    def extents(self, queues: Iterable[MessageQueue], *, settled: bool = False) -> Extents:
         """``settled``: what was acknowledged before this call is counted; costs each broker some 60 ms."""
         queues = tuple(queues)
-        if settled:
-            self._ask(lambda reader: self._settle(reader, queues))
+
+        async def extents(reader: SparkReader) -> Extents:
+            asked = await self._asked(reader, queues)
+            if settled:
+                await self._settle(asked)
+            earliest = await asked.each(queue_offsets.min_offset)
+            return Extents(earliest, await asked.each(queue_offsets.max_offset), asked.proven)
+
+        return self._ask(extents)
+
+    def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
+        return self._offsets(queues, queue_offsets.min_offset)
+
+    def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
         return self._offsets(queues, queue_offsets.max_offset)
 
-    def led(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Those whose broker has a master now; a replica's offsets may be behind."""
-
-        async def led(reader: SparkReader) -> list[MessageQueue]:
-            instance = reader.instance
-            routes = instance.routes
-            return [each for each in queues if routes.address_of(routes.broker_of(instance.names.wire_queue(each))) is not None]
-
-        return self._ask(led)
-
-    def stored_at(self, moments: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    def stored_at(self, moments: Mapping[MessageQueue, int]) -> Offsets:
         """Offsets of the first messages stored at these moments (milliseconds) or later; a queue's end where there is none."""
 
-        async def search(reader: SparkReader) -> dict[MessageQueue, int]:
-            instance = reader.instance
-            wire = instance.names.wire_queue
-            return await for_each(
-                moments, lambda queue: queue_offsets.search_offset(instance, wire(queue), moments[queue] / 1000)
-            )
+        async def search(reader: SparkReader) -> Offsets:
+            asked = await self._asked(reader, moments)
+            seconds = {asked.wired[queue]: moment / 1000 for queue, moment in moments.items()}
+
+            async def find(instance: ClientInstance, queue: MessageQueue, *, any_replica: bool) -> int:
+                return await queue_offsets.search_offset(instance, queue, seconds[queue], any_replica=any_replica)
+
+            return await asked.each(find)
 
         return self._ask(search)
 
@@ -154,14 +181,50 @@ class Cluster:
         reader = here.reader(options.access, options.group)
         return here.run(asking())
 
-    def _offsets(self, queues: Iterable[MessageQueue], find: Find) -> dict[MessageQueue, int]:
-        return self._ask(lambda reader: _each(reader, queues, find))
+    def _offsets(self, queues: Iterable[MessageQueue], find: Find) -> Offsets:
+        queues = tuple(queues)
 
-    async def _settle(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> None:
+        async def offsets(reader: SparkReader) -> Offsets:
+            return await (await self._asked(reader, queues)).each(find)
+
+        return self._ask(offsets)
+
+    async def _asked(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> _Asked:
+        """Raises BrokerNotFoundError for a broker that has only replicas now, unless they may be asked."""
         instance = reader.instance
-        wired = [instance.names.wire_queue(queue) for queue in queues]
-        brokers = {instance.routes.broker_of(queue): queue.topic for queue in wired}
-        await for_each(brokers, lambda name: queue_offsets.until_readable(instance, name, brokers[name]))
+        wired = {queue: instance.names.wire_queue(queue) for queue in queues}
+        timeout = instance.config.request_timeout
+        brokers = await for_each(wired, lambda queue: instance.holder_of(wired[queue], timeout))
+        topics = {broker: wired[queue].topic for queue, broker in brokers.items()}
+        routes = instance.routes
+        if absent := {topic for name, topic in topics.items() if routes.address_of(name) is None}:
+            await for_each(absent, routes.refresh)
+        led = frozenset(name for name in topics if routes.address_of(name) is not None)
+        led -= await _acting(instance, led, set(topics.values()))
+        alone = sorted(name for name in topics.keys() - led if routes.addresses_of(name))
+        if alone and not self._options.replicas:
+            raise BrokerNotFoundError(
+                f"broker {printable(alone[0])} has no master now, and its replicas may lack messages that were acknowledged; asked "
+                f"{self._options.fetch_retries} times more, {self._options.fetch_interval:.3g} s apart (option "
+                "fetchOffset.numRetries); offsetsFromReplicas=true plans with what a replica has",
+                broker=alone[0],
+            )
+        return _Asked(instance, wired, brokers, led if self._options.replicas else frozenset(topics))
+
+    async def _settle(self, asked: _Asked) -> None:
+        instance, options = asked.instance, self._options
+        topics = {broker: asked.wired[queue].topic for queue, broker in asked.brokers.items() if broker in asked.led}
+        patience = max(instance.config.request_timeout, options.fetch_retries * options.fetch_interval)
+
+        async def settle(name: str) -> None:
+            if not await queue_offsets.until_readable(instance, name, topics[name], any_replica=False, timeout=patience):
+                raise _BehindError(
+                    f"the queues of broker {printable(name)} have not caught up with its commit log in {patience:.3g} s (option "
+                    "fetchOffset.numRetries), so messages that it has acknowledged cannot be read yet",
+                    broker=name,
+                )
+
+        await for_each(topics, settle)
 
     async def _queues(self, reader: SparkReader, begun: bool) -> tuple[MessageQueue, ...]:
         options = self._options
@@ -204,9 +267,39 @@ class Cluster:
         return tuple(queue for topic in topics for queue in found[topic])
 
 
-async def _each(reader: SparkReader, queues: Iterable[MessageQueue], find: Find) -> dict[MessageQueue, int]:
-    instance = reader.instance
-    return await for_each(queues, lambda queue: find(instance, instance.names.wire_queue(queue)))
+class _Asked(NamedTuple):
+    """Queues of one question, as servers know them, and the brokers that hold them. ``led``: those whose master is to be asked; of
+    the others a replica will do."""
+
+    instance: ClientInstance
+    wired: Mapping[MessageQueue, MessageQueue]
+    brokers: Mapping[MessageQueue, str]
+    led: frozenset[str]
+
+    @property
+    def proven(self) -> frozenset[MessageQueue]:
+        return frozenset(queue for queue, broker in self.brokers.items() if broker in self.led)
+
+    async def each(self, find: Find) -> Offsets:
+        return await for_each(
+            self.wired,
+            lambda queue: find(self.instance, self.wired[queue], any_replica=self.brokers[queue] not in self.led),
+        )
+
+
+async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
+    """Brokers whose master by the route is a replica: with ``enableSlaveActingMaster`` a name server names one in its place.
+
+    The list of the cluster's brokers (106) keeps their own numbers.
+    """
+    routes = [route for topic in topics if (route := instance.routes.cached(topic)) is not None]
+    doubted = {data.broker_name for route in routes for data in route.data.broker_datas if data.enable_acting_master} & led
+    if not doubted:
+        return set()
+    from ..admin.asking import cluster_info
+
+    known = (await cluster_info(instance, monotonic() + instance.config.request_timeout)).broker_addr_table
+    return {name for name in doubted if name not in known or MASTER_ID not in known[name].broker_addrs}
 
 
 def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
@@ -216,6 +309,12 @@ def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
 
 
 _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
+
+
+class _BehindError(RequestTimeoutError):
+    """It has been waited for already."""
+
+    retriable = False
 
 
 class _MissingError(BrokerNotFoundError):

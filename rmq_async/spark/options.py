@@ -91,6 +91,10 @@ OPTIONS: Final = (
     Option("pullTimeoutMs", _READ, "120000", "How long a queue may give nothing before the task fails."),
     Option("fetchOffset.numRetries", _READ, "30", "Further tries when servers are asked for queues and offsets."),
     Option("fetchOffset.retryIntervalMs", _READ, "1000", "Between two of them."),
+    Option(
+        "offsetsFromReplicas", _READ, "false",
+        "Where a broker has no master, plan with the offsets of a replica; what it lacks is not read by that batch.",
+    ),
     Option("consumerGroup", _READ, DEFAULT_GROUP, "The group that pulls are made in and offsets are committed for."),
     Option("commitOffsets", _STREAM, "false", "Tell brokers what was read, one micro-batch late; for dashboards only."),
     Option(
@@ -148,6 +152,7 @@ class ReadOptions:
     pull_timeout: float
     fetch_retries: int
     fetch_interval: float
+    replicas: bool
     group: str
     commit: bool
     pushdown: bool
@@ -289,6 +294,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         pull_timeout=given.seconds("pullTimeoutMs", 120_000),
         fetch_retries=given.integer("fetchOffset.numRetries", 30, 0, 1000),
         fetch_interval=given.seconds("fetchOffset.retryIntervalMs", 1000),
+        replicas=given.flag("offsetsFromReplicas", False),
         group=group,
         commit=given.flag("commitOffsets", False),
         pushdown=False if streaming else given.flag("filterPushdown", False),

@@ -28,7 +28,7 @@ from rmq_protocol.message import MessageQueue
 
 from ..errors import ConfigError, RocketMQError
 from .bounds import ends_of_options, starts_of_options
-from .cluster import Cluster
+from .cluster import Cluster, Extents
 from .options import ReadOptions
 from .plain import plainly, plainly_iterated
 from .planning import EndOffset, Loss, Offsets, Range, advance, cut, find_losses, find_odd, raise_losses, starts_of
@@ -88,13 +88,16 @@ class _Reader:
         for loss in losses:
             logger.warning("data is lost, the query goes on: %s", loss)
 
-    def _ranges(self, starts: Offsets, ends: Offsets, earliest: Offsets, latest: Offsets) -> list[Range]:
-        """What of them is there; the rest is told as lost."""
-        self._tell(find_losses(starts, ends, earliest, latest))
+    def _ranges(self, starts: Offsets, ends: Offsets, there: Extents) -> list[Range]:
+        """What of them is there; the rest is told as lost. Where only a replica was asked nothing is cut off and nothing is lost:
+        the task waits for what the replica lacks."""
+        self._tell(_losses(starts, ends, there))
         return [
-            Range(*queue, max(starts[queue], earliest[queue]), min(ends[queue], latest[queue]))
+            Range(*queue, max(starts[queue], there.earliest[queue]), min(ends[queue], there.latest[queue]))
+            if queue in there.proven
+            else Range(*queue, starts[queue], ends[queue])
             for queue in sorted(ends)
-            if queue in latest
+            if queue in there.latest
         ]
 
 
@@ -110,15 +113,14 @@ class BatchReader(_Reader, DataSourceReader):
         tags = wanted.tags_with(options.tags)
         self._options = options = replace(options, tags=tags or options.tags)
         cluster = Cluster(options)
-        queues = cluster.queues()
-        earliest, latest = cluster.earliest(queues), cluster.latest(queues, settled=True)
-        starts = starts_of_options(options, cluster, earliest, latest)
-        ends = ends_of_options(options, cluster, earliest, latest)
+        there = cluster.extents(cluster.queues(), settled=True)
+        starts = starts_of_options(options, cluster, there.earliest, there.latest)
+        ends = ends_of_options(options, cluster, there.earliest, there.latest)
         if isinstance(options.start, int | Times):
-            starts = {queue: min(start, latest[queue]) for queue, start in starts.items()}
+            starts = {queue: min(start, there.latest[queue]) for queue, start in starts.items()}
         elif isinstance(options.start, Positions) and isinstance(options.end, Positions):
             _check_order(starts, ends)
-        ranges = self._ranges(starts, ends, earliest, latest)
+        ranges = self._ranges(starts, ends, there)
         if tags is None:
             ranges = []
         slices = self._cut(_within(wanted, ranges, cluster))
@@ -147,7 +149,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         super().__init__(options)
         self._cluster = Cluster(options)
         self._initial: dict[str, Any] | None = None
-        self._snapshot: dict[MessageQueue, int] | None = None
+        self._snapshot: Extents | None = None
         self._reported: dict[str, Any] | None = None
         self._watch = _Watch(options)
         self._committed: Offsets | None = None
@@ -158,12 +160,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Spark asks twice, and again after a restart before the first commit."""
         if self._initial is None:
             cluster = self._cluster
-            queues = cluster.queues()
-            earliest, latest = cluster.earliest(queues), cluster.latest(queues, settled=True)
-            starts = starts_of_options(self._options, cluster, earliest, latest)
+            there = cluster.extents(cluster.queues(), settled=True)
+            starts = starts_of_options(self._options, cluster, there.earliest, there.latest)
             if isinstance(self._options.start, Positions) and not isinstance(self._options.start, Times):
-                self._tell(find_losses(starts, starts, earliest, latest))
-                starts = {queue: min(start, latest[queue]) for queue, start in starts.items()}
+                self._tell(_losses(starts, starts, there))
+                starts = {
+                    queue: min(start, there.latest[queue]) if queue in there.proven else start
+                    for queue, start in starts.items()
+                }
             self._initial = EndOffset(starts).to_json()
         return self._initial
 
@@ -206,8 +210,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not ends:
             return []
         _check_order(starts, ends)
-        there = [queue for queue in self._cluster.queues(begun=True, wanted=ends) if queue in ends]
-        return self._cut(self._ranges(starts, ends, self._cluster.earliest(there), self._cluster.latest(there)))
+        queues = [queue for queue in self._cluster.queues(begun=True, wanted=ends) if queue in ends]
+        there = self._cluster.extents(queues)
+        if _losses(starts, ends, there):  # a broker that has just started may not have all its queues yet
+            there = self._cluster.extents(queues, settled=True)
+        return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark tells what was read one micro-batch late, and not of the last one of a run that ends by itself.
@@ -226,11 +233,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
         """What there is to read; less than was read already is asked for again before it is believed, and never of a replica."""
         cluster = self._cluster
-        latest = self._snapshot if self._snapshot is not None else cluster.newest()
+        there = self._snapshot if self._snapshot is not None else cluster.newest()
+        latest = dict(there.latest)
         if begin.init is None:  # from initialOffset, which may have asked a moment later
             return {queue: max(offset, begin.queues.get(queue, 0)) for queue, offset in latest.items()}
         if fallen := [queue for queue in find_odd(begin, latest) if queue in begin.queues]:
-            latest |= {queue: begin.queues[queue] for queue in fallen} | cluster.latest(cluster.led(fallen), settled=True)
+            again = cluster.extents([queue for queue in fallen if queue in there.proven], settled=True)
+            latest |= {queue: again.latest[queue] if queue in again.proven else begin.queues[queue] for queue in fallen}
         return latest
 
     def _check_topics(self, begin: EndOffset) -> None:
@@ -277,6 +286,12 @@ class _Watch:
                 logger.warning("%s is not among what is read now; %s. It keeps its place, %d", key_of(queue), unread, at)
             elif self._fails and seen > at and monotonic() - self._absent[queue] > self._patience:
                 raise_losses([Loss(queue, "the queue is gone", (at, seen), None)])
+
+
+def _losses(starts: Offsets, ends: Offsets, there: Extents) -> list[Loss]:
+    """A replica proves none."""
+    judged = {queue: end for queue, end in ends.items() if queue in there.proven or queue not in there.latest}
+    return find_losses(starts, judged, there.earliest, there.latest)
 
 
 def _within(wanted: Pushed, ranges: Iterable[Range], cluster: Cluster) -> list[Range]:

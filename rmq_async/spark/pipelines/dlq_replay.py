@@ -24,7 +24,7 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError, TopicNotFoundError
-from rmq_async.spark.pipelines.given import ask, options_for, refuse_topics, window
+from rmq_async.spark.pipelines.given import ask, options_for, refuse_replicas, refuse_topics, window
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
 from rmq_async.spark.pipelines.session import activate
@@ -99,6 +99,7 @@ def replay_dead_letters(
     """
     source = _checked(group, topic, max_replays)
     refuse_topics(options)
+    refuse_replicas(options, "copies that it lacks would be sent again")
     writing = options_for("batch write", options, idColumn="id")
     namespace = access_for(writing).namespace
     bounds = window(since, until)

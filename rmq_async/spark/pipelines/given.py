@@ -12,11 +12,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
-from rmq_async.errors import ConfigError
+from rmq_async.client.text import printable
+from rmq_async.errors import BrokerNotFoundError, ConfigError
 from rmq_async.spark.connection import Access, client_config
 from rmq_async.spark.options import OPTIONS, Use, read_options
+from rmq_protocol.constants import MASTER_ID
 
-__all__ = ["ask", "ask_at", "column", "options_for", "refuse_topics", "window"]
+__all__ = ["ask", "ask_at", "check_masters", "column", "options_for", "refuse_replicas", "refuse_topics", "window"]
 
 T = TypeVar("T")
 
@@ -36,6 +38,26 @@ def refuse_topics(options: Mapping[str, str]) -> None:
     """Raises ConfigError where options say what a pipeline is told otherwise: a written topic would win over that of each row."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
         raise ConfigError(f"option {given[0]} is not one of this pipeline, which is told its topics otherwise")
+
+
+def refuse_replicas(options: Mapping[str, str], why: str) -> None:
+    """Raises ConfigError where ``offsetsFromReplicas`` is given: ``why`` says what would come of missing messages."""
+    if any(name.lower() == "offsetsfromreplicas" for name in options):
+        raise ConfigError(f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}")
+
+
+async def check_masters(admin: Admin, topic: str) -> None:
+    """Raises BrokerNotFoundError where a broker of the topic has no master now, so that figures of it would be a replica's.
+
+    The list of brokers is asked, since a route may name a replica as an acting master.
+    """
+    route, known = await admin.topic_route(topic), (await admin.cluster_info()).broker_addr_table
+    for data in route.broker_datas:
+        if data.broker_name not in known or MASTER_ID not in known[data.broker_name].broker_addrs:
+            raise BrokerNotFoundError(
+                f"broker {printable(data.broker_name)} of topic {topic} has no master now, and its replicas may lack messages",
+                broker=data.broker_name,
+            )
 
 
 def window(since: datetime | None, until: datetime | None) -> dict[str, str]:

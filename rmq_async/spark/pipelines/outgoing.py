@@ -20,10 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from rmq_async.admin import Admin
 from rmq_async.client.text import printable
-from rmq_async.errors import NoPermissionError, RocketMQError, TopicNotFoundError
+from rmq_async.errors import BrokerNotFoundError, NoPermissionError, RocketMQError, TopicNotFoundError
 from rmq_async.spark.connection import Access
 from rmq_async.spark.options import write_options
-from rmq_async.spark.pipelines.given import ask_at
+from rmq_async.spark.pipelines.given import ask_at, check_masters
 from rmq_async.spark.pipelines.job import Progress
 from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.writing import warn_of_speculation
@@ -73,17 +73,23 @@ def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[Mess
 
 
 class Arrivals:
-    """By how much topics have grown since this was made."""
+    """By how much topics have grown since this was made, as masters tell it: a replica may lack what was acknowledged."""
 
     def __init__(self, access: Access, topics: Iterable[str]) -> None:
         self._access = access
         self._topics = tuple(sorted(set(topics)))
-        self._before = ask_at(access, self._ends)
+        self._before: int | None = None
+        try:
+            self._before = ask_at(access, self._ends)
+        except BrokerNotFoundError as error:  # the other brokers can be written to
+            logger.warning("how much arrives will not be known: %s", printable(error))
 
     def count(self) -> int | None:
-        """None where the user may not ask for offsets. Raises RocketMQError."""
+        """None where the user may not ask for offsets, or could not at first. Raises RocketMQError."""
+        if self._before is None:
+            return None
         now = ask_at(self._access, self._ends)
-        return None if now is None or self._before is None else now - self._before
+        return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
         """The same once it is ``expected``, or as much as it is after a while: a stored message is readable a moment later.
@@ -107,6 +113,7 @@ class Arrivals:
         total = 0
         for topic in self._topics:
             try:
+                await check_masters(admin, topic)
                 stats = await admin.topic_stats(topic)
             except TopicNotFoundError:
                 continue

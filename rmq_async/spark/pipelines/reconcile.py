@@ -25,7 +25,7 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError
-from rmq_async.spark.pipelines.given import ask, column, options_for, refuse_topics, window
+from rmq_async.spark.pipelines.given import ask, column, options_for, refuse_replicas, refuse_topics, window
 from rmq_async.spark.pipelines.job import (
     Progress,
     connection_options,
@@ -133,6 +133,7 @@ def reconcile(
     _check(by, fail_on, table)
     activate(spark)
     refuse_topics(options)
+    refuse_replicas(options, "acknowledged ones would be called missing")
     inside = window(since, until)
     if table.time is None:
         slack = timedelta()

@@ -301,6 +301,66 @@ async def _delete(address: str, run: Run) -> dict[str, int]:
     raise TimeoutError(f"{run.case}: not deleted: {least}")
 
 
+def lagging_replica(bench: Bench, seed: int) -> Run:
+    """The master goes while its replica lacks acknowledged messages; on a cluster of its own."""
+    cluster = RealCluster(replicas=1, broker_conf={"slaveReadEnable": "true"})
+    bench.wait(cluster.start())
+    try:
+        return master_away(Bench(bench.spark, bench.wait, bench.place, cluster.namesrv), cluster, seed)
+    finally:
+        bench.wait(cluster.stop())
+
+
+def master_away(bench: Bench, cluster: RealCluster, seed: int) -> Run:
+    """In odd seeds it goes before the end is planned, in even ones between that and the partitions. It comes back while planning
+    waits for it; in every third seed later: then the query fails with that reason, and is started again."""
+    rng = random.Random(seed)
+    planned, late = seed % 2 == 0, seed % 3 == 0
+    options = {"failOnDataLoss": rng.choice(("true", "false"))} | ({"fetchOffset.numRetries": "1"} if late else {})
+    run = bench.run("master away, replica behind", seed, "parquet", **options)
+    if planned:
+        run = with_faults(run, Fault("partitions", "wait"))
+    bench.feeder.send(run, spread(rng, 300, 500), size=2000)
+    bench.wait(cluster.replicated())
+    cluster.replicas[0].pause()
+    bench.feeder.send(run, spread(rng, 300, 500), size=2000)
+    if planned:
+        run.note("fed")
+    query = start(bench.spark, run)
+    run.wait_event("fired" if planned else "initial", alive=lambda: query.isActive)
+    bench.wait(cluster.brokers[0].kill())
+    cluster.replicas[0].resume()
+    copied = bench.wait(_ends_without_master(run))
+    missing = {each["queue"]: each["first"] + each["count"] - copied[each["queue"]] for each in run.history("produced")}
+    run.note("injected", what="master away", missing=missing)
+    if not all(count > 0 for count in missing.values()):
+        run.note("void", why="the replica had everything of a queue")
+    run.note("fed")
+    run.signal("go")
+    if late:
+        for _ in ticks("the query did not end without a master"):
+            if not query.isActive:
+                break
+        if "has no master now" not in (error := str(query.exception() or "no error")):
+            run.note("failed", error=f"not the error of a missing master: {error}")
+    else:
+        time.sleep(rng.uniform(4.0, 8.0))  # longer than what asks a replica takes to believe it
+    bench.wait(cluster.brokers[0].start())
+    finish(run, start(bench.spark, run, faults=False) if late else query)
+    return run
+
+
+async def _ends_without_master(run: Run) -> dict[str, int]:
+    """What the replica says once routes name nothing else."""
+    queues = [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
+    async with Admin(namesrv=run.namesrv) as admin:
+        for _ in range(600):
+            if all(each.broker_addrs.keys() == {1} for each in (await admin.topic_route(run.topic)).broker_datas):
+                return {key_of(queue): await admin.max_offset(queue) for queue in queues}
+            await asyncio.sleep(0.1)
+    raise TimeoutError(f"{run.case}: the master is still in the route")
+
+
 async def _earliest(run: Run, quiet: float) -> dict[str, int]:
     """When messages of both queues are deleted, and for ``quiet`` seconds no more were."""
     queues = [MessageQueue(run.topic, "broker-a", number) for number in range(2)]
