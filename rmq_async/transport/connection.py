@@ -28,6 +28,7 @@ from .reasons import ending, lost
 from .request_hooks import RequestHooks
 from .request_table import RequestTable
 from .serving import RequestHandler, answer_to
+from .sockets import unread
 from .states import CloseReason, ConnectionState, next_state
 from .tls import silent_end
 
@@ -101,7 +102,7 @@ class Connection(RequestTable, asyncio.Protocol):
     @property
     def heard(self) -> bool:
         """Whether the peer ever sent a byte."""
-        return self._deadlines.reads > 0
+        return self._deadlines.received > 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -169,7 +170,7 @@ class Connection(RequestTable, asyncio.Protocol):
         if self.close_reason is not None:
             return
         deadlines = self._deadlines
-        deadlines.reads += 1
+        deadlines.received += len(data)
         deadlines.silent_since = inf
         self.last_used = monotonic()
         table = self._table
@@ -247,6 +248,9 @@ class Connection(RequestTable, asyncio.Protocol):
                 self.close(CloseReason.NOT_READING)
                 return
         self._writer.queue(parts, urgent=True)
+
+    def _unread(self) -> int:
+        return unread(self._transport)
 
     # -- life
 

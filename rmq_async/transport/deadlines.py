@@ -1,7 +1,7 @@
 """When a connection looks at its table next: one timer, set for the earliest deadline of all.
 
-The same timer notices a dead peer: no byte since the first request that was written after the last byte came. A loop that was
-blocked judges nobody at once, since answers may wait in the socket: some rounds of reads pass first.
+The same timer notices a dead peer: no byte since the first request that was written after the last byte came. After a loop that
+was blocked no request is judged at once, since its answer may wait in the socket: as many bytes as wait there are read first.
 """
 
 from __future__ import annotations
@@ -17,26 +17,37 @@ __all__ = ["GRACE_AFTER_WRITE", "Deadlines"]
 
 SCAN_GRAIN: Final = 0.02
 """Seconds by which near deadlines are judged together."""
-BLOCKED_AFTER: Final = 0.1
+BLOCKED_AFTER: Final = 0.02
 GRACE_STEP: Final = 0.01
-GRACE_STEPS: Final = 20
+MOST_GRACE: Final = 0.5
+"""Seconds for reading what waited in the socket, whatever its size."""
 GRACE_AFTER_WRITE: Final = 0.1
+"""Seconds for the answer to a frame that a blocked loop kept from leaving until its deadline was over."""
 
 
 class Deadlines:
     """``flush`` writes what is gathered; ``die`` closes the connection as dead.
 
-    ``expire(now)`` tells whoever is late, and returns the earliest deadline of the others, infinity if there are none.
+    ``expire(now)`` ends those that are late, and returns the earliest deadline of the others, infinity if there are none.
+    ``spare(until)`` writes what is gathered, and has what is written so wait for its answer until then. ``unread()``: bytes that
+    wait in the socket.
 
     The attributes are public because the send path reads and sets them without a call.
     """
 
     __slots__ = (
-        "_die", "_expire", "_flush", "_grace", "_loop", "_timer", "at", "dead_after", "reads", "silent_since", "wrote_at",
+        "_die", "_expire", "_flush", "_grace", "_loop", "_spare", "_timer", "_unread", "at", "dead_after", "received",
+        "silent_since",
     )  # fmt: skip
 
     def __init__(
-        self, dead_after: float, flush: Callable[[], None], expire: Callable[[float], float], die: Callable[[], None]
+        self,
+        dead_after: float,
+        flush: Callable[[], None],
+        expire: Callable[[float], float],
+        die: Callable[[], None],
+        spare: Callable[[float], None],
+        unread: Callable[[], int],
     ) -> None:
         self.dead_after = dead_after
         """Seconds of silence while an answer is due."""
@@ -44,14 +55,17 @@ class Deadlines:
         """When the next look is due; whoever has an earlier deadline calls ``arm``."""
         self.silent_since = inf
         """When the first request was written that nothing has been heard after."""
-        self.wrote_at = -inf
-        self.reads = 0
+        self.received = 0
+        """Bytes."""
         self._flush = flush
         self._expire = expire
         self._die = die
+        self._spare = spare
+        self._unread = unread
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._grace = (0, 0, -inf)
+        self._grace: tuple[float, int, int] | None = None
+        """When a grace began, ``received`` at its end, and ``received`` at its last step."""
 
     def arm(self, at: float) -> None:
         if self._timer is not None:
@@ -71,12 +85,12 @@ class Deadlines:
     def _scan(self) -> None:
         now = monotonic()
         dead = now - self.silent_since >= self.dead_after
-        if (dead or now - self.at > BLOCKED_AFTER) and self._more_to_read():
+        if (dead or now - self.at > BLOCKED_AFTER) and self._more_to_read(now):
             self._timer = self._loop.call_later(GRACE_STEP, self._scan)
             return
         self._timer = None
         self.at = inf
-        self._grace = (0, 0, -inf)
+        self._grace = None
         if dead:
             self._die()
             return
@@ -85,17 +99,17 @@ class Deadlines:
         if earliest < self.at:
             self.arm(max(earliest, now + SCAN_GRAIN))
 
-    def _more_to_read(self) -> bool:
-        """After a blocked loop: whether to let another round of reads pass, since answers may wait in the socket.
+    def _more_to_read(self, now: float) -> bool:
+        """After a blocked loop: whether what waited in the socket when the loop went on has still to be read.
 
-        Frames that were gathered when the loop blocked leave first, and get the time of an answer.
+        Frames that were gathered when the loop blocked leave first.
         """
-        steps, reads, wrote = self._grace
-        if not steps:
-            self._flush()
-            wrote = self.wrote_at if self.wrote_at > self.at else -inf  # what is written later is no reason to wait
-        fresh = monotonic() - wrote < GRACE_AFTER_WRITE
-        if steps >= GRACE_STEPS or (steps and reads == self.reads and not fresh):
+        if self._grace is None:
+            self._spare(now + GRACE_AFTER_WRITE)
+            self._grace = (now, self.received + self._unread(), -1)
+            return True
+        began, whole, before = self._grace
+        if self.received >= whole or self.received == before or now - began > MOST_GRACE:
             return False
-        self._grace = (steps + 1, self.reads, wrote)
+        self._grace = (began, whole, self.received)
         return True

@@ -61,7 +61,7 @@ class RequestTable:
         """Those of ``_held`` that nobody answers, and whom to tell of them."""
         self._held_control: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
         self._window = 1 << 30
-        self._deadlines = Deadlines(dead_after, self._writer.flush, self._end_late, die)
+        self._deadlines = Deadlines(dead_after, self._writer.flush, self._end_late, die, self._spare, self._unread)
 
     def require_open(self) -> None:
         """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks show that."""
@@ -300,7 +300,7 @@ class RequestTable:
     def _before_write(self) -> None:
         self._flushed = self._sequence
         deadlines = self._deadlines
-        now = self.last_used = deadlines.wrote_at = monotonic()
+        now = self.last_used = monotonic()
         if self._expects_answer:
             self._expects_answer = False
             if deadlines.silent_since == inf:
@@ -348,6 +348,19 @@ class RequestTable:
         return waiting, oneways
 
     # -- deadlines
+
+    def _unread(self) -> int:
+        """Bytes that the kernel has and nobody has read yet."""
+        raise NotImplementedError
+
+    def _spare(self, until: float) -> None:
+        """Writes what is gathered; its answers are waited for until ``until`` at least."""
+        before = self._flushed
+        self._writer.flush()
+        if self._flushed > before:
+            for pending in self._table.values():
+                if before < pending.sequence <= self._flushed and pending.deadline < until:
+                    pending.deadline = until
 
     def _end_late(self, now: float) -> float:
         """Tells those whose deadline has come; returns the earliest of the others."""

@@ -7,14 +7,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
+import pytest
 import uvloop
 
 from rmq_async import Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .peers import TOPIC
-from .support import message, messages, outcomes, timed
+from .peers import TOPIC, Cluster
+from .support import message, messages, outcomes, producer, timed
 
 
 @contextmanager
@@ -68,6 +70,32 @@ async def test_what_is_not_answered_is_late_all_the_same() -> None:
                 results = await outcomes(*sends)
             assert {type(result) for result in results} == {errors.RequestTimeoutError}
             server.resume()
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_unanswered_call_beside_busy_ones(cluster: Cluster) -> None:
+    """Answers keep coming: no reason to put off, after a block, a call whose answer is not among those that waited."""
+    stored = cluster.a.answer
+    cluster.a.answer = lambda link, sent: None if sent.body == b"silent" else stored(link, sent)
+    async with producer(cluster, stop_timeout=0) as sender:
+        over = False
+
+        async def busy() -> None:
+            while not over:
+                await sender.send(message())
+
+        others = [asyncio.ensure_future(busy()) for _ in range(4)]
+        late = []
+        for _ in range(3):
+            call = asyncio.ensure_future(sender.send(message(b"silent"), timeout=0.2))
+            await asyncio.sleep(0.15)
+            time.sleep(0.25)
+            free = monotonic()
+            assert isinstance((await outcomes(call))[0], errors.RequestTimeoutError)
+            late.append(monotonic() - free)
+        assert min(late) < 0.06, late
+        over = True
+        await asyncio.gather(*others)
 
 
 async def test_a_blocked_loop_while_the_route_and_the_connection_are_made() -> None:
