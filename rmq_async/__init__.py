@@ -44,12 +44,15 @@ if TYPE_CHECKING:
         TransactionError,
         WrongLoopError,
     )
+    from .health import BrokerHealth, Problem
     from .producer import (
         Batching,
         FaultTable,
         Hook,
         Producer,
         ProducerConfig,
+        ProducerHealth,
+        ProducerState,
         Selector,
         SendContext,
         TransactionProducer,
@@ -79,6 +82,7 @@ __all__ = [
     "BatchSendResult",
     "Batching",
     "BrokerError",
+    "BrokerHealth",
     "BrokerNotFoundError",
     "ClientConfig",
     "ClientStateError",
@@ -97,8 +101,11 @@ __all__ = [
     "NameServerError",
     "OffsetRangeError",
     "PermissionDeniedError",
+    "Problem",
     "Producer",
     "ProducerConfig",
+    "ProducerHealth",
+    "ProducerState",
     "ProtocolError",
     "PullConsumer",
     "PullResult",
@@ -138,9 +145,10 @@ _PLACES: Final = {
         "OffsetRangeError PermissionDeniedError ProtocolError RequestTimeoutError RocketMQError SelectorError SendError "
         "SystemBusyError TopicNotFoundError TransactionError WrongLoopError"
     ),
+    ".health": "BrokerHealth Problem",
     ".producer": (
-        "Batching FaultTable Hook Producer ProducerConfig Selector SendContext TransactionProducer select_at_random select_best "
-        "select_by_hash select_by_machine_room split_batches"
+        "Batching FaultTable Hook Producer ProducerConfig ProducerHealth ProducerState Selector SendContext TransactionProducer "
+        "select_at_random select_best select_by_hash select_by_machine_room split_batches"
     ),
     ".results": "BatchSendResult PullResult PullStatus SendResult SendStatus TransactionSendResult TransactionStatus",
     ".runner": "run",

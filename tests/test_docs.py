@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import rmq_async
-from rmq_async import ClientConfig, FaultTable, ProducerConfig, errors, select_best
+from rmq_async import ClientConfig, FaultTable, ProducerConfig, ProducerHealth, errors, select_best
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.health import ProblemCode
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -134,6 +135,17 @@ def test_codes_and_policy_of_errors_are_those_of_the_code() -> None:
         own = getattr(error, "response_code", None) or error.code
         assert code.partition(";")[0] in (str(int(own)) if own is not None else "none", "varies"), name
         assert retriable == ("yes" if error.retriable else "no"), name
+
+
+def test_problem_codes_are_those_of_the_code() -> None:
+    documented = [code for cells in rows("production.md", "problem") for code in re.findall(r"`(\w+)`", cells[0])]
+    assert documented == list(get_args(ProblemCode))
+
+
+@pytest.mark.parametrize("kind", [ProducerHealth])
+def test_fields_of_health_are_those_of_the_code(kind: type[Any]) -> None:
+    documented = {cells[0].strip("`") for cells in rows("production.md", "field")}
+    assert documented == {field.name for field in dataclasses.fields(kind)}
 
 
 def test_every_class_of_error_is_documented() -> None:

@@ -29,6 +29,8 @@ SAYS = {
     "errors.py": "one broker refused, another stored it: 2 attempts\n3 attempts refused, maybe_stored=False\n"
     "no answer in time, maybe_stored=True\nrefused before anything was sent: the body has 4194305 bytes, the limit is 4194304",
     "fastapi_service.py": "201: order 17 paid\n503: not confirmed; may be announced all the same: True\n",
+    "fastapi_probes.py": "no cluster yet: live 200, ready 503 no_name_server\nsent before the cluster was there: SEND_OK\n"
+    "with the cluster: live 200, ready 200\nthe broker is gone: live 200, ready 503 broker_unreachable\n",
     "fastapi_orders/main.py": "4 apples: 201 {'order': 1}\n7 apples: 409 {'detail': 'there are not 7 of apple'}\n"
     "3 apples: 201 {'order': 2}\n3 messages, of 2 orders\n2 apples: 201 {'order': 3}\nthe broker refuses, 1 message waits\n"
     "4 messages, shipped: [1, 2, 3]\n",

@@ -119,11 +119,11 @@ def test_options_equal_the_fields(options: type[Any], configs: list[type[Any]], 
     ],
 )
 def test_help_lists_the_options(client: type[Any], configs: list[type[Any]]) -> None:
-    told = (inspect.getdoc(client) or "").splitlines()
+    lines = (inspect.getdoc(client) or "").splitlines()
     for config in configs:
         for field in dataclasses.fields(config):
             if field.name != "namesrv":
-                (line,) = [line for line in told if line.startswith(f"    {field.name}: ")]
+                (line,) = [line for line in lines if line.startswith(f"    {field.name}: ")]
                 if isinstance(field.default, int | float | str | bool | None):
                     assert line.endswith(f" = {field.default!r}")
 

@@ -3,7 +3,8 @@
 A broker forgets a client it has not heard of for 120 s, and asks back only clients it knows (transaction checks, rebalancing). So
 every master in use gets one heartbeat per ``interval``, whatever number of producers and consumers the client carries, and one at
 once on a new connection and when a group joins. A connection that had its heartbeat less than half an interval ago is left out
-of the round. Two unanswered ones in a row prove a connection dead, and it is closed.
+of the round. Brokers whose connections broke are tried again in between, so that a client that sends nothing notices that they are
+back. Two unanswered ones in a row prove a connection dead, and it is closed.
 
 To push a reply a broker looks the client up by its id, and that entry is easily lost: any producer group that leaves takes the id
 along, and so does a former connection that ends after a new one was introduced. It comes back only with a group that is new to the
@@ -32,6 +33,8 @@ __all__ = ["Heartbeats"]
 logger = logging.getLogger(__name__)
 
 UNANSWERED_LIMIT = 2
+RECONNECTS = 6
+"""Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
 MISSED_FOR = 5.0
 """Seconds for which nobody waits for a broker that did not answer its first heartbeat."""
 FORMER_NOTICED = 0.5
@@ -145,11 +148,16 @@ class Heartbeats:
                 self._beat(connection)
 
     async def run(self) -> None:
-        """One round every ``interval`` seconds, for ever."""
+        """One round every ``interval`` seconds, and tries broken connections in between, for ever."""
+        due = monotonic() + self._interval
         while True:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(min(max(due - monotonic(), 0.0), self._interval / RECONNECTS))
             try:
-                self.round()
+                if monotonic() < due:
+                    self.reconnect()
+                else:
+                    due = monotonic() + self._interval
+                    self.round()
             except Exception:
                 logger.exception("heartbeats failed; the next round is in %s s", self._interval)
 
@@ -168,6 +176,18 @@ class Heartbeats:
                 beaten = self._beaten.get(connection)
                 if beaten is None or beaten.at < recently:
                     self._beat(connection)
+
+    def reconnect(self) -> None:
+        """Begins to connect to masters in use that could not be reached lately, so that it is known when they are back."""
+        if not self._body:
+            return
+        for address in set(self._masters()):
+            if (
+                self._pool.get(address) is None
+                and not self._pool.connecting(address)
+                and self._pool.trouble(address) is not None
+            ):
+                self._spawn(self._connect(address), f"connect {address} again")
 
     async def greet(self, timeout: float) -> None:
         """Connects to every master in use and waits up to ``timeout`` seconds for the answers to their first heartbeats."""

@@ -46,6 +46,7 @@ from .gaps import GapTable
 from .heartbeat import Heartbeats
 from .name_servers import NameServers
 from .names import Names
+from .pulse import Pulse
 from .reply_table import ReplyTable
 from .route_table import RouteTable, TopicRoute
 from .text import printable
@@ -81,6 +82,7 @@ class ClientInstance:
     contact: FirstContact
     routes: RouteTable
     heartbeats: Heartbeats
+    pulse: Pulse
     unique_ids: UniqueIds
     client_ip: str
     client_id: str
@@ -287,6 +289,7 @@ class ClientInstance:
             told=self.names.told,
         )
         self.routes.on_change.append(self._route_changed)
+        self.pulse = Pulse(self._loop)
         self._tasks = [
             self._loop.create_task(self.routes.poll(), name="rmq_async route poll"),
             self._loop.create_task(self.heartbeats.run(), name="rmq_async heartbeats"),
@@ -342,6 +345,8 @@ class ClientInstance:
             tasks.append(self._starting)
         for task in tasks:
             task.cancel()
+        if hasattr(self, "pulse"):
+            self.pulse.stop()
         if hasattr(self, "heartbeats"):
             tasks += self.heartbeats.close()
             tasks += self.routes.close()

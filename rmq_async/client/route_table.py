@@ -242,6 +242,11 @@ class RouteTable:
         """Addresses of the masters of all topics in use."""
         return {addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses}
 
+    def masters(self) -> dict[str, str]:
+        """Broker name -> address of the masters of all topics in use; may be called from any thread."""
+        brokers = self._brokers.copy()
+        return {name: addresses[MASTER_ID] for name, addresses in brokers.items() if MASTER_ID in addresses}
+
     def broker_lost(self, address: str) -> None:
         """A connection broke: if it led to a broker in use, all routes are refreshed as soon as the name servers know more."""
         if self._sweep is None and any(address in addresses.values() for addresses in self._brokers.values()):

@@ -6,8 +6,8 @@ from .batches import split_batches
 from .batching import Batching
 from .config import ProducerConfig
 from .faults import FaultTable
+from .health import ProducerHealth, ProducerState
 from .hooks import Hook, SendContext
-from .life import ProducerState
 from .producer import Producer
 from .selectors import Selector, select_at_random, select_best, select_by_hash, select_by_machine_room
 from .transactions import TransactionProducer
@@ -18,6 +18,7 @@ __all__ = [
     "Hook",
     "Producer",
     "ProducerConfig",
+    "ProducerHealth",
     "ProducerState",
     "Selector",
     "SendContext",

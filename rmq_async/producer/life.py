@@ -8,7 +8,6 @@ import warnings
 import weakref
 from asyncio import get_running_loop
 from collections.abc import Callable, Sequence
-from enum import Enum
 from functools import partial
 from threading import get_ident
 from time import monotonic
@@ -24,19 +23,12 @@ from ..errors import ClientStateError, ConfigError, WrongLoopError
 from ..timeouts import stop_budget
 from ..transport import check_not_forked, generation
 from .config import ProducerConfig, ProducerOptions, split_options
+from .health import ProducerHealth, ProducerState, health_of
 from .sender import Sender
 
 __all__ = ["ProducerLife", "ProducerState"]
 
 T = TypeVar("T")
-
-
-class ProducerState(Enum):
-    NEW = "not started"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
 
 
 class ProducerLife:
@@ -72,6 +64,13 @@ class ProducerLife:
     def state(self) -> ProducerState:
         """Where in its life the producer is."""
         return self._state
+
+    def health(self) -> ProducerHealth:
+        """How the producer is at this moment, from any thread: asks no server, waits for nothing and never raises."""
+        state, instance, sender = self._state, self._instance, self._sender
+        idle = state in (ProducerState.NEW, ProducerState.STOPPED)
+        forked = not idle and self._generation != generation()
+        return health_of(self.group, state, instance, sender if instance is not None else None, forked=forked)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._state.value}>"

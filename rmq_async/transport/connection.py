@@ -19,7 +19,7 @@ from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 from rmq_protocol.pull_codec import decode_pull_reply
-from rmq_protocol.send_codec import decode_send_reply, send_reply_of
+from rmq_protocol.send_codec import SendReply, decode_send_reply, send_reply_of
 
 from ..errors import ConnectionLostError
 from .coalescer import GATHER_FROM
@@ -37,6 +37,17 @@ __all__ = ["Connection"]
 logger = logging.getLogger("rmq_async.transport")
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
+_STORED: Final = frozenset(
+    map(
+        int,
+        (
+            ResponseCode.SUCCESS,
+            ResponseCode.FLUSH_DISK_TIMEOUT,
+            ResponseCode.SLAVE_NOT_AVAILABLE,
+            ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ),
+    )
+)
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 
 
@@ -51,7 +62,7 @@ class Connection(RequestTable, asyncio.Protocol):
 
     __slots__ = (
         "__weakref__", "_decoder", "_loop", "_on_closed", "_on_request", "_on_retired", "_state", "_transport", "_unread_answers",
-        "close_cause", "close_reason", "closed", "hooks", "local_ip", "pacing", "retired", "serialize_type", "strays",
+        "close_cause", "close_reason", "closed", "hooks", "local_ip", "pacing", "retired", "serialize_type", "stored_at", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +89,8 @@ class Connection(RequestTable, asyncio.Protocol):
         """Room for what a sender keeps per connection."""
         self.retired = False
         """The server sent us away."""
+        self.stored_at = -inf
+        """When the newest read came whose last answer said that a message is stored."""
         self.strays = 0
         self._loop = asyncio.get_running_loop()
         self._state = ConnectionState.CONNECTING
@@ -103,6 +116,10 @@ class Connection(RequestTable, asyncio.Protocol):
     def heard(self) -> bool:
         """Whether the peer ever sent a byte."""
         return self._deadlines.received > 0
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the first request was written that nothing has been heard after; 0 where no answer is due."""
+        return max(0.0, now - self._deadlines.silent_since)
 
     @property
     def buffered_bytes(self) -> int:
@@ -174,6 +191,7 @@ class Connection(RequestTable, asyncio.Protocol):
         deadlines.silent_since = inf
         self.last_used = monotonic()
         table = self._table
+        reply: SendReply | None = None
         try:
             for frame in self._decoder.cut(data):
                 if isinstance(frame, bytes):
@@ -191,6 +209,7 @@ class Connection(RequestTable, asyncio.Protocol):
                                 receiver.set_result(reply)
                             continue
                         table[reply.opaque] = pending
+                    reply = None
                     frame = Frame(0, frame, b"")
                 self._general_frame(frame)
             if self._decoder.error is not None:
@@ -198,6 +217,8 @@ class Connection(RequestTable, asyncio.Protocol):
         except ProtocolError as error:
             self.close(CloseReason.PROTOCOL, error)
             return
+        if reply is not None and reply.code in _STORED:  # once for each read, not for each message
+            self.stored_at = self.last_used
         if self._held:
             self._release_held()
         if self._writer.frames and len(table) - self._others < GATHER_FROM:
@@ -230,6 +251,8 @@ class Connection(RequestTable, asyncio.Protocol):
         if not pending.typed:
             receiver.set_result(command)
             return
+        if command.code in _STORED:
+            self.stored_at = self.last_used
         try:
             receiver.set_result(send_reply_of(command))
         except RemoteProtocolError as error:

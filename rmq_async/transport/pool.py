@@ -39,6 +39,8 @@ FIRST_BACKOFF: Final = 0.05
 LAST_BACKOFF: Final = 1.0
 BACKOFFS_KEPT: Final = 256
 """Addresses that failed are remembered at least up to this number, beyond it only while they are recent."""
+LOST_KEPT: Final = 1024
+"""Addresses whose connections broke that are remembered."""
 MIN_DEAD_AFTER: Final = 10.0
 RETIRED_AT_MOST: Final = 30.0
 """Seconds for what is under way on a connection whose server sent us away; most end sooner, by their own deadlines."""
@@ -111,6 +113,10 @@ class ConnectionPool:
         self._resolver = Resolver()
         self._backoffs: dict[str, Backoff] = {}
         self._most_backoffs = BACKOFFS_KEPT
+        self._lost: dict[str, str] = {}
+        """Why connections ended that had been heard of, where this client did not close them; until the next one ends."""
+        self._stored_at = -inf
+        """The newest ``stored_at`` of connections that are gone."""
         self._retired: dict[Connection, asyncio.TimerHandle] = {}
         """Connections whose servers sent us away, and when to look next whether they have done their work."""
         self._sent_away: dict[str, float] = {}
@@ -144,6 +150,22 @@ class ConnectionPool:
         if not self.backing_off(address):
             return None
         return ConnectError(f"{address} is left alone for a moment: {self._backoffs[address].reason}", address=address)
+
+    def trouble(self, address: str) -> str | None:
+        """Why ``address`` cannot be reached, as far as is known without asking; None also where nothing was tried yet.
+
+        This and ``last_stored`` may be called from any thread.
+        """
+        connection = self.open.get(address)
+        if connection is not None and connection.heard:
+            return None
+        backoff = self._backoffs.get(address)
+        return backoff.reason if backoff is not None else self._lost.get(address)
+
+    def last_stored(self) -> float | None:
+        """When a server last said of a message that it is stored (monotonic); None if none has."""
+        newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
+        return None if newest == -inf else newest
 
     async def connect(self, address: str, timeout: float, wait: WaitFor[Connection] = Flight.wait) -> Connection:
         """The connection to ``address``, made if need be; several callers share one connect. ``wait``: how the caller waits for it.
@@ -309,11 +331,13 @@ class ConnectionPool:
         if self.open.get(address) is not connection:
             return
         del self.open[address]
+        self._stored_at = max(self._stored_at, connection.stored_at)
         now = monotonic()
         self._look_again(connection, now + RETIRED_AT_MOST)
         again = now - self._sent_away.get(address, -inf) < SENT_AWAY_FOR
         self._sent_away = {each: at for each, at in self._sent_away.items() if now - at < SENT_AWAY_FOR}
         self._sent_away[address] = now
+        self._note_lost(address, "it sends its clients away")
         if again:
             self._back_off(address, "it sends its clients away")
         else:
@@ -334,14 +358,25 @@ class ConnectionPool:
     def _forget(self, connection: Connection) -> None:
         if (look := self._retired.pop(connection, None)) is not None:
             look.cancel()
+        self._stored_at = max(self._stored_at, connection.stored_at)
         if self.open.get(connection.address) is connection:
             del self.open[connection.address]
             if connection.heard:
                 self._backoffs.pop(connection.address, None)
+                own = connection.close_reason in (CloseReason.LOCAL, CloseReason.IDLE)
+                self._note_lost(connection.address, None if own else connection.ending())
             elif connection.close_reason not in (CloseReason.LOCAL, CloseReason.IDLE):  # accepted, and that was all
                 self._back_off(connection.address, f"it accepted a connection and said nothing: {connection.ending()}")
             if self._on_closed is not None:
                 self._on_closed(connection)
+
+    def _note_lost(self, address: str, why: str | None) -> None:
+        self._lost.pop(address, None)
+        if why is None:
+            return
+        if len(self._lost) >= LOST_KEPT:
+            del self._lost[next(iter(self._lost))]
+        self._lost[address] = f"the connection was lost: {why}"
 
     def _back_off(self, address: str, reason: str) -> None:
         now = monotonic()

@@ -1,0 +1,55 @@
+"""What ``health()`` of a client is made of; the same for producers and consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rmq_protocol.message import MessageQueue
+
+__all__ = ["BrokerHealth", "Problem", "ProblemCode"]
+
+ProblemCode = Literal[
+    "not_started",
+    "starting",
+    "stopping",
+    "stopped",
+    "forked",
+    "loop_blocked",
+    "loop_stopped",
+    "no_name_server",
+    "no_broker",
+    "broker_unreachable",
+    "broker_silent",
+    "no_credits",
+]
+"""They stay the same, for alerts and tests; docs/production.md says what each means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps a client from working as it should, or may do so soon.
+
+    ``code``: what it is, for programs. ``text``: a sentence for people. ``broker`` and ``queue``: what it is about, where it is
+    about one.
+    """
+
+    code: ProblemCode
+    text: str
+    broker: str | None = None
+    queue: MessageQueue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerHealth:
+    """State of the connection to a broker's master; read without a request.
+
+    ``reachable``: False where the newest connect failed, the connection broke and no newer one has been heard of, or requests
+    are unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet counts as reachable.
+    ``unanswered``: requests of all clients that share the connection.
+    """
+
+    address: str
+    connected: bool
+    reachable: bool
+    unanswered: int

@@ -1,0 +1,376 @@
+"""``Producer.health()`` in every state of the producer, its loop, its name servers and its brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rmq_async import BrokerHealth, Message, Problem, Producer, ProducerHealth, ProducerState, RocketMQError
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing import FaultProxy, ScriptedPeer
+from rmq_async.testing.scripted import routes_to
+
+TOPIC = "HealthTopic"
+SILENT_AFTER = 0.3
+"""Seconds, as ``request_timeout``."""
+
+
+def item(body: bytes = b"x", topic: str = TOPIC) -> Message:
+    return Message(topic, body)
+
+
+def codes(producer: Producer) -> list[tuple[str, str | None]]:
+    return [(problem.code, problem.broker) for problem in producer.health().problems]
+
+
+async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def behind_proxies() -> AsyncIterator[tuple[EmbeddedRocketMQ, ScriptedPeer, FaultProxy]]:
+    """One broker behind a proxy that a scripted name server names."""
+    async with (
+        EmbeddedRocketMQ() as server,
+        FaultProxy(server.brokers["broker-a"]) as proxy,
+        ScriptedPeer(aside=routes_to(proxy.address)) as names,
+    ):
+        yield server, names, proxy
+
+
+async def test_health_through_a_life() -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        producer = Producer("group", namesrv=server.namesrv, topics=[TOPIC])
+        new = producer.health()
+        assert (new.state, new.live, new.ready) == (ProducerState.NEW, True, False)
+        assert new.problems == (Problem("not_started", "producer group is not started"),)
+        assert (new.last_success_age, new.unanswered, new.brokers) == (None, 0, {})
+
+        starting = asyncio.create_task(producer.start())
+        await asyncio.sleep(0)
+        assert (producer.health().state, producer.health().ready) == (ProducerState.STARTING, False)
+        assert codes(producer) == [("starting", None)]
+        await starting
+
+        assert producer.health() == ProducerHealth(
+            state=ProducerState.RUNNING,
+            live=True,
+            ready=True,
+            problems=(),
+            last_success_age=None,
+            unanswered=0,
+            brokers={name: BrokerHealth(address, True, True, 0) for name, address in server.brokers.items()},
+        )
+        await producer.send(item())
+        age = producer.health().last_success_age
+        assert age is not None
+        assert age < 1.0
+
+        server.stall()
+        pending = await producer.send_async(item())
+        stopping = asyncio.create_task(producer.stop(5.0))
+        await asyncio.sleep(0.01)
+        health = producer.health()
+        assert (health.state, health.live, health.ready, health.unanswered) == (ProducerState.STOPPING, True, False, 1)
+        assert codes(producer) == [("stopping", None)]
+        server.resume()
+        await stopping
+        await pending
+        ended = producer.health()
+        assert (ended.state, ended.live, ended.ready) == (ProducerState.STOPPED, True, False)
+        assert codes(producer) == [("stopped", None)]
+        assert (ended.unanswered, ended.brokers) == (0, {})
+
+
+async def test_health_of_a_failed_start() -> None:
+    async with EmbeddedRocketMQ() as server, FaultProxy(server.namesrv) as proxy:
+        proxy.to_server.stall()
+        producer = Producer("group", namesrv=proxy.address, request_timeout=SILENT_AFTER)
+        with pytest.raises(RocketMQError):
+            await producer.start()
+        assert codes(producer) == [("not_started", None)]
+
+
+async def test_health_while_brokers_stall() -> None:
+    async with (
+        EmbeddedRocketMQ(brokers=2) as server,
+        Producer("group", namesrv=server.namesrv, request_timeout=SILENT_AFTER, topics=[TOPIC]) as producer,
+    ):
+        queues = {queue.broker_name: queue for queue in await producer.fetch_publish_queues(TOPIC)}
+        server.stall("broker-a")
+        sends = [asyncio.create_task(producer.send(item(), queue=queues["broker-a"], timeout=20)) for _ in range(7)]
+        await asyncio.sleep(SILENT_AFTER / 3)
+        assert codes(producer) == [], "it is not silent for long enough"
+        await until(lambda: codes(producer))
+        health = producer.health()
+        assert codes(producer) == [("broker_silent", "broker-a")]
+        assert (health.live, health.ready, health.unanswered) == (True, True, 7)
+        assert (health.brokers["broker-a"].reachable, health.brokers["broker-b"].reachable) == (False, True)
+        assert health.brokers["broker-a"].unanswered >= 7
+        assert "7 requests are unanswered" in health.problems[0].text
+
+        server.stall("broker-b")
+        sends.append(asyncio.create_task(producer.send(item(), queue=queues["broker-b"], timeout=20)))
+        await until(lambda: not producer.health().ready)
+        assert codes(producer) == [("broker_silent", "broker-a"), ("broker_silent", "broker-b")]
+        assert producer.health().live
+
+        server.resume()
+        await asyncio.gather(*sends)
+        health = producer.health()
+        assert (health.ready, health.problems, health.unanswered) == (True, (), 0)
+
+
+async def test_health_while_the_only_broker_is_gone() -> None:
+    async with (
+        behind_proxies() as (_, names, proxy),
+        Producer("group", namesrv=names.address, heartbeat_interval=1.5, topics=["T"]) as producer,
+    ):
+        await producer.send(item(topic="T"))
+        await proxy.stop()
+        await until(lambda: not producer.health().ready)
+        assert codes(producer) == [("broker_unreachable", "broker-a")]
+        health = producer.health()
+        assert health.live
+        assert health.brokers["broker-a"] == BrokerHealth(proxy.address, False, False, 0)
+        with pytest.raises(RocketMQError):
+            await producer.send(item(topic="T"), timeout=0.2)
+        assert not producer.health().ready
+        age = producer.health().last_success_age
+        assert age is not None
+        assert age > 0.0, "the connection is gone, its success is not"
+        await proxy.start()
+        await until(lambda: producer.health().ready, 1.5)  # without a send, and before the next heartbeats
+        assert codes(producer) == []
+
+
+async def test_health_of_a_broker_that_accepts_and_says_nothing() -> None:
+    """As a frozen process does: its kernel accepts connections, which must not look like a recovery."""
+    async with behind_proxies() as (server, names, proxy):
+        options: dict[str, Any] = {"namesrv": names.address, "request_timeout": SILENT_AFTER, "heartbeat_interval": 0.6}
+        async with Producer("group", topics=["T"], **options) as producer:
+            await producer.send(item(topic="T"))
+            server.stall()
+            sending = asyncio.create_task(producer.send(item(topic="T"), timeout=20))
+            await until(lambda: not producer.health().ready)
+            proxy.reset()
+            for _ in range(40):
+                assert not producer.health().ready
+                await asyncio.sleep(0.01)
+            server.resume()
+            await until(lambda: producer.health().ready)
+            await sending
+
+
+async def test_health_while_the_name_server_is_gone() -> None:
+    async with (
+        EmbeddedRocketMQ() as server,
+        FaultProxy(server.namesrv) as proxy,
+        Producer("group", namesrv=proxy.address, route_poll_interval=0.1, topics=[TOPIC]) as producer,
+    ):
+        await proxy.stop()
+        await until(lambda: codes(producer))
+        health = producer.health()
+        assert codes(producer) == [("no_name_server", None)]
+        assert (health.live, health.ready) == (True, True)
+        assert "known routes stay in use" in health.problems[0].text
+        assert proxy.address in health.problems[0].text
+        await producer.send(item())
+        await proxy.start()
+        await until(lambda: not codes(producer))
+
+
+async def test_health_before_the_cluster() -> None:
+    async with EmbeddedRocketMQ() as server, FaultProxy(server.namesrv) as proxy:
+        await proxy.stop()
+        async with Producer("group", namesrv=proxy.address, start_without_cluster=True) as producer:
+            health = producer.health()
+            assert (health.state, health.live, health.ready) == (ProducerState.RUNNING, True, False)
+            assert codes(producer) == [("no_name_server", None)]
+            assert "cannot connect" in health.problems[0].text
+            await proxy.start()
+            await until(lambda: producer.health().ready)
+            assert codes(producer) == []
+
+
+async def test_health_while_the_loop_is_blocked() -> None:
+    """Seen from another thread; the loop's own can ask only afterwards."""
+    async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv) as producer:
+        seen: list[ProducerHealth] = []
+
+        def look() -> None:
+            while not seen or seen[-1].live:
+                seen.append(producer.health())
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            await asyncio.sleep(0.1)
+            began = time.monotonic()
+            thread.join(10.0)  # blocks the loop
+            assert 0.8 < time.monotonic() - began < 4.0
+        finally:
+            thread.join()
+        assert (seen[0].live, seen[0].ready, seen[-1].ready) == (True, True, False)
+        assert [problem.code for problem in seen[-1].problems] == ["loop_blocked"]
+        await until(lambda: producer.health().live)
+        assert producer.health().ready
+
+
+def test_health_while_the_loop_does_not_run() -> None:
+    loop = asyncio.new_event_loop()
+    server = EmbeddedRocketMQ()
+    try:
+        loop.run_until_complete(server.start())
+        producer = Producer("group", namesrv=server.namesrv)
+        loop.run_until_complete(producer.start())
+        health = producer.health()
+        assert (health.live, health.ready) == (False, False)
+        assert codes(producer) == [("loop_stopped", None)]
+        loop.run_until_complete(producer.stop())
+        assert producer.health().live
+        loop.run_until_complete(server.stop())
+    finally:
+        loop.close()
+
+
+FORKED = """
+import asyncio, os
+from rmq_async import Message, Producer, ProducerState
+from rmq_async.embedded import EmbeddedRocketMQ
+
+async def main():
+    async with EmbeddedRocketMQ() as server:
+        made = Producer("made", namesrv=server.namesrv)
+        async with Producer("group", namesrv=server.namesrv, topics=["T"]) as producer:
+            pid = os.fork()
+            if pid == 0:
+                health = producer.health()
+                forked = (health.live, health.ready, [problem.code for problem in health.problems], health.brokers)
+                fresh = [problem.code for problem in made.health().problems]
+                os._exit(0 if (forked, fresh) == ((False, False, ["forked"], {}), ["not_started"]) else 1)
+            _, status = os.waitpid(pid, 0)
+            print(os.waitstatus_to_exitcode(status), producer.health().ready)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_health_in_a_forked_child() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "0 True\n", ended.stderr
+
+
+async def test_health_asked_by_other_threads_all_the_time() -> None:
+    """While topics come and go, connections break and messages are sent: no call raises, and every answer is whole."""
+    async with EmbeddedRocketMQ(brokers=4) as server, Producer("group", namesrv=server.namesrv, timeout=10.0) as producer:
+        failures: list[BaseException] = []
+        asked = [0, 0]
+        over = threading.Event()
+
+        def hammer(number: int) -> None:
+            try:
+                while not over.is_set():
+                    health = producer.health()
+                    assert health.state is ProducerState.RUNNING
+                    assert health.unanswered >= 0
+                    assert all(isinstance(problem, Problem) for problem in health.problems)
+                    asked[number] += 1
+            except BaseException as error:  # noqa: BLE001 - reported by the test
+                failures.append(error)
+
+        threads = [threading.Thread(target=hammer, args=(number,)) for number in range(len(asked))]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for number in range(15):
+                await asyncio.gather(*[producer.send(item(b"%d" % n, f"Topic{number}")) for n in range(40)])
+                if number % 5 == 0:
+                    server.drop_connections()
+        finally:
+            over.set()
+            sys.setswitchinterval(interval)
+            for thread in threads:
+                thread.join()
+        assert not failures
+        assert min(asked) > 100
+
+
+async def test_health_when_no_credit_is_left() -> None:
+    async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv, async_limit=2) as producer:
+        await producer.send(item())
+        server.stall()
+        sends = [asyncio.create_task(producer.send(item(), timeout=20)) for _ in range(5)]
+        await until(lambda: codes(producer))
+        health = producer.health()
+        assert [problem.code for problem in health.problems] == ["no_credits"]
+        assert "3 calls wait" in health.problems[0].text
+        assert (health.ready, health.unanswered) == (True, 2)
+        server.resume()
+        await asyncio.gather(*sends)
+        assert codes(producer) == []
+
+
+@pytest.mark.parametrize("serialize_type", ["json", "rocketmq"])
+async def test_age_of_the_last_success(serialize_type: str) -> None:
+    async with EmbeddedRocketMQ() as server:
+        options: dict[str, Any] = {"namesrv": server.namesrv, "serialize_type": serialize_type, "oneway_window": 0}
+        async with Producer("group", **options) as producer:
+
+            def age() -> float | None:
+                return producer.health().last_success_age
+
+            await producer.send_oneway(item())
+            await producer.flush()
+            server.fail_next(13)
+            with pytest.raises(RocketMQError):
+                await producer.send(item())
+            assert age() is None
+
+            for send in (
+                lambda: producer.send(item()),
+                lambda: producer.send(Message(TOPIC, b"x", keys="k")),
+                lambda: producer.send_batch([item(), item()]),
+                lambda: producer.send(item(), key=1),
+            ):
+                await asyncio.sleep(0.05)
+                before = age()
+                await send()  # type: ignore[no-untyped-call]
+                after = age()
+                assert after is not None
+                assert after < 0.04
+                assert before is None or before > after
+
+            await asyncio.sleep(0.05)
+            server.fail_next(13)
+            with pytest.raises(RocketMQError):
+                await producer.send(item())
+            server.drop_connections()
+            await asyncio.sleep(0.02)
+            last = age()
+            assert last is not None
+            assert last > 0.06
+
+
+async def test_health_as_json() -> None:
+    async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv, topics=[TOPIC]) as producer:
+        plain = json.loads(json.dumps(dataclasses.asdict(producer.health()), default=str))
+        assert plain["brokers"]["broker-a"]["reachable"] is True
+        assert plain["problems"] == []
