@@ -30,7 +30,7 @@ from ..client import ClientInstance
 from ..client.at_once import for_each
 from ..client.offsets import until_readable
 from ..client.text import printable
-from ..errors import BrokerSystemError, QueryNotFoundError, broker_error
+from ..errors import BrokerSystemError, QueryNotFoundError, RequestTimeoutError, broker_error
 from .asking import ask_at, brokers_of, cluster_info, everywhere
 
 __all__ = ["by_key", "view"]
@@ -133,7 +133,7 @@ async def _at(
         if type(error) is BrokerSystemError:  # "can not find message by the offset", or a failure to read what is no record
             raise not_found(f"no message {printable(msg_id)}: {response.remark or ''}") from None
         raise error
-    decoded = await _decode(instance, response.body, broker)
+    decoded = await _decode(instance, response.body, broker, deadline)
     if decoded.corrupt and response.body[4:8] in _MAGIC:
         raise decoded.corrupt[0]
     if not decoded.messages or decoded.messages[0].commit_log_offset != offset:
@@ -171,16 +171,20 @@ async def _query(
             continue
         if response.code != ResponseCode.SUCCESS:
             raise broker_error(response.code, response.remark, request="QUERY_MESSAGE", broker=name, address=brokers[name])
-        decoded = await _decode(instance, response.body, name)
+        decoded = await _decode(instance, response.body, name, deadline)
         for corrupt in decoded.corrupt:
             logger.error("a message that may have key %s is left out: %s", printable(key), printable(corrupt))
         found += [message for message in decoded.messages if message.topic == topic and wanted(message)]
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
 
 
-async def _decode(instance: ClientInstance, body: bytes, broker: str) -> DecodedMessages:
+async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: float) -> DecodedMessages:
+    """Raises RequestTimeoutError at ``deadline``."""
     limit = instance.config.max_decompressed_size
     decode = partial(decode_messages, body, topic_queue_broker=broker, max_decompressed_size=limit)
     if len(body) < DECODE_IN_THREAD:
         return decode()
-    return await asyncio.to_thread(decode)
+    try:
+        return await instance.threads.run(decode, deadline)
+    except TimeoutError:
+        raise RequestTimeoutError(f"{len(body)} bytes of {broker} were not decoded in time", broker=broker) from None

@@ -36,6 +36,7 @@ from ..transport import (
     CloseReason,
     Connection,
     ConnectionPool,
+    Threads,
     check_not_forked,
     client_context,
     generation,
@@ -78,6 +79,7 @@ class ClientInstance:
     """
 
     pool: ConnectionPool
+    threads: Threads
     name_servers: NameServers
     contact: FirstContact
     routes: RouteTable
@@ -263,7 +265,8 @@ class ClientInstance:
 
     async def _start(self) -> None:
         config = self.config
-        tls = await client_context(config)
+        self.threads = Threads()
+        tls = await client_context(config, self.threads)
         self.pool = pool = ConnectionPool(
             config, on_request=self._serve, on_connected=self._connected, on_closed=self._disconnected, tls=tls
         )
@@ -357,9 +360,13 @@ class ClientInstance:
             del _instances[self._key]
 
     async def _finish(self, tasks: list[asyncio.Task[object]], timeout: float) -> None:
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if hasattr(self, "pool"):
-            await self.pool.aclose(timeout)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if hasattr(self, "pool"):
+                await self.pool.aclose(timeout)
+        finally:
+            if hasattr(self, "threads"):
+                self.threads.close()
 
     def _serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         handler = self.handlers.get(command.code)
@@ -398,3 +405,5 @@ def _forget_closed_loops() -> None:
     for key, instance in list(_instances.items()):
         if key[0] == generation() and instance._loop.is_closed():
             _instances.pop(key, None)
+            if hasattr(instance, "threads"):
+                instance.threads.close()

@@ -29,7 +29,7 @@ from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
 
 from ..client import ClientInstance
-from ..errors import RocketMQError, broker_error
+from ..errors import RequestTimeoutError, RocketMQError, broker_error
 from ..results import PullResult, PullStatus
 from ..transport import Connection
 
@@ -131,6 +131,7 @@ async def pull_once(
     asked: AskedPull | None = None,
 ) -> PullResult:
     """One request and its messages. ``asked``: the request, where it is under way already. The rest as in ``pull_body``."""
+    since = asked.since if asked is not None else monotonic()
     answer = await pull_body(
         instance,
         group,
@@ -146,13 +147,33 @@ async def pull_once(
     decoded = _NOTHING
     if answer.status is PullStatus.FOUND:
         decode = _decoder(instance, answer.body, queue, tags, answer.offset_delta)
-        decoded = decode() if len(answer.body) < DECODE_IN_THREAD else await asyncio.to_thread(decode)
+        if len(answer.body) < DECODE_IN_THREAD:
+            decoded = decode()
+        else:
+            until = since + timeout + (instance.config.request_timeout if suspend else 0.0)
+            decoded = await _decoded(instance, decode, until, calls, queue, answer)
     result = _result(instance, queue, offset, tags, answer, decoded)
     if result.lost:
         static = answer.offset_delta is not None
         lost = await instance.gaps.losses(instance, queue, result.lost, static=static, calls=calls)
         result = replace(result, lost=lost)
     return result
+
+
+async def _decoded(
+    instance: ClientInstance,
+    decode: Callable[[], DecodedMessages],
+    deadline: float,
+    calls: Calls,
+    queue: MessageQueue,
+    answer: PulledBody,
+) -> DecodedMessages:
+    """In a thread. Raises RequestTimeoutError at ``deadline``."""
+    try:
+        return await instance.threads.run(decode, deadline, calls)
+    except TimeoutError:
+        text = f"{len(answer.body)} bytes of messages of queue {queue.queue_id} of topic {queue.topic} were not decoded in time"
+        raise RequestTimeoutError(text, broker=queue.broker_name, address=answer.address) from None
 
 
 def small_result(instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, asked: AskedPull) -> PullResult | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
@@ -20,7 +21,6 @@ from rmq_protocol.ids import pack_host
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.reply import CREATE_REPLY_MESSAGE, REPLY_TOPIC_SUFFIX, create_reply
 
-from ..client.instance import ClientInstance
 from ..client.reply_table import PushedReply
 from ..errors import ClientStateError, NameServerError, ReplyTimeoutError, TopicNotFoundError
 from ..results import SendResult
@@ -80,7 +80,7 @@ async def request(
         )
         if sent is not None:
             await _until_replied(sender, replied, sent, deadline, timeout)
-        return await _message(replied.result(), instance)
+        return await _message(replied.result(), sender, deadline, timeout)
     finally:
         if place is not None:
             place.leave()
@@ -112,7 +112,7 @@ async def reply(
     epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
     try:
         if size >= sender.encoder.compress_over:
-            outgoing = await sender.compressed(outgoing)
+            outgoing = await sender.compressed(outgoing, deadline)
         # Every broker has the topic, which is of no namespace: to create it by sending would be a mistake.
         await sender.unless_stopped(sender.instance.routes.get(topic, max(deadline - monotonic(), 0.0)))
         sender.outside_namespaces(topic)
@@ -179,29 +179,34 @@ async def _until_replied(
         if await sender.unless_stopped(wait_until(replied, deadline)):
             return
     except ClientStateError:
-        text = f"the producer was stopped before the reply to {sent.msg_id} came; the request is stored"
-        stopped = ClientStateError(text, broker=broker)
-        stopped.maybe_stored = True
-        raise stopped from None
-    late = ReplyTimeoutError(
-        f"no reply to {sent.msg_id} within {timeout:.3g} s; the request is stored in queue {sent.queue.queue_id} of topic "
-        f"{sent.queue.topic} on {broker}",
-        broker=broker,
-    )
-    late.maybe_stored = True
-    raise late
+        raise _stored(ClientStateError, f"the producer was stopped before the reply to {sent.msg_id} came", broker) from None
+    text = f"no reply to {sent.msg_id} within {timeout:.3g} s; it is in queue {sent.queue.queue_id} of topic {sent.queue.topic}"
+    raise _stored(ReplyTimeoutError, f"{text} on {broker}", broker)
 
 
-async def _message(pushed: PushedReply, instance: ClientInstance) -> MessageExt:
-    """Raises CorruptMessageError for a body that cannot be decompressed within the client's bound."""
+def _stored(kind: type[ClientStateError | ReplyTimeoutError], text: str, broker: str | None = None) -> RocketMQError:
+    error = kind(f"{text}; the request is stored", broker=broker)
+    error.maybe_stored = True
+    return error
+
+
+async def _message(pushed: PushedReply, sender: Sender, deadline: float, timeout: float) -> MessageExt:
+    """Raises CorruptMessageError for a body that cannot be decompressed within the client's bound, and at ``deadline``."""
     header, properties, body = pushed
-    topic, sys_flag, max_size = instance.names.shown(header.topic), header.sysFlag, instance.config.max_decompressed_size
+    instance = sender.instance
+    topic, sys_flag = instance.names.shown(header.topic), header.sysFlag
     if sys_flag & SysFlag.COMPRESSED and body:
-        kind = compression_type(sys_flag)
+        decode = partial(decompress, body, compression_type(sys_flag), instance.config.max_decompressed_size)
         if len(body) < DECODE_IN_THREAD:
-            body = decompress(body, kind, max_size)
+            body = decode()
         else:
-            body = await asyncio.to_thread(decompress, body, kind, max_size)
+            try:
+                body = await sender.unless_stopped(instance.threads.run(decode, deadline))
+            except TimeoutError:
+                text = f"the reply came, {len(body)} bytes, and was not decompressed within {timeout:.3g} s"
+                raise _stored(ReplyTimeoutError, text) from None
+            except ClientStateError:
+                raise _stored(ClientStateError, "the producer was stopped before the reply was decompressed") from None
         sys_flag &= ~SysFlag.COMPRESSED
     return MessageExt(
         topic=topic,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import ChainMap
 from collections.abc import Collection, Iterable
+from functools import partial
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
@@ -206,7 +207,7 @@ class Sender:
             epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
         try:
             if message is not None and size >= self.encoder.compress_over:
-                outgoing = await self.compressed(outgoing)
+                outgoing = await self.compressed(outgoing, deadline)
             lane = self.lanes.get(outgoing.topic) or await self.topics.lane(outgoing.topic, deadline)
             target = await self.choose(outgoing, message, lane, lane.brokers, deadline) if self.asks else lane.next()
             begun, failed = self.begin(outgoing, lane, target, started, deadline, retries), None
@@ -335,12 +336,18 @@ class Sender:
         """Whether the broker stored the message without confirming what it was asked to confirm."""
         return result.status is not SEND_OK
 
-    async def compressed(self, outgoing: Outgoing) -> Outgoing:
-        """The message compressed; large bodies in a thread."""
+    async def compressed(self, outgoing: Outgoing, deadline: float) -> Outgoing:
+        """The message compressed; large bodies in a thread. RequestTimeoutError at ``deadline``, after which nothing is sent."""
         if len(outgoing.body) < COMPRESS_OFF_LOOP:
             return self.encoder.compressed(outgoing)
-        work = asyncio.get_running_loop().run_in_executor(None, self.encoder.compressed, outgoing)
-        return await self.unless_stopped(work)
+        try:
+            smaller = await self.unless_stopped(self.instance.threads.run(partial(self.encoder.compressed, outgoing), deadline))
+        except TimeoutError:
+            smaller = None
+        if smaller is None or monotonic() >= deadline:
+            text = f"send to topic {outgoing.topic}: its time was over before {len(outgoing.body)} bytes were compressed"
+            raise RequestTimeoutError(text, maybe_stored=False)
+        return smaller
 
     # -- queues that the caller, or a key, decides
 
@@ -414,7 +421,7 @@ class Sender:
         ``message``: None for a batch. ``turn``: the next queue, where its turn has been taken already.
         """
         if message is not None and len(outgoing.body) >= self.encoder.compress_over:
-            outgoing = await self.compressed(outgoing)
+            outgoing = await self.compressed(outgoing, deadline)
         lane = self.lanes.get(outgoing.topic) or await self.topics.lane(outgoing.topic, deadline)
         if wish is None:
             if self.asks:

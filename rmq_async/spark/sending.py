@@ -135,7 +135,7 @@ class Sending:
                 await asyncio.wait((before,))
             if self._failure is not None:
                 return
-            result = await self._confirmed(await self._producer.compact(unit))
+            result = await self._confirmed(await self._producer.compact(unit, self._options.timeout))
             self.rows += unit.rows
             self.bytes += unit.bytes
             if result.attempts > 1:

@@ -74,12 +74,12 @@ class SinkProducer(Producer):
             outgoing = encoder.outgoing(part.topic, ids[0], _BATCH_PROPERTIES + namespace, body, 0, 0, tuple(ids))
         return Unit(outgoing, part.queue, len(bodies), size)
 
-    async def compact(self, unit: Unit) -> Unit:
-        """A single large row compressed, as ``send`` would do it."""
+    async def compact(self, unit: Unit, timeout: float) -> Unit:
+        """A single large row compressed, as ``send`` would do it. Raises RequestTimeoutError after ``timeout`` seconds."""
         sender = self._usable()
         if unit.outgoing.batch_ids is not None or unit.bytes < sender.encoder.compress_over:
             return unit
-        return unit._replace(outgoing=await sender.compressed(unit.outgoing))
+        return unit._replace(outgoing=await sender.compressed(unit.outgoing, monotonic() + timeout))
 
     async def deliver(self, unit: Unit, timeout: float) -> SendResult | BatchSendResult:
         """Sends a unit; ``timeout``, result and errors are those of ``send`` and ``send_batch``. It may be sent again."""

@@ -12,6 +12,7 @@ from .serving import RequestHandler, not_supported
 from .single_flight import Flight, SingleFlight, WaitFor
 from .states import CloseReason, ConnectionState
 from .telling import tell
+from .threads import Threads
 from .tls import client_context
 from .waiting import WaitTable, wait_until
 
@@ -28,6 +29,7 @@ __all__ = [
     "RequestHook",
     "RequestHooks",
     "SingleFlight",
+    "Threads",
     "WaitFor",
     "WaitTable",
     "check_not_forked",

@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from functools import partial
+from time import monotonic
 from typing import Final
 
 from ..config import ClientConfig
+from ..errors import RequestTimeoutError
+from .threads import Threads
 
 __all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "silent_end", "tls_reason"]
 
@@ -30,11 +34,20 @@ _ENDED: Final = (
 )
 
 
-async def client_context(config: ClientConfig) -> ssl.SSLContext | None:
-    """The context that ``config`` asks for; None without TLS. Reading the system's authorities takes 30 ms, so a thread does it."""
+async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLContext | None:
+    """The context that ``config`` asks for; None without TLS. Reading the system's authorities takes 30 ms, so a thread does it.
+
+    Raises RequestTimeoutError when that takes longer than ``request_timeout``.
+    """
     if isinstance(config.tls, ssl.SSLContext):
         return config.tls
-    return await asyncio.to_thread(_make_context, config.tls_verify) if config.tls else None
+    if not config.tls:
+        return None
+    try:
+        return await threads.run(partial(_make_context, config.tls_verify), monotonic() + config.request_timeout)
+    except TimeoutError:
+        text = f"the system's certificate authorities were not read within request_timeout, {config.request_timeout:.3g} s"
+        raise RequestTimeoutError(text) from None
 
 
 def _make_context(verify: bool) -> ssl.SSLContext:

@@ -8,6 +8,7 @@ import inspect
 import os
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ async def loop_errors(tracked: list[Any]) -> AsyncIterator[list[dict[str, Any]]]
     yield errors
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, 1.0)
     await until(lambda: sockets() <= before, 1.0)
+    await until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("rmq_async")], 1.0)
     left = [(thing, found) for thing in tracked if (found := leftovers(thing))]
     assert not left
     assert not instance._instances

@@ -94,7 +94,7 @@ async def test_cancelled_call_blames_no_broker(pair: Cluster) -> None:
     assert len(pair.a.sends) == 8
 
 
-async def test_one_way_sends_avoid_a_broker_that_is_down(pair: Cluster) -> None:
+async def test_one_way_sends_avoid_dead_broker(pair: Cluster) -> None:
     await pair.a.stop()
     async with producer(pair, timeout=TIMEOUT) as sender:
         failed = 0
@@ -128,7 +128,7 @@ async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
         assert len(failures) == len(pair.a.sends) - before == 5
 
 
-async def test_brokers_that_all_fail_are_all_used(pair: Cluster) -> None:
+async def test_all_failing_brokers_are_used(pair: Cluster) -> None:
     pair.answer(silent)
     async with producer(pair, timeout=TIMEOUT, retries=1) as sender:
         with pytest.raises(errors.SendError):
@@ -186,7 +186,7 @@ async def test_recovered_broker_is_probed_by_one_send(cluster: Cluster, send: Se
         assert Counter(result.queue.broker_name for result in results) == {"a": 4, "b": 4}
 
 
-async def test_broker_that_is_back_up_is_probed_over_one_connect(pair: Cluster) -> None:
+async def test_restarted_broker_is_probed_once(pair: Cluster) -> None:
     """There is no connection when its time is over, and fifty sends leave at once."""
     await pair.a.stop()
     async with producer(pair) as sender:
@@ -201,7 +201,7 @@ async def test_broker_that_is_back_up_is_probed_over_one_connect(pair: Cluster) 
 
 
 @pytest.mark.parametrize("window", [1024, 0])
-async def test_one_way_probe_is_an_ordinary_request(pair: Cluster, window: int) -> None:
+async def test_one_way_probe_is_ordinary_request(pair: Cluster, window: int) -> None:
     await pair.a.stop()
     async with producer(pair, oneway_window=window) as sender:
         with pytest.raises(errors.ConnectError):
@@ -221,7 +221,7 @@ async def test_one_way_probe_is_an_ordinary_request(pair: Cluster, window: int) 
         assert len(pair.a.sends) == before + 10
 
 
-async def test_broker_at_another_address_is_used_at_once(pair: Cluster) -> None:
+async def test_broker_elsewhere_is_used_at_once(pair: Cluster) -> None:
     await pair.a.stop()
     async with producer(pair, route_poll_interval=0.1) as sender:
         while (await sender.send(message())).attempts == 1:
@@ -234,7 +234,7 @@ async def test_broker_at_another_address_is_used_at_once(pair: Cluster) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_broker_that_left_the_route_is_forgotten(pair: Cluster) -> None:
+async def test_broker_off_the_route_is_forgotten(pair: Cluster) -> None:
     pair.a.answer = cut
     whole = pair.route()
     async with producer(pair, route_poll_interval=0.05) as sender:

@@ -14,6 +14,8 @@ from rmq_async import Message, Producer, TransactionProducer, TransactionStatus,
 from rmq_async.embedded import EmbeddedRocketMQ
 
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", message=".*multi-threaded")  # that compresses large bodies in threads; the child has its own
+LARGE = Message("Large", b"x" * 100_000)
 logging.getLogger("rmq_async").setLevel(logging.ERROR)
 
 async def calls(sender):
@@ -36,6 +38,7 @@ async def child(sender, made, namesrv, inherited):
     gc.collect()
     async with Producer("group", namesrv=namesrv) as own:
         result = await own.send(Message("T", b"child"))
+        await own.send(LARGE)
     assert result.msg_id not in inherited
     async with made:
         name = made._instance.client_id.partition("@")[2]
@@ -47,6 +50,7 @@ async def parent():
         made = Producer("made-before", namesrv=server.namesrv)
         async with TransactionProducer("group", execute=ended, check=ended, namesrv=server.namesrv) as sender:
             first = await sender.send(Message("T", b"parent 1"))
+            await sender.send(LARGE)
             pending = await sender.send_async(Message("T", b"pending"))
             clients = server.statistics("broker-a").accepted
             pid = os.fork()

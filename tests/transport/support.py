@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Self
 
 from rmq_async.config import ClientConfig
-from rmq_async.transport import CloseReason, Connection, ConnectionPool, client_context
+from rmq_async.transport import CloseReason, Connection, ConnectionPool, Threads, client_context
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.send_codec import FIRST_OPAQUE, ID_LENGTH, SendReply, SendTemplate
@@ -109,8 +109,10 @@ async def connect(peer: Peer, **options: Any) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def pool_of(*, callbacks: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[ConnectionPool]:
-    config = ClientConfig(**({"namesrv": "127.0.0.1:1"} | options))
-    pool = ConnectionPool(config, tls=await client_context(config), **(callbacks or {}))
+    config, threads = ClientConfig(**({"namesrv": "127.0.0.1:1"} | options)), Threads()
+    tls = await client_context(config, threads)
+    threads.close()
+    pool = ConnectionPool(config, tls=tls, **(callbacks or {}))
     try:
         yield pool
     finally:

@@ -20,7 +20,7 @@ import trustme
 
 from rmq_async.config import ClientConfig
 from rmq_async.errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
-from rmq_async.transport import CloseReason, client_context
+from rmq_async.transport import CloseReason, Threads, client_context
 from rmq_async.transport.tls import SHUTDOWN_TIMEOUT
 
 from .peer import Link, Peer, stored
@@ -110,7 +110,9 @@ async def test_a_trusted_server_is_spoken_to_in_tls_1_3() -> None:
 
 async def test_a_context_of_ours_takes_the_systems_authorities_and_nothing_below_1_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda self, *_: self.load_verify_locations(cadata=TRUST))
-    context = await client_context(ClientConfig(tls=True))
+    threads = Threads()
+    context = await client_context(ClientConfig(tls=True), threads)
+    threads.close()
     assert context is not None
     assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
     assert context.check_hostname
@@ -120,9 +122,10 @@ async def test_a_context_of_ours_takes_the_systems_authorities_and_nothing_below
 
 
 async def test_a_context_of_the_users_is_taken_as_it_is_and_without_tls_there_is_none() -> None:
-    own = client()
-    assert await client_context(ClientConfig(tls=own)) is own
-    assert await client_context(ClientConfig()) is None
+    own, threads = client(), Threads()
+    assert await client_context(ClientConfig(tls=own), threads) is own
+    assert await client_context(ClientConfig(), threads) is None
+    threads.close()
 
 
 async def test_a_name_in_the_certificate_can_be_asked_for_where_routes_have_addresses() -> None:

@@ -1,0 +1,202 @@
+"""Bodies that are compressed and decompressed in threads: calls end in time, whatever the threads have to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+
+from rmq_async import Admin, PullConsumer, errors
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.transport import Threads
+from rmq_async.transport.threads import MOST
+from rmq_protocol.compression import CompressionType, compress
+from rmq_protocol.constants import SysFlag
+
+from .peers import TOPIC, Cluster, Link, Sent, stored
+from .support import message, outcomes, producer, timed, until
+from .test_requests import push
+
+LARGE = b"much of the same " * 10_000
+"""170 KB, which compress to little: in a thread, and small when it is there."""
+INCOMPRESSIBLE = bytes(random.Random(1).choices(b"abcdefgh", k=400_000))
+"""150 KB when compressed: what is decompressed in a thread."""
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("rmq_async")]
+
+
+@contextmanager
+def full_default_executor() -> Iterator[None]:
+    """The service's own blocking work takes all the threads of the loop's executor."""
+    over, loop = threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    for _ in range(2):
+        loop.run_in_executor(None, over.wait, 3.0)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+@asynccontextmanager
+async def full_threads() -> AsyncIterator[None]:
+    """The library's own are all at work."""
+    over, threads = threading.Event(), Threads()
+    work = [asyncio.ensure_future(threads.run(over.wait, float("inf"))) for _ in range(MOST)]
+    await until(lambda: len(ours()) == min(MOST, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        over.set()
+        await asyncio.gather(*work)
+        threads.close()
+
+
+async def test_full_default_executor_delays_no_send(cluster: Cluster) -> None:
+    async with producer(cluster, timeout=2.0) as sender:
+        await sender.send(message())
+        with full_default_executor(), timed(most=0.5):
+            future = await sender.send_async(message(LARGE))
+            await asyncio.gather(
+                future,
+                sender.send(message(LARGE)),
+                sender.send(message(LARGE), timeout=1.0),
+                sender.send(message(LARGE), key="k"),
+                sender.send(message(), key="other"),
+                sender.send_oneway(message(LARGE)),
+            )
+            await sender.flush()
+    assert len(cluster.sends) == 7
+
+
+async def test_sends_end_while_threads_are_busy(cluster: Cluster) -> None:
+    async with producer(cluster, timeout=0.2) as sender:
+        await sender.send(message())
+        async with full_threads():
+            with timed(0.2, 0.2):
+                results = await outcomes(
+                    sender.send(message(LARGE)),
+                    sender.send_async(message(LARGE)),
+                    sender.send(message(LARGE), key="k"),
+                    sender.send(message(), key="behind it", timeout=0.1),
+                    sender.send_oneway(message(LARGE)),
+                )
+        assert [type(result) for result in results[:3]] == [errors.RequestTimeoutError] * 3
+        assert not any(result.maybe_stored for result in results if isinstance(result, errors.RocketMQError))
+        assert all(isinstance(result, TimeoutError | errors.BackpressureError) for result in results)
+        assert f"topic {TOPIC}" in str(results[0])
+        await asyncio.sleep(0.1)  # the threads are free: what they begin now would be sent
+        assert len(cluster.sends) == 1
+        assert sender._sender.credits.taken == sender._sender.oneway_credits.taken == 0
+
+
+async def test_stop_ends_waits_for_threads(cluster: Cluster) -> None:
+    sender = producer(cluster, timeout=30.0)
+    await sender.start()
+    await sender.send(message())
+    async with full_threads():
+        call = asyncio.ensure_future(sender.send(message(LARGE)))
+        await asyncio.sleep(0.05)
+        with timed(most=0.2):
+            await sender.stop(0.1)
+        with pytest.raises(errors.ClientStateError):
+            await call
+
+
+async def answered(server: EmbeddedRocketMQ, replying: Any) -> None:
+    await until(lambda: server.messages(TOPIC))
+    await replying.reply(server.messages(TOPIC)[0], INCOMPRESSIBLE)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedRocketMQ]:
+    async with EmbeddedRocketMQ() as server, Admin(namesrv=server.namesrv) as admin:
+        await admin.create_topic(TOPIC, queues=1)
+        yield server
+
+
+@pytest.fixture
+async def replying(server: EmbeddedRocketMQ) -> AsyncIterator[Any]:
+    async with producer(server, "replying", instance_name="replying") as replying:  # type: ignore[arg-type]
+        yield replying
+
+
+async def test_full_default_executor_delays_no_reply(server: EmbeddedRocketMQ, replying: Any) -> None:
+    async with producer(server) as asking:  # type: ignore[arg-type]
+        with full_default_executor(), timed(most=1.0):
+            reply, _ = await asyncio.gather(asking.request(message(), timeout=2.0), answered(server, replying))
+        assert reply.body == INCOMPRESSIBLE
+
+
+async def test_request_ends_while_threads_are_busy(cluster: Cluster) -> None:
+    body = compress(INCOMPRESSIBLE, CompressionType.ZLIB, 5)
+    flags = int(SysFlag.COMPRESSED | CompressionType.ZLIB.value)
+
+    def pushed(link: Link, sent: Sent) -> None:
+        push(link, sent, body=body, sysFlag=flags)
+        stored(link, sent)
+
+    cluster.a.answer = pushed
+    async with producer(cluster) as asking:
+        assert (await asking.request(message())).body == INCOMPRESSIBLE
+        async with full_threads():
+            with timed(0.3, 0.3), pytest.raises(errors.ReplyTimeoutError, match="was not decompressed") as caught:
+                await asking.request(message(), timeout=0.3)
+            call = asyncio.ensure_future(asking.request(message(), timeout=30.0))
+            await until(lambda: len(cluster.sends) == 3)
+            with timed(most=0.3):
+                await asking.stop(0.1)
+            with pytest.raises(errors.ClientStateError) as stopped:
+                await call
+        assert caught.value.maybe_stored
+        assert stopped.value.maybe_stored
+
+
+async def test_pull_ends_while_threads_are_busy(server: EmbeddedRocketMQ) -> None:
+    async with producer(server, compress_over=1 << 30) as sender:  # type: ignore[arg-type]
+        await sender.send(message(INCOMPRESSIBLE))
+    async with PullConsumer("reading", namesrv=server.namesrv, request_timeout=0.3) as consumer:
+        queue = (await consumer.queues(TOPIC))[0]
+        with full_default_executor(), timed(most=0.5):
+            assert (await consumer.pull(queue, 0)).messages[0].body == INCOMPRESSIBLE
+        async with full_threads():
+            with timed(0.3, 0.3), pytest.raises(errors.RequestTimeoutError, match="not decoded in time"):
+                await consumer.pull(queue, 0)
+            call = asyncio.ensure_future(consumer.pull(queue, 0))
+            await asyncio.sleep(0.05)
+            with timed(most=0.1):
+                await consumer.stop()
+            with pytest.raises(errors.ClientStateError):
+                await call
+
+
+async def test_start_ends_while_threads_are_busy(server: EmbeddedRocketMQ) -> None:
+    async with full_threads():
+        with timed(0.2, 0.2), pytest.raises(errors.RequestTimeoutError, match="certificate authorities"):
+            await producer(server, tls=True, request_timeout=0.2).start()  # type: ignore[arg-type]
+
+
+async def test_threads_end_with_last_client(cluster: Cluster) -> None:
+    async with producer(cluster, "one") as one:
+        async with producer(cluster, "two", instance_name="another") as two:
+            assert not ours()
+            await asyncio.gather(*[sender.send(message(LARGE)) for sender in (one, two) for _ in range(2 * MOST)])
+            assert 0 < len(ours()) <= min(MOST, os.cpu_count() or 1)
+        await one.send(message(LARGE))
+    await until(lambda: not ours(), 1.0)
+
+
+async def test_threads_are_made_anew(cluster: Cluster) -> None:
+    for _ in range(2):
+        async with producer(cluster) as sender:
+            await sender.send(message(LARGE))
+    assert len(cluster.sends) == 2
