@@ -36,6 +36,15 @@ rmq_async.Producer.send_oneway message queue selector key timeout
 rmq_async.Producer.send_batch messages queue timeout
 rmq_async.Producer.send_batch_async messages on_success on_error queue timeout
 rmq_async.Producer.state
+rmq_async.Producer.health
+rmq_async.ProducerState.NEW
+rmq_async.ProducerState.STARTING
+rmq_async.ProducerState.RUNNING
+rmq_async.ProducerState.STOPPING
+rmq_async.ProducerState.STOPPED
+rmq_async.ProducerHealth state live ready problems last_success_age unanswered brokers
+rmq_async.Problem code text broker queue
+rmq_async.BrokerHealth address connected reachable unanswered
 rmq_async.Producer.request message queue selector key timeout
 rmq_async.Producer.reply request body properties timeout
 rmq_async.Producer.recall topic recall_handle
@@ -60,7 +69,7 @@ rmq_async.FaultTable.V5
 rmq_async.FaultTable.V4
 rmq_async.select_by_machine_room
 rmq_async.select_at_random
-rmq_async.ClientConfig namesrv instance_name client_ip route_poll_interval heartbeat_interval connect_timeout request_timeout idle_timeout max_frame_size max_decompressed_size serialize_type credentials tls tls_verify server_hostname allowed_broker_hosts vip_channel namespace namespace_v2 unit_name unit_mode
+rmq_async.ClientConfig namesrv instance_name client_ip route_poll_interval heartbeat_interval connect_timeout request_timeout idle_timeout max_frame_size max_decompressed_size serialize_type credentials tls tls_verify server_hostname allowed_broker_hosts vip_channel namespace namespace_v2 unit_name unit_mode start_without_cluster
 rmq_async.ProducerConfig timeout retries async_retries attempt_timeout retry_codes retry_same_queue compress_over compress_type compress_level max_message_size create_topic_key default_topic_queues async_limit oneway_limit broker_window pending_bytes_limit oneway_window stop_timeout retry_another_broker_when_not_store_ok topics latency_fault fault_table detector queue_selector hooks trace
 rmq_async.PullConsumer group namesrv client
 rmq_async.PullConsumer.start
