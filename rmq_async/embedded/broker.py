@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
 from rmq_protocol.frame import Frame
 
 from .assignments import AssignmentProcessor
@@ -26,7 +27,7 @@ from .schedule import Schedule
 from .send_back import SendBackProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts
-from .service import BaseService
+from .service import BaseService, not_supported
 from .state import BrokerState
 from .stats import StatisticsProcessor
 from .store import CommitLog
@@ -37,6 +38,8 @@ from .writer import MessageWriter
 __all__ = ["Broker", "BrokerSettings"]
 
 _JSON: Final = 0
+_FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
+"""What the second port does not serve, so that those who read are not in the way of those who send."""
 
 
 class BrokerSettings(NamedTuple):
@@ -93,8 +96,8 @@ class Broker(BaseService):
         }
 
     async def start(self, host: str, port: int) -> None:
-        """See ``Listener.start``."""
-        await self.listener.start(host, port)
+        """See ``Listener.start``; brokers have a second port."""
+        await self.listener.start(host, port, second=True)
         self.state.address = self.listener.address()
         self._sends.listening()
         self._schedule.start()
@@ -121,6 +124,11 @@ class Broker(BaseService):
                 self.requests[code] += 1
                 return None if answer is None else (answer,)
         return super().serve(connection, frame)
+
+    def respond(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        if connection.second and command.code in _FIRST_PORT_ONLY:
+            return not_supported(command)
+        return super().respond(connection, command)
 
     def disconnected(self, connection: Connection) -> None:
         self.held.disconnected(connection)

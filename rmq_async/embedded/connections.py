@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
 
 from rmq_protocol import bodies
 from rmq_protocol.bodies import CheckClientRequestBody, decode_body, encode_body
@@ -31,11 +30,9 @@ from .clients import Client
 from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
+from .topics import UNIT_SUBSCRIBED
 
 __all__ = ["ClientProcessor"]
-
-_UNIT_SUBSCRIPTION: Final = 2
-"""topicSysFlag of a retry topic whose group is in unit mode."""
 
 
 class ClientProcessor:
@@ -89,7 +86,7 @@ class ClientProcessor:
         config = state.groups.find(name)
         if config is None:
             return False
-        sys_flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
+        sys_flag = UNIT_SUBSCRIBED if consumer.unit_mode else 0
         state.topics.ensure(RETRY_TOPIC_PREFIX + name, config.retry_queue_nums, sys_flag)
         state.clients.add_consumer(
             consumer,

@@ -19,14 +19,12 @@ from .schedule import Schedule
 from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
-from .topics import FAQ
+from .topics import FAQ, UNIT_SUBSCRIBED
 
 __all__ = ["SendBackProcessor"]
 
 _FIRST_LEVEL: Final = 3
 """Delay level of the first retry; each further one waits a level longer."""
-_UNIT_SUBSCRIBED: Final = 2
-"""Bit of a topic's sysFlag."""
 _WRITE: Final = int(Perm.WRITE)
 _MAX_INT: Final = 0x7FFFFFFF
 
@@ -45,7 +43,7 @@ class SendBackProcessor:
         max_times, queues = self._policy(group)
         if queues <= 0:
             return make_response(command, ResponseCode.SUCCESS)
-        retry = state.topics.ensure(RETRY_TOPIC_PREFIX + group, queues, _UNIT_SUBSCRIBED if header.unitMode else 0).config
+        retry = state.topics.ensure(RETRY_TOPIC_PREFIX + group, queues, UNIT_SUBSCRIBED if header.unitMode else 0).config
         if not retry.perm & _WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{retry.topic_name}] sending message is forbidden")
         found = state.log.view(header.offset)

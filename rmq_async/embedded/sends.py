@@ -161,7 +161,7 @@ class SendMessageProcessor:
     def _put(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> _Stored:
         """Stores what a send holds. Raises Refused or ProtocolError, and then nothing is stored."""
         topics = self._state.topics
-        topic = topics.sendable(header.b) or topics.for_send(header.b, header.c, header.d)
+        topic = topics.sendable(header.b) or topics.for_send(header.b, header.c, header.d, unit_mode=header.k)
         config = topic.config
         queue_id = header.e
         if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:

@@ -16,17 +16,16 @@ import contextlib
 import ipaddress
 import logging
 import random
-import socket
-import sys
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import ClassVar, Final, Protocol, cast
 
 from rmq_protocol.constants import MAX_FRAME_SIZE
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
 from .faults import Gate, drawn
+from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 
 __all__ = ["Connection", "Listener", "Service"]
 
@@ -69,7 +68,10 @@ class Service(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One client. ``remote``: its "ip:port". ``local_ip``: the address it came to. ``unfinished``: bytes of a frame so far."""
+    """One client. ``remote``: its "ip:port". ``local_ip``: the address it came to. ``unfinished``: bytes of a frame so far.
+
+    ``second``: it came to the listener's second port.
+    """
 
     __slots__ = (
         "_decoder",
@@ -81,11 +83,13 @@ class Connection(asyncio.Protocol):
         "last_active",
         "local_ip",
         "remote",
+        "second",
         "unfinished",
     )
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, second: bool = False) -> None:
         self._listener = listener
+        self.second = second
         self._service = listener.service
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)
         self._frames: deque[Frame] = deque()
@@ -112,9 +116,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
         transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
-        ip, port = _endpoint(transport.get_extra_info("peername"))
-        self.remote = _text(ip, port)
-        self.local_ip = str(_endpoint(transport.get_extra_info("sockname"))[0])
+        ip, port = endpoint(transport.get_extra_info("peername"))
+        self.remote = endpoint_text(ip, port)
+        self.local_ip = str(endpoint(transport.get_extra_info("sockname"))[0])
         self.last_active = self._listener.now()
         self._listener.add(self)
 
@@ -248,7 +252,9 @@ class Connection(asyncio.Protocol):
 
 
 class Listener:
-    """One listening socket. ``accepted`` and ``refused`` count connections: made, and closed for what they sent.
+    """A listening socket, and a second one where that is wanted.
+
+    ``accepted`` and ``refused`` count connections: made, and closed for what they sent.
 
     A process that is out of descriptors cannot even refuse, so all listeners together stop short of its limit.
     """
@@ -267,14 +273,14 @@ class Listener:
         self.port = 0
         self._unfinished = 0
         self._most_in_process = 0
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scan: asyncio.TimerHandle | None = None
         self._gone: asyncio.Future[None] | None = None
 
     @property
     def running(self) -> bool:
-        return self._server is not None
+        return bool(self._servers)
 
     @property
     def any_host(self) -> bool:
@@ -290,40 +296,40 @@ class Listener:
         if self.any_host:
             own = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
             host = connection.local_ip if connection is not None else own
-        return _text(ipaddress.ip_address(host), self.port)
+        return endpoint_text(ipaddress.ip_address(host), self.port)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        try:
-            ip = str(ipaddress.ip_address(host))
-        except ValueError:  # a name: one address of it, so that port 0 means one port
-            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            ip = str(min(infos, key=lambda info: info[0] != socket.AF_INET)[4][0])
-        self._loop = loop
-        self._most_in_process = _descriptor_limit() - RESERVED_DESCRIPTORS
-        server = await loop.create_server(lambda: Connection(self), ip, port)
-        name = server.sockets[0].getsockname()
-        self._server, self.host, self.port = server, name[0], name[1]
-        self._scan = loop.call_later(_SCAN_INTERVAL, self._scan_idle)
+    async def start(self, host: str, port: int, *, second: bool = False) -> None:
+        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. Raises OSError.
+
+        ``second``: also on the port two below; then ``port`` 0 takes two free ones.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._most_in_process = descriptor_limit() - RESERVED_DESCRIPTORS
+        ip = await numeric_host(host, port)
+        servers = await listen(ip, port, lambda: Connection(self), (lambda: Connection(self, second=True)) if second else None)
+        name = servers[0].sockets[0].getsockname()
+        self._servers, self.host, self.port = servers, name[0], name[1]
+        self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
 
     async def stop(self) -> None:
-        """Closes the socket and every connection; answers already written get half a second to leave."""
-        server, self._server = self._server, None
-        if server is None:
+        """Closes the sockets and every connection; answers already written get half a second to leave."""
+        servers, self._servers = self._servers, []
+        if not servers:
             return
         if self._scan is not None:
             self._scan.cancel()
             self._scan = None
         self.gate.close()
-        server.close()
+        for server in servers:
+            server.close()
         for connection in list(self.connections):
             connection.close()
         await self._all_gone(_CLOSE_GRACE)
         for connection in list(self.connections):
             connection.abort()
         await self._all_gone(None)
-        await server.wait_closed()
+        for server in servers:
+            await server.wait_closed()
 
     async def _all_gone(self, timeout: float | None) -> None:
         if self.connections:
@@ -334,7 +340,7 @@ class Listener:
 
     def add(self, connection: Connection) -> None:
         full = len(self.connections) >= MAX_CONNECTIONS or Listener._in_process >= self._most_in_process
-        if self._server is None or full:
+        if not self._servers or full:
             logger.info("%s: connection of %s refused: there are %d", self.name, connection.remote, len(self.connections))
             self.refused += 1
             connection.abort()
@@ -404,29 +410,3 @@ class Listener:
             self.bound_unread(self.connections)
             self.service.tick()
         self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
-
-
-def _descriptor_limit() -> int:
-    try:
-        import resource
-    except ImportError:  # no such limit there
-        return sys.maxsize
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
-
-
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-def _endpoint(name: Any) -> tuple[_Address, int]:
-    """Address and port out of getpeername/getsockname; a peer that is gone already has none."""
-    if not name:
-        return ipaddress.IPv4Address(0), 0
-    ip = ipaddress.ip_address(name[0].partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        return ip.ipv4_mapped, name[1]
-    return ip, name[1]
-
-
-def _text(ip: _Address, port: int) -> str:
-    return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"

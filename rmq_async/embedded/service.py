@@ -20,7 +20,16 @@ from rmq_protocol.headers import REQUEST_HEADERS, Header, from_ext
 from .faults import FailureScript
 from .server import Connection, Listener, Parts
 
-__all__ = ["BaseService", "ExtFields", "Handler", "Refused", "Reply", "header_of", "without_content"]
+__all__ = [
+    "BaseService",
+    "ExtFields",
+    "Handler",
+    "Refused",
+    "Reply",
+    "header_of",
+    "not_supported",
+    "without_content",
+]
 
 logger = logging.getLogger("rmq_async.embedded")
 
@@ -62,6 +71,11 @@ def without_content(command: RemotingCommand) -> RemotingCommand:
     return RemotingCommand(code=command.code, opaque=command.opaque, flag=command.flag, version=command.version)
 
 
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """The answer to a request that nothing here serves."""
+    return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
+
+
 class BaseService:
     """``requests`` counts by request code what came in, refused and failing requests included; of codes that are none, the
     first ``MAX_CODES``."""
@@ -96,9 +110,7 @@ class BaseService:
             return make_response(command, failure, "this request was told to fail")
         handler = self.handlers.get(command.code)
         if handler is None:
-            return make_response(
-                command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported"
-            )
+            return not_supported(command)
         try:
             response = handler(connection, command)
         except Refused as refusal:

@@ -21,8 +21,12 @@ from .names import topic_refusal
 from .service import Refused
 from .store import Queue
 
-__all__ = ["MAX_QUEUES", "MAX_TOPICS", "Topic", "TopicTable", "describe"]
+__all__ = ["MAX_QUEUES", "MAX_TOPICS", "UNIT_MODE", "UNIT_SUBSCRIBED", "Topic", "TopicTable", "describe"]
 
+UNIT_MODE: Final = 1
+"""topicSysFlag of a topic that a sender in unit mode created."""
+UNIT_SUBSCRIBED: Final = 2
+"""topicSysFlag of a retry topic whose group is in unit mode."""
 MAX_TOPICS: Final = 10_000
 """Besides the broker's own."""
 MAX_QUEUES: Final = 16_384
@@ -184,10 +188,10 @@ class TopicTable:
             self.queues_in_use -= len(topic.queues())
         return topic
 
-    def for_send(self, name: str, default_topic: str, queues: int) -> Topic:
+    def for_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool | None = False) -> Topic:
         """The topic to send to, created after ``default_topic`` where that is allowed, or a group's retry topic, always.
 
-        Raises Refused (29, 16, 17)."""
+        ``unit_mode``: of the sender; the created topic is marked with it. Raises Refused (29, 16, 17)."""
         topic = self._sendable.get(name)
         if topic is not None:
             return topic
@@ -196,13 +200,15 @@ class TopicTable:
             raise Refused(ResponseCode.INVALID_PARAMETER, remark)
         if is_not_allowed_send_topic(name):
             raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        retry = name.startswith(RETRY_TOPIC_PREFIX)
+        sys_flag = 0 if not unit_mode else UNIT_SUBSCRIBED if retry else UNIT_MODE
         model = self._topics.get(default_topic) if self._auto_create else None
         if model is None or not model.config.perm & _INHERIT:
-            if name.startswith(RETRY_TOPIC_PREFIX):
-                return self.ensure(name)
+            if retry:
+                return self.ensure(name, sys_flag=sys_flag)
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!\n{FAQ}")
         count = max(0, min(queues, model.config.write_queue_nums))
-        return self._put(TopicConfig(name, count, count, model.config.perm & ~_INHERIT))
+        return self._put(TopicConfig(name, count, count, model.config.perm & ~_INHERIT, topic_sys_flag=sys_flag))
 
     def for_read(self, name: str, queue_id: int, consumer: str) -> Topic:
         """The topic to pull from. Raises Refused (17, 16, 29)."""

@@ -23,6 +23,8 @@ from rmq_async.client.vip import vip_address
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.constants import RequestCode
 
+from ..embedded.test_second_port import check_second_port, check_unit_flags
+
 AnyCluster = RealCluster | ExternalCluster
 
 
@@ -153,3 +155,11 @@ def test_batches_that_were_cut_are_taken_to_the_last_byte(cluster: AnyCluster) -
         assert [message.body for message in await read(namesrv, topic)] == [message.body for message in given]
 
     run(main())
+
+
+async def test_second_port_takes_no_pulls(cluster: AnyCluster) -> None:
+    await check_second_port(cluster.namesrv, cluster.brokers[0].address)
+
+
+async def test_unit_mode_marks_created_topics(cluster: AnyCluster) -> None:
+    await check_unit_flags(cluster.namesrv)

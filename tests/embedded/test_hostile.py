@@ -358,7 +358,7 @@ class Peer:
 
     remote = "127.0.0.1:1"
     local_ip = "127.0.0.1"
-    closed = congested = False
+    closed = congested = second = False
 
     def __init__(self) -> None:
         self.asked: list[RemotingCommand] = []
