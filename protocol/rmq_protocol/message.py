@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypedDict, Unpack
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from .constants import RETRY_TOPIC_PREFIX, PropertyName
 from .errors import InvalidMessageError, shown
+from .forwarding import holdable, holdable_properties, original_topic, user_properties
 from .ids import pack_offset_id
 from .properties import RESERVED_NAMES
 
@@ -51,6 +52,22 @@ class MessageQueue(NamedTuple):
     topic: str
     broker_name: str
     queue_id: int
+
+
+class MessageChanges(TypedDict, total=False):
+    """Fields of a Message, except its topic."""
+
+    body: bytes
+    tags: str | None
+    keys: str | Iterable[str]
+    flag: int
+    properties: Mapping[str, str] | None
+    delay_level: int
+    delay: float | None
+    deliver_at: float | datetime | None
+    wait_store: bool
+    sharding_key: str | None
+    unique_id: str | None
 
 
 class _Addressed(Struct, frozen=True, gc=False):
@@ -100,6 +117,27 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
             sharding_key: str | None = None,
             unique_id: str | None = None,
         ) -> None: ...
+
+    @classmethod
+    def from_received(cls, message: MessageExt, *, topic: str | None = None, **changes: Unpack[MessageChanges]) -> Self:
+        """A message to send with what the sender of ``message`` gave: body, tags, keys, flag, sharding key and properties.
+
+        ``topic``: None is where it was first sent to, also where it was read as a retry, as a dead letter or while it waited for
+        its time. ``changes``: fields that are to be others; ``properties`` replaces all of them. What a Message may not hold is
+        left out: names of the system, blank texts, control characters 0 to 2. Delays are not copied, and each send draws an id.
+        Raises InvalidMessageError and TypeError for ``changes``, as the constructor does.
+        """
+        fields: MessageChanges = {
+            "body": message.body,
+            "tags": holdable(message.tags),
+            "flag": message.flag,
+            "properties": holdable_properties(message.properties) or None,
+            "sharding_key": holdable(message.sharding_key),
+        }
+        if keys := [key for key in message.keys if holdable(key)]:
+            fields["keys"] = keys
+        fields |= changes
+        return cls(original_topic(message.topic, message.properties) if topic is None else topic, **fields)
 
     def __post_init__(self) -> None:
         if (
@@ -152,6 +190,11 @@ class MessageExt(Struct, frozen=True, gc=False):
     def keys(self) -> tuple[str, ...]:
         keys = self.properties.get("KEYS")
         return tuple([key for key in keys.split(" ") if key]) if keys else ()
+
+    @property
+    def user_properties(self) -> dict[str, str]:
+        """Those that the sender gave, without the system's; a new dict each time."""
+        return user_properties(self.properties)
 
     @property
     def unique_id(self) -> str | None:

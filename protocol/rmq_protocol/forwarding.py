@@ -1,0 +1,89 @@
+"""What of a received message goes on when it is sent again.
+
+Brokers and clients put names of their own among a message's properties, and move messages between topics: one that waits lies in a
+topic of the broker, one that is tried again or was given up in a topic of its group. The properties that name where it came from
+are those that real brokers write (5.5.0 and 4.9.7): REAL_TOPIC on one that waits, RETRY_TOPIC on a retry and on a dead letter.
+After a pop that is the retry topic of group and topic, with ORIGIN_GROUP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from .constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, PropertyName
+
+__all__ = ["holdable", "holdable_properties", "original_topic", "user_properties"]
+
+SYSTEM_NAMES: Final = frozenset(name.value for name in PropertyName) | {"ORIGIN_GROUP"}
+TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
+"""Of properties that brokers hand to consumers and never store."""
+_WAITING_TOPICS: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+_OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
+_SEPARATORS: Final = frozenset("\x00\x01\x02")
+_BLANKS: Final = "".join(map(chr, range(33)))
+_MOST_MOVES: Final = 4
+"""From a dead letter over a retry of a pop to its topic it takes two."""
+
+
+def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those that the sender gave: no name of the protocol's, and none that brokers add on the way to a consumer."""
+    return {
+        name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)
+    }
+
+
+def holdable(text: str | None) -> str | None:
+    """The text, where a Message may hold it as key, tag, or name or value of a property; else None."""
+    if text is None or not text.strip(_BLANKS) or not _SEPARATORS.isdisjoint(text):
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return None
+    return text
+
+
+def holdable_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those that the sender gave and a Message may hold."""
+    given = user_properties(properties)
+    return {name: value for name, value in given.items() if holdable(name) and holdable(value)}
+
+
+def original_topic(topic: str, properties: Mapping[str, str]) -> str:
+    """Where a message of ``topic`` was first sent to; ``topic`` itself where nothing names another one."""
+    for _ in range(_MOST_MOVES):
+        earlier = _earlier(topic, properties)
+        if not earlier or earlier == topic:
+            break
+        topic = earlier
+    return topic
+
+
+def _earlier(topic: str, properties: Mapping[str, str]) -> str | None:
+    if topic in _WAITING_TOPICS:
+        return properties.get(PropertyName.REAL_TOPIC)
+    if not topic.startswith(_OF_GROUPS):
+        return None
+    popped = _popped_topic(topic, properties)
+    named = properties.get(PropertyName.RETRY_TOPIC) or properties.get(PropertyName.DLQ_ORIGIN_TOPIC)
+    return popped if named is None or named == topic else named
+
+
+def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
+    """Of the retry topic of a group and a topic, ``%RETRY%group_topic`` or ``%RETRY%group+topic``; None for another one."""
+    if not topic.startswith(RETRY_TOPIC_PREFIX):
+        return None
+    name = topic.removeprefix(RETRY_TOPIC_PREFIX)
+    group = properties.get("ORIGIN_GROUP")
+    if group and name.startswith((f"{group}_", f"{group}+")):
+        return name[len(group) + 1 :]
+    return name.partition("+")[2] or None  # no other name may hold it
