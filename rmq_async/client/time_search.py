@@ -13,7 +13,7 @@ from typing import Final
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
-from rmq_protocol.headers import PullMessageRequestHeader, to_ext
+from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, from_ext, to_ext
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
@@ -66,7 +66,7 @@ async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int]
 async def store_time_ms(
     instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float, *, any_replica: bool = True
 ) -> int:
-    """When the message at ``offset``, which must be there, was stored."""
+    """When the message at ``offset`` was stored; -1 where it is deleted, though the queue's minimum offset is not yet corrected."""
     header = PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,
         topic=queue.topic,
@@ -85,10 +85,13 @@ async def store_time_ms(
     response, address = await instance.ask_broker(
         instance.routes.broker_of(queue), queue.topic, command, timeout, any_replica=any_replica
     )
+    if response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+        return -1
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
     messages = decode_messages(response.body, check_crc=False).messages
     if not messages:
         text = f"the record at offset {offset} of {queue} cannot be read, so its time is not known"
         raise RemoteProtocolError(text, broker=queue.broker_name, address=address)
-    return messages[0].store_time_ms
+    delta = from_ext(PullMessageResponseHeader, response.ext_fields).offsetDelta or 0
+    return messages[0].store_time_ms if messages[0].queue_offset + delta == offset else -1

@@ -120,7 +120,7 @@ class PullConsumer(ClientUser):
         ``start``: "earliest", "latest", an aware datetime, or offsets by queue. ``end``: exclusive; "latest" is everything that
         was acknowledged before the first step (finding that out takes each broker some 60 ms); None follows for ever, new
         queues included; an offset beyond the last message is waited for. With offsets by queue and no ``queues``, these queues
-        are read; else ``queues``, else all.
+        are read; else ``queues``, else all. Offsets are those of masters: without one the first step raises BrokerNotFoundError.
 
         The iteration raises OffsetRangeError where a queue does not hold its offset (any more), and where messages were deleted
         before they were read, except that "earliest" goes on with the first message there is; CorruptMessageError for a
@@ -215,7 +215,7 @@ class PullConsumer(ClientUser):
     ) -> list[Cursor]:
         if "latest" in (start, end):
             brokers = {instance.routes.broker_of(queue): queue.topic for queue in queues}
-            await for_each(brokers, lambda name: queue_offsets.until_readable(instance, name, brokers[name]))
+            await for_each(brokers, lambda name: _all_readable(instance, name, brokers[name]))
         starts = await for_each(queues, _start_of(instance, start))
         if end is None:
             return [Cursor(queue, starts[queue], None, at_first=start == "earliest") for queue in queues]
@@ -241,17 +241,27 @@ def _start_of(instance: ClientInstance, start: Start) -> Offsets:
     if isinstance(start, Mapping):
         return _given(start)
     if isinstance(start, datetime):
-        return lambda queue: queue_offsets.search_offset(instance, queue, start)
+        return lambda queue: queue_offsets.search_offset(instance, queue, start, any_replica=False)
     find = queue_offsets.min_offset if start == "earliest" else queue_offsets.max_offset
-    return lambda queue: find(instance, queue)
+    return lambda queue: find(instance, queue, any_replica=False)
 
 
 def _end_of(instance: ClientInstance, end: End) -> Offsets:
     if isinstance(end, Mapping):
         return _given(end)
     if isinstance(end, datetime):
-        return lambda queue: queue_offsets.search_offset(instance, queue, end)
-    return lambda queue: queue_offsets.max_offset(instance, queue)
+        return lambda queue: queue_offsets.search_offset(instance, queue, end, any_replica=False)
+    return lambda queue: queue_offsets.max_offset(instance, queue, any_replica=False)
+
+
+async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
+    """Raises RequestTimeoutError where the queues stay behind what the broker acknowledged."""
+    if not await queue_offsets.until_readable(instance, broker_name, topic, any_replica=False):
+        raise RequestTimeoutError(
+            f"broker {broker_name} has acknowledged messages that cannot be read yet: its queues are behind its commit log for "
+            f"more than {instance.config.request_timeout:g} s",
+            broker=broker_name,
+        )
 
 
 def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
