@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from .constants import MAGIC_CODE_V1, MAGIC_CODE_V2
 from .errors import CorruptMessageError
+from .message import MessageQueue
+from .stored_layout import FIXED, FIXED_V4, HOSTS_V6, MIN_RECORD
 from .topics import LogicQueueMappingItem
 
 __all__ = ["first_queue_offset", "gaps_of_mapping", "missing_offsets", "ranges_text", "without_ranges"]
-
-_OFFSET_AT = slice(20, 28)
-"""Bytes of a stored record that hold its queue offset."""
 
 
 def missing_offsets(
@@ -64,9 +64,36 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
     )
 
 
-def first_queue_offset(body: bytes, offset_delta: int | None = None) -> int | None:
-    """Offset of the first record in a pull's body; None where there is none."""
-    return int.from_bytes(body[_OFFSET_AT], "big", signed=True) + (offset_delta or 0) if len(body) >= _OFFSET_AT.stop else None
+def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
+    """The offset that a pull's body begins at; None where it begins with no message of ``queue`` in its place.
+
+    A broker that has deleted the first file of its log gives the beginning of the next one (5.5.0) in place of the message at the
+    very beginning of the log: a record of any queue. ``asked``: of the pull; the answer where the first record cannot be read.
+    """
+    head = _head(body, 0, queue)
+    if head is None:
+        return asked if body else None
+    offset, total, foreign = head
+    following = _head(body, total, queue)
+    if (foreign and offset_delta is None) or (following is not None and following[0] < offset):
+        return None
+    return offset + (offset_delta or 0)
+
+
+def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bool] | None:
+    """Queue offset and size of the record at ``position``, and whether it is of another queue; None where none can be read."""
+    if position < 0 or len(body) - position < MIN_RECORD:
+        return None
+    fields = FIXED_V4.unpack_from(body, position)
+    total, magic, queue_id, offset, sys_flag = fields[0], fields[1], fields[3], fields[5], fields[7]
+    if magic not in (MAGIC_CODE_V1, MAGIC_CODE_V2) or total < MIN_RECORD:
+        return None
+    fixed = FIXED[sys_flag & HOSTS_V6]
+    if len(body) - position < fixed.size:
+        return None
+    topic_at = position + fixed.size + fixed.unpack_from(body, position)[-1] + (1 if magic == MAGIC_CODE_V1 else 2)
+    topic = queue.topic.encode()
+    return offset, total, queue_id != queue.queue_id or body[topic_at : topic_at + len(topic)] != topic
 
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:

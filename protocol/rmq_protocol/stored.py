@@ -107,7 +107,7 @@ def decode_pull(
 
     Each carries the pulled ``queue``, properties MIN_OFFSET and MAX_OFFSET where given, its offset moved by ``offset_delta``
     and, out of a transaction, ``transaction_id``. ``tags`` ("*" or "a || b") are compared as texts, since brokers compare
-    hashes only. ``only_queue``: a record of another topic or queue is among the corrupt ones. The rest as in
+    hashes only. ``only_queue``: a record of another topic or queue is left out. The rest as in
     ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` that name none.
     """
     block = Block(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
@@ -193,8 +193,8 @@ class Block:
         self.tags: frozenset[str] | None = None
         self.only_topic: str | None = None
         self.only_queue_id: int | None = None
-        """What records must be of; None: of any. Those of a static topic (a pull's offset delta says so) have the number of the
-        physical queue they lie in, those of a light queue (LMQ) topic and number of the queue they were sent to."""
+        """What records must be of, to be kept; None: of any. Those of a static topic (a pull's offset delta says so) have the
+        number of the physical queue they lie in, those of a light queue (LMQ) topic and number of the queue they were sent to."""
         self.offset_delta = 0
         self.added: dict[str, str] | None = None
 
@@ -360,10 +360,13 @@ class Block:
     # ------------------------------------------------------------------------------------------------------- a good record
 
     def _accept(self, fields: _Fields, body: bytes, topic_bytes: bytes, properties: dict[str, str]) -> str | None:
-        """Checks and decompresses the body, then keeps the message or says why not.
+        """Checks and decompresses the body, then keeps the message or says why not. A foreign one is passed over.
 
         Raises ``CorruptMessageError`` for a body that cannot be decompressed, and ``_Full``.
         """
+        topic = self._topic(topic_bytes)
+        if not (self.only_topic in (None, topic) and self.only_queue_id in (None, fields[3])):
+            return None
         crc, sys_flag = fields[2], fields[7]
         sound = not self._check_crc or crc32(body) == crc
         compressed = sys_flag & _COMPRESSED and body
@@ -376,9 +379,6 @@ class Block:
             return f"the CRC of the body is not {crc}, as the record says"
         if (fields[10] | fields[13]) & ~MAX_PORT:
             return f"the hosts have the ports {fields[10]} and {fields[13]}"
-        topic = self._topic(topic_bytes)
-        if not (self.only_topic in (None, topic) and self.only_queue_id in (None, fields[3])):
-            return f"it is of queue {fields[3]} of topic {topic[:MAX_TOPIC_LENGTH]}, which is not the queue that was asked for"
         if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:
             limit = self._room // _MESSAGE_COST if compressed else None
             try:

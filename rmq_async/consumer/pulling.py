@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import LMQ_PREFIX, RequestCode, ResponseCode
-from rmq_protocol.continuity import missing_offsets
-from rmq_protocol.errors import LocalProtocolError, RemoteProtocolError
+from rmq_protocol.continuity import first_queue_offset, missing_offsets
+from rmq_protocol.errors import CorruptMessageError, LocalProtocolError, RemoteProtocolError
 from rmq_protocol.headers import PullMessageResponseHeader, from_ext, to_ext
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
@@ -286,50 +286,58 @@ def _result(
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address
     messages = decoded.messages
-    lost: tuple[range, ...] = ()
     after = answer.next_offset if decoded.resume_at is None else decoded.resume_at
-    if not messages or len(messages) != after - offset or messages[0].queue_offset != offset:
-        messages, after, lost = _compared(instance, queue, offset, tags, answer, decoded)
-    return PullResult(
-        status=answer.status,
-        messages=instance.names.shown_messages(messages),
-        next_offset=after,
-        min_offset=answer.min_offset,
-        max_offset=answer.max_offset,
-        corrupt=decoded.corrupt,
-        lost=lost,
-    )
-
-
-def _compared(
-    instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages
-) -> tuple[tuple[MessageExt, ...], int, tuple[range, ...]]:
-    """The messages from ``offset`` on, where to go on, and what is missing before that.
-
-    A batch that was stored as one record comes whole, with messages before ``offset``. Nobody is led beyond the end of the queue.
-    Messages of a light queue are numbered by another queue. Raises RemoteProtocolError for messages from which nothing leads on.
-    """
-    messages, after = decoded.messages, answer.next_offset
-    if decoded.resume_at is not None:
-        after = decoded.resume_at
-    if queue.topic.startswith(LMQ_PREFIX):
-        return messages, after, ()
-    if messages and messages[0].queue_offset < offset:
-        messages = tuple(message for message in messages if message.queue_offset >= offset)
-    if decoded.resume_at is None and answer.status is not PullStatus.OFFSET_ILLEGAL:
-        behind_last = messages[-1].queue_offset + 1 if messages else after
-        after = min(max(after, behind_last), max(answer.max_offset, behind_last if messages else offset))
-    if answer.status is PullStatus.FOUND and after <= offset:
-        shown = instance.names.shown_queue(queue)
+    if messages and len(messages) == after - offset and messages[0].queue_offset == offset:
+        held = _Held(messages, decoded.corrupt, after)
+    else:
+        held = _compared(queue, offset, tags, answer, decoded)
+    if answer.status is PullStatus.FOUND and held.after <= offset:
         raise RemoteProtocolError(
-            f"a pull of {shown} at offset {offset} says to go on at {answer.next_offset}",
+            f"a pull of {instance.names.shown_queue(queue)} at offset {offset} says to go on at {answer.next_offset}",
             broker=queue.broker_name,
             address=answer.address,
         )
+    return PullResult(
+        status=answer.status,
+        messages=instance.names.shown_messages(held.messages),
+        next_offset=held.after,
+        min_offset=answer.min_offset,
+        max_offset=answer.max_offset,
+        corrupt=held.corrupt,
+        lost=held.missing,
+    )
+
+
+class _Held(NamedTuple):
+    """What an answer holds of what was asked for. ``after``: where to go on. ``missing``: what lies before that and is wanted."""
+
+    messages: tuple[MessageExt, ...]
+    corrupt: tuple[CorruptMessageError, ...]
+    after: int
+    missing: tuple[range, ...] = ()
+
+
+def _compared(queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages) -> _Held:
+    """A closer look at an answer.
+
+    A batch that was stored as one record comes whole, with messages before ``offset``. Nobody is led beyond the end of the queue.
+    Where the message asked for is deleted and something else is in its place, what comes with that may be cut up: the next pull
+    has it again. Messages of a light queue are numbered by another queue.
+    """
+    after = answer.next_offset if decoded.resume_at is None else decoded.resume_at
+    if queue.topic.startswith(LMQ_PREFIX):
+        return _Held(decoded.messages, decoded.corrupt, after)
+    if answer.status is PullStatus.OFFSET_ILLEGAL:
+        return _Held((), (), after, missing_offsets(offset, min(after, answer.min_offset), ()) if tags == "*" else ())
+    if answer.body and first_queue_offset(answer.body, queue, offset, answer.offset_delta) is None:
+        return _Held((), (), offset + 1, (range(offset, offset + 1),) if tags == "*" else ())
+    messages = tuple([message for message in decoded.messages if offset <= message.queue_offset < after])
+    if decoded.resume_at is None:
+        after = min(after, max(answer.max_offset, messages[-1].queue_offset + 1 if messages else offset))
     if tags != "*":
-        return messages, after, ()
-    end = min(after, answer.min_offset) if answer.status is PullStatus.OFFSET_ILLEGAL else after
-    return messages, after, missing_offsets(offset, end, [message.queue_offset for message in messages], decoded.corrupt)
+        return _Held(messages, decoded.corrupt, after)
+    found = [message.queue_offset for message in messages]
+    return _Held(messages, decoded.corrupt, after, missing_offsets(offset, after, found, decoded.corrupt))
 
 
 def _decoder(

@@ -80,9 +80,10 @@ class _Answer(NamedTuple):
 
 
 class _Chunk:
-    """A part of a range: what has come of it. ``offset``: of the next pull. ``passed``: what tags left out, to be checked."""
+    """A part of a range: what has come of it. ``offset``: of the next pull. ``passed``: what tags left out, to be checked.
+    ``odd_at``: where another message was in the place of the one asked for."""
 
-    __slots__ = ("answers", "end", "offset", "passed", "task", "whole")
+    __slots__ = ("answers", "end", "odd_at", "offset", "passed", "task", "whole")
 
     def __init__(self, whole: Range, offset: int, end: int) -> None:
         self.whole = whole
@@ -90,6 +91,7 @@ class _Chunk:
         self.end = end
         self.answers: list[_Answer] = []
         self.passed = PassedOver()
+        self.odd_at = -2
         self.task: asyncio.Task[None] | None = None
 
 
@@ -152,7 +154,7 @@ class Puller:
             rows.stored,
             answer.queue,
             tags=self._options.tags,
-            offsets=(answer.first, answer.end),
+            offsets=(answer.first, answer.told),
             offset_delta=pulled.offset_delta,
             max_decompressed_size=self._max_decompressed,
             position=position,
@@ -295,14 +297,20 @@ class Puller:
         after = pulled.next_offset if found else min(pulled.next_offset, pulled.max_offset)
         if after <= start:
             return False
-        first = first_queue_offset(pulled.body, pulled.offset_delta) if found else None
-        begins = after if first is None else first
+        begins = after
+        if found:
+            queue = self._instance.names.wire_queue(whole.queue)
+            first = first_queue_offset(pulled.body, queue, start, pulled.offset_delta)
+            if first is not None:
+                begins = first
+            else:  # the message asked for is gone, and something else in its place; those behind it are asked for again
+                begins = after = after if chunk.odd_at == start - 1 else start + 1
+                chunk.odd_at, found = start, False
         if self._filtered:
             chunk.passed.add(start, min(begins, chunk.end))
         elif begins > start:
             missing = range(start, min(begins, whole.end))
-            lost = await self._losses(whole, (missing,), pulled)
-            if lost and first is None:
+            if lost := await self._losses(whole, (missing,), pulled):
                 self._lost(whole, DELETED, (start, chunk.end), (lost[-1].stop, pulled.max_offset), lost)
         chunk.offset = after
         if found:

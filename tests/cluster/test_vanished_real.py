@@ -159,6 +159,7 @@ async def watch(seen: Seen, here: Worker) -> None:
             continue
         for start in range(0, COUNT - READ, STEP):
             low = max(low, await seen.pull(start))
+        assert 0 <= await seen.consumer.search_offset(seen.queue, 1) <= COUNT  # whatever the broker can say of times now
         for tags in ("*", "odd"):
             await seen.read(READ, tags)
             await seen.run_task(here, READ, tags)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from datetime import UTC, datetime
 
 import pytest
 
-from rmq_async import MessageQueue, OffsetRangeError, Producer, PullStatus
+from rmq_async import BrokerNotFoundError, MessageQueue, OffsetRangeError, Producer, PullStatus
 from rmq_async.consumer import continuity
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import BrokerError, RemoteProtocolError
@@ -97,9 +98,33 @@ async def test_pull_leaves_out_foreign_records() -> None:
     async with scripted(lambda header: (0, 9, block)) as (_, consumer):
         result = await consumer.pull(Q0, 5)
         assert [message.queue_offset for message in result.messages] == [5, 8]
-        assert [error.queue_offset for error in result.corrupt] == [6, 7]
-        assert "queue 1 of topic t" in str(result.corrupt[1])
-        assert (result.next_offset, result.lost) == (9, ())
+        assert (result.next_offset, result.lost, result.corrupt) == (9, (range(6, 8),), ())
+
+
+@pytest.mark.parametrize("tags", ["*", "a"])
+@pytest.mark.parametrize(
+    "stranger",
+    [record(5, queue_id=1), record(70), record(3, topic="other", body_crc=1), record(0, queue_id=1, body=bytes(500))[:300]],
+)
+async def test_a_record_in_the_place_of_a_deleted_one(stranger: bytes, tags: str) -> None:
+    """While the first file of its log is deleted, 5.5.0 gives what the next file begins with instead of its very first message:
+    as many bytes as that had."""
+    tagged = b"TAGS\x01a\x02"
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        first = max(header.queueOffset, 65)
+        block = b"".join(record(offset, properties=tagged) for offset in range(first, 81))
+        return (0, 81, (stranger if header.queueOffset == 0 else b"") + block) if first < 81 else (19, 81, b"")
+
+    async with scripted(pull) as (broker, consumer):
+        broker.high = 81
+        result = await consumer.pull(Q0, 0, tags=tags)
+        assert (result.messages, result.corrupt, result.next_offset) == ((), (), 1)
+        assert result.lost == ((range(1),) if tags == "*" else ())
+        with pytest.raises(OffsetRangeError, match="offsets 0"):
+            await collect(consumer.read(TOPIC, start={Q0: 0}, tags=tags))
+        found = await collect(consumer.read(TOPIC, tags=tags))
+        assert [message.queue_offset for message in found] == [*range(65, 81)]
 
 
 async def test_pull_is_not_led_beyond_the_end() -> None:
@@ -292,6 +317,9 @@ async def test_a_loss_is_not_believed_of_a_replica() -> None:
         broker.high = 10
         broker.name_server.routes[TOPIC] = led(False)
         await consumer.queues(TOPIC)
+        for bounds in ({}, {"start": "latest", "end": None}, {"start": datetime.now(UTC)}, {"start": {Q0: 0}}):
+            with pytest.raises(BrokerNotFoundError, match="names a master of broker broker-a"):  # what it ends at is no end
+                await collect(consumer.read(TOPIC, **bounds))
         readings = {
             offset: asyncio.ensure_future(collect(consumer.read(TOPIC, start={Q0: offset}, end={Q0: 10}))) for offset in answers
         }

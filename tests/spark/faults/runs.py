@@ -232,7 +232,7 @@ def _judge_loss(bench: Bench, run: Run, query: Any, least: dict[str, int]) -> No
     finish(again, start(bench.spark, again, faults=False))
 
 
-SLOW_TO_CORRECT = FORGETFUL | {"deleteWhen": "04", "fileReservedTime": "72", "cleanResourceInterval": "3000"}
+SLOW_TO_CORRECT = {"mappedFileSizeCommitLog": str(2 * 1024 * 1024), "cleanResourceInterval": "3000"}
 """What lets a real broker delete messages when it is asked to, and correct the minimum offsets of its queues 3 s later."""
 OLD_ENOUGH = 56.0
 """Seconds after its start; at 60 a real broker begins to look for files to delete."""
@@ -277,14 +277,9 @@ def _queues(run: Run) -> list[MessageQueue]:
 
 
 async def _delete(address: str, run: Run) -> dict[str, int]:
-    """Makes the broker delete; the first offsets that are left, while its minimum offsets are still 0."""
-    for code, body in (
-        (RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=0\n"),
-        (RequestCode.DELETE_EXPIRED_COMMITLOG, b""),
-    ):
-        answer = await ask(address, code, {}, body)
-        if answer is None or answer.code != 0:
-            raise RuntimeError(f"{run.case}: {code.name} was not served: {answer}")
+    """Makes the broker delete, and stop; the first offsets that are left, while its minimum offsets are still 0."""
+    await _order(address, RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=0\n")
+    await _order(address, RequestCode.DELETE_EXPIRED_COMMITLOG)
     least: dict[str, int] = {}
     begun = time.monotonic()
     async with PullConsumer("deletes", namesrv=run.namesrv) as consumer:
@@ -292,13 +287,22 @@ async def _delete(address: str, run: Run) -> dict[str, int]:
             before, least = least, {}
             for queue in _queues(run):
                 result = await consumer.pull(queue, 0)
+                while not result.messages and result.next_offset < result.max_offset:
+                    result = await consumer.pull(queue, result.next_offset)
                 if result.min_offset:
                     raise TimeoutError(f"{run.case}: corrected before it was read")
                 least[key_of(queue)] = result.messages[0].queue_offset if result.messages else result.next_offset
             if all(least.values()) and least == before:
+                await _order(address, RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=72\n")
                 return least
             await asyncio.sleep(0.3)  # files go one each 0.1 s
     raise TimeoutError(f"{run.case}: not deleted: {least}")
+
+
+async def _order(address: str, code: RequestCode, body: bytes = b"") -> None:
+    answer = await ask(address, code, {}, body)
+    if answer is None or answer.code != 0:
+        raise RuntimeError(f"{code.name} was not served: {answer}")
 
 
 def lagging_replica(bench: Bench, seed: int) -> Run:
