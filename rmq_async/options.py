@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, fields
 from functools import wraps
+from inspect import cleandoc
 from typing import Any, Final, TypeVar
 
 from rmq_protocol.errors import shown
@@ -48,11 +49,11 @@ def lists_options(*configs: type[Any], leaving_out: Collection[str] = ("namesrv"
 
     def decorate(cls: Class) -> Class:
         if cls.__doc__:  # None under -OO
-            parts = [cls.__doc__.rstrip()]
+            lines = [cleandoc(cls.__doc__)]  # without its indentation, as compilers leave it from 3.13 on
             for config in configs:
-                parts.append(f"\n\n    Options that are fields of {config.__name__}, which explains them:\n")
-                parts += [f"\n        {_described(field)}" for field in fields(config) if field.name not in leaving_out]
-            cls.__doc__ = "".join(parts) + "\n    "
+                lines += ["", f"Options that are fields of {config.__name__}, which explains them:", ""]
+                lines += [f"    {_described(field)}" for field in fields(config) if field.name not in leaving_out]
+            cls.__doc__ = "\n".join(lines)
         return cls
 
     return decorate
