@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from contextvars import Context
 from functools import partial
 from time import monotonic
 
@@ -402,7 +403,7 @@ class Heartbeats:
             logger.debug("unregister at %s: %d %s", connection.address, response.code, printable(response.remark))
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=f"rmq_async {name}")
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=f"rmq_async {name}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import Context
 from enum import Enum
 from time import monotonic
 from typing import Final
@@ -125,7 +126,8 @@ class ClientInstance:
         if instance is None:
             _forget_closed_loops()
             instance = cls(resolved)
-            instance._starting = instance._loop.create_task(instance._start(), name="rmq_async start")
+            # In no user's context, like all its tasks: they serve those that come later, and outlive the first.
+            instance._starting = instance._loop.create_task(instance._start(), name="rmq_async start", context=Context())
             instance._starting.add_done_callback(instance._start_over)
             _instances[key] = instance
         instance._users += 1
@@ -294,11 +296,12 @@ class ClientInstance:
         self.routes.on_change.append(self._route_changed)
         self.pulse = Pulse(self._loop)
         self._tasks = [
-            self._loop.create_task(self.routes.poll(), name="rmq_async route poll"),
-            self._loop.create_task(self.heartbeats.run(), name="rmq_async heartbeats"),
+            self._loop.create_task(self.routes.poll(), name="rmq_async route poll", context=Context()),
+            self._loop.create_task(self.heartbeats.run(), name="rmq_async heartbeats", context=Context()),
         ]
         if config.start_without_cluster and not self.contact.cluster_found.is_set():
-            self._tasks.append(self._loop.create_task(self.contact.keep_trying(), name="rmq_async first contact"))
+            trying = self.contact.keep_trying()
+            self._tasks.append(self._loop.create_task(trying, name="rmq_async first contact", context=Context()))
         self._state = _State.RUNNING
         self._starting = None
         logger.debug("client %s started, name servers %s", self.client_id, ", ".join(self.name_servers.addresses))
@@ -327,7 +330,7 @@ class ClientInstance:
             return
         if self._closing is None:
             tasks = self._take_down()
-            self._closing = self._loop.create_task(self._finish(tasks, timeout), name="rmq_async close")
+            self._closing = self._loop.create_task(self._finish(tasks, timeout), name="rmq_async close", context=Context())
         closing = self._closing
         try:
             await asyncio.shield(closing)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -160,7 +161,8 @@ class Relay:
     # -- the loops
 
     def _begin(self, name: str, step: Step, *, after_stop: bool = False) -> asyncio.Task[None]:
-        return self.loop.create_task(self._for_ever(name, step, after_stop=after_stop), name=f"rmq_async outbox {name}")
+        work = self._for_ever(name, step, after_stop=after_stop)
+        return self.loop.create_task(work, name=f"rmq_async outbox {name}", context=Context())
 
     async def _for_ever(self, name: str, step: Step, *, after_stop: bool) -> None:
         """Until ``step`` says that it is over, or the relay stops (``after_stop``: until it is cancelled)."""

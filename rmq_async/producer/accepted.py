@@ -43,13 +43,13 @@ class Accepted(Generic[Result]):
     """
 
     __slots__ = (
-        "_context",
         "_credits",
         "_epoch",
         "_number",
         "_on_error",
         "_on_success",
         "_size",
+        "context",
         "ended",
         "future",
         "withdraw",
@@ -70,7 +70,7 @@ class Accepted(Generic[Result]):
         self._size = size
         self._on_success = on_success
         self._on_error = on_error
-        self._context = copy_context() if on_success is not None or on_error is not None else None
+        self.context = copy_context() if on_success is not None or on_error is not None else None
         """Of the caller, which callbacks run in."""
         self.withdraw: Callable[[], object] = _nothing
         self.ended = False
@@ -126,7 +126,7 @@ class Accepted(Generic[Result]):
 
     def _call_back(self, callback: Callable[[Any], object], argument: object) -> None:
         try:
-            self._context.run(callback, argument)  # type: ignore[union-attr]  # there is one where there are callbacks
+            self.context.run(callback, argument)  # type: ignore[union-attr]  # there is one where there are callbacks
         except BaseException as error:  # noqa: BLE001 - no message is the worse for it
             report(f"callback {callback!r} of a send raised", error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -86,7 +87,7 @@ async def deferred(
         accepted = Accepted(credit, epoch, number, size, on_success, on_error)
         send = DeferredSend(
             sender, outgoing, lane, target, read, accepted, fixed=place is not None, retries=retries, started=started,
-            deadline=deadline,
+            deadline=deadline, context=copy_context(),
         )  # fmt: skip
         try:
             send.start(failed)
@@ -159,9 +160,11 @@ class DeferredSend(FirstAttempt[Result]):
         retries: int,
         started: float,
         deadline: float,
+        context: Context | None = None,
     ) -> None:
         super().__init__(sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=deadline)
         self._accepted = accepted
+        self._context = context
         accepted.withdraw = self._withdraw
 
     def start_plain(self, connection: Connection, born_ms: bytes, unique_id: str, body: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import Context
 from time import monotonic
 from typing import Final
 
@@ -37,7 +38,7 @@ class Detector:
         self._instance = instance
         self._faults = faults
         self._topic_on = topic_on
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="rmq_async detector")
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="rmq_async detector", context=Context())
 
     def cancel(self) -> None:
         self._task.cancel()

@@ -7,6 +7,7 @@ policy allows another, one Task runs the rest of the call.
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -37,8 +38,8 @@ class FirstAttempt(Generic[Result]):
     """
 
     __slots__ = (
-        "_begun", "_connection", "_deadline", "_fixed", "_lane", "_outgoing", "_pending", "_read", "_retries", "_sender",
-        "_settled", "_started", "_target", "_task",
+        "_begun", "_connection", "_context", "_deadline", "_fixed", "_lane", "_outgoing", "_pending", "_read", "_retries",
+        "_sender", "_settled", "_started", "_target", "_task",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +70,8 @@ class FirstAttempt(Generic[Result]):
         self._connection: Connection | None = None
         self._pending: Pending | None = None
         self._task: asyncio.Task[None] | None = None
+        self._context: Context | None = None
+        """The caller's, where selectors or hooks may run in further attempts."""
 
     def _succeed(self, result: Result) -> None:
         raise NotImplementedError
@@ -179,7 +182,8 @@ class FirstAttempt(Generic[Result]):
 
     def _continue(self, call: SendCall[Result]) -> None:
         self._settled = True
-        self._task = asyncio.get_running_loop().create_task(self._run(call), name="rmq_async send retry")
+        context = Context() if self._context is None else self._context.copy()  # callbacks enter it themselves
+        self._task = asyncio.get_running_loop().create_task(self._run(call), name="rmq_async send retry", context=context)
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -163,7 +164,7 @@ class LaneTable:
         self.lanes[topic] = self._new_lane(lane.route, topic, lane.without | {gone})
         if topic not in self._restoring:
             after = self._instance.config.route_poll_interval
-            self._restoring[topic] = asyncio.get_running_loop().call_later(after, self._restore, topic)
+            self._restoring[topic] = asyncio.get_running_loop().call_later(after, self._restore, topic, context=Context())
         return True
 
     def _restore(self, topic: str) -> None:
@@ -185,7 +186,9 @@ class LaneTable:
         if not self._config.topics:
             return
         if self._instance.config.start_without_cluster and not self._instance.contact.cluster_found.is_set():
-            self._warming = asyncio.get_running_loop().create_task(self._warm_up_later(), name="rmq_async warm-up")
+            self._warming = asyncio.get_running_loop().create_task(
+                self._warm_up_later(), name="rmq_async warm-up", context=Context()
+            )
         else:
             await self._warm_up()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from math import inf
 from time import monotonic
@@ -46,6 +46,16 @@ PLAIN_PROPERTIES: Final = len("UNIQ_KEY\x01\x02WAIT\x01true\x02")
 
 SHORTEST_LINGER: Final = 0.001
 """Seconds. uvloop's timers count milliseconds: below half of one ``call_later`` makes a plain Handle, which has no ``when()``."""
+
+
+class AskingFuture(asyncio.Future[SendResult]):
+    """``context``: of the caller, for a selector that is asked for further attempts."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.context = copy_context()
 
 
 class Batcher:
@@ -96,7 +106,7 @@ class Batcher:
     async def send(self, message: Message, size: int, wish: Wish | None, deadline: float) -> SendResult:
         """A whole awaited call."""
         credit, body_size = self._sender.credits, len(message.body)
-        future: asyncio.Future[SendResult] = self._loop.create_future()
+        future: asyncio.Future[SendResult] = AskingFuture(loop=self._loop) if self._sender.asks else self._loop.create_future()
         epoch, gathering = await self._enter(message, size, wish, deadline, lambda _: future)
         try:
             return await future
@@ -121,6 +131,8 @@ class Batcher:
         def receiver(epoch: Epoch) -> Accepted[SendResult]:
             nonlocal accepted
             accepted = Accepted(self._sender.credits, epoch, 1, len(message.body), on_success, on_error)
+            if self._sender.asks:
+                accepted.context = accepted.context or copy_context()
             return accepted
 
         _, gathering = await self._enter(message, size, wish, deadline, receiver)
@@ -189,7 +201,9 @@ class Batcher:
         """The topic's lane; None where its route must be asked for first, which is then on its way."""
         lane = self._sender.lanes.get(gathering.topic) or self._sender.topics.now(gathering.topic)
         if lane is None and gathering not in self._finding:
-            task = self._finding[gathering] = self._loop.create_task(self._find(gathering), name="rmq_async route of a batch")
+            task = self._finding[gathering] = self._loop.create_task(
+                self._find(gathering), name="rmq_async route of a batch", context=Context()
+            )
             task.add_done_callback(partial(self._found, gathering))
         return lane
 
@@ -340,7 +354,7 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
         self.alarm = deadline
-        self._timer = self._loop.call_later(max(deadline - monotonic(), 0.0), self._expire)
+        self._timer = self._loop.call_later(max(deadline - monotonic(), 0.0), self._expire, context=Context())
 
     def _expire(self) -> None:
         self._timer, self.alarm = None, inf

@@ -61,6 +61,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
             sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=self.deadline
         )
         self._batcher = batcher
+        self._context = getattr(members[0][0], "context", None)  # a selector that is asked again is shown the first message
         self._broker = target.broker
         self._told = False
         self._in_lane = True
