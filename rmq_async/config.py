@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
+LARGEST_FRAME_SIZE: Final = 8 * MAX_FRAME_SIZE
+"""The highest ``max_frame_size``."""
 LONGEST: Final = 1e9
 """Seconds, 31 years; every time in a setting is shorter."""
 
@@ -120,7 +122,7 @@ class ClientConfig:
             check_seconds(name, getattr(self, name))
         for name in ("connect_timeout", "request_timeout"):
             warn_of_milliseconds(name, getattr(self, name))
-        check_int("max_frame_size", self.max_frame_size, 1024, MAX_FRAME_SIZE * 8)
+        check_int("max_frame_size", self.max_frame_size, 1024, LARGEST_FRAME_SIZE)
         check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
         if self.serialize_type not in ("json", "rocketmq"):
             raise ConfigError(f'serialize_type must be "json" or "rocketmq", not {shown(self.serialize_type)}')

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .constants import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, LanguageCode, SerializeType
+from .constants import MAX_FRAME_SIZE, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, LanguageCode, SerializeType
 from .errors import LocalProtocolError, RemoteProtocolError
 from .frame import Frame, encode_frame
 from .signing import shown_fields
@@ -90,18 +90,20 @@ def decode_command(frame: Frame) -> RemotingCommand:
     return _from_binary(frame.header, frame.body)
 
 
-def encode_command(command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON) -> list[bytes]:
+def encode_command(
+    command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON, max_frame_size: int = MAX_FRAME_SIZE
+) -> list[bytes]:
     """The frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
 
     Raises LocalProtocolError where the form has no room for a value: codes outside 16 bits in the binary form, integers
-    outside 32 bits, a frame above the protocol's limit.
+    outside 32 bits, a frame of more than ``max_frame_size`` bytes (by default the limit of servers as they are delivered).
     """
     _check_ints(command)
     if serialize_type == SerializeType.JSON:
         header = _to_json(command)
     else:
         header = _to_binary(command)
-    return encode_frame(serialize_type, header, command.body)
+    return encode_frame(serialize_type, header, command.body, max_frame_size)
 
 
 def make_response(

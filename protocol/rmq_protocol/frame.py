@@ -126,12 +126,17 @@ class FrameDecoder:
         return frames
 
 
-def encode_frame(serialize_type: SerializeType, header: bytes, body: bytes = b"") -> list[bytes]:
-    """The parts of one frame: length words and header together, then the body, if any, as it was given (not copied)."""
+def encode_frame(
+    serialize_type: SerializeType, header: bytes, body: bytes = b"", max_frame_size: int = MAX_FRAME_SIZE
+) -> list[bytes]:
+    """The parts of one frame: length words and header together, then the body, if any, as it was given (not copied).
+
+    Raises LocalProtocolError for a frame of more than ``max_frame_size`` bytes.
+    """
     size = len(header)
     if size > MAX_HEADER_SIZE:
         raise LocalProtocolError(f"header of {size} bytes is above the limit of {MAX_HEADER_SIZE} (24-bit length)")
-    if size + len(body) > MAX_FRAME_SIZE - 8:
-        raise LocalProtocolError(f"frame of {size + len(body) + 8} bytes is above the limit of {MAX_FRAME_SIZE}")
+    if size + len(body) > max_frame_size - 8:
+        raise LocalProtocolError(f"frame of {size + len(body) + 8} bytes is above the limit of {max_frame_size}")
     head = _WORDS.pack(4 + size + len(body), (serialize_type << 24) | size) + header
     return [head, body] if body else [head]

@@ -25,13 +25,13 @@ from .properties import RESERVED_NAMES
 
 __all__ = ["MAX_DELAY_LEVEL", "Message", "MessageExt", "MessageQueue"]
 
-MAX_DELAY_LEVEL: Final = 18
-"""Highest delay level of a broker's default ``messageDelayLevel`` (2 hours)."""
+_INT32_MIN: Final = -(2**31)
+_INT32_MAX: Final = 2**31 - 1
+MAX_DELAY_LEVEL: Final = _INT32_MAX
+"""A stock broker has 18 levels, and takes a higher one for its highest; ``messageDelayLevel`` may list more."""
 
 NO_KEYS: Final[tuple[str, ...]] = ()
 """What ``keys`` is in a message that was given nothing but topic, body and ``wait_store``: sends ask for this very object."""
-_INT32_MIN: Final = -(2**31)
-_INT32_MAX: Final = 2**31 - 1
 _COUNTERS: Final = (PropertyName.RECONSUME_TIME.value, PropertyName.MAX_RECONSUME_TIMES.value)
 _MAX_SECONDS: Final = (2**63 - 1) // 1000
 _EPOCH_MILLISECONDS: Final = 10**12
@@ -79,9 +79,9 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     """A message to send; sending never changes it.
 
     ``tags``: one tag. ``keys``: a text (split at spaces) or several; joined by one space on the wire. ``flag``: 32-bit number
-    that brokers pass through. ``delay_level``: 1 to 18, 0 for none. ``delay``: seconds. ``deliver_at``: epoch seconds or
-    an aware datetime. ``wait_store``: False lets the broker answer before the message is flushed or replicated.
-    ``unique_id``: None draws a fresh one for each send call.
+    that brokers pass through. ``delay_level``: from 1 on, 0 for none; a stock broker has 18. ``delay``: seconds. ``deliver_at``:
+    epoch seconds or an aware datetime. ``wait_store``: False lets the broker answer before the message is flushed or
+    replicated. ``unique_id``: None draws a fresh one for each send call.
 
     Raises ``InvalidMessageError`` for a body that is a str, reserved or blank property names, control characters that would break
     the properties text, more than one kind of delay, and values out of range. Topic and body are checked further when the message

@@ -17,6 +17,7 @@ from typing import Final
 import click
 
 from rmq_async import ClientConfig, Message, MessageQueue, Producer, ProducerConfig, RocketMQError, SendResult
+from rmq_protocol.message import MAX_DELAY_LEVEL
 
 from .lines import lines_of
 from .options import PROPERTY, QUEUE, client_config, client_options, run
@@ -60,7 +61,10 @@ class _Sending:
 @click.option("--property", "properties", type=PROPERTY, multiple=True, help="A property; may be given again.")
 @click.option("--delay", type=click.FloatRange(0.0), metavar="SECONDS", help="Deliver it later (brokers from 5.0 on).")
 @click.option(
-    "--delay-level", type=click.IntRange(1, 18), metavar="N", help="Deliver it later, by the broker's level (1 to 18)."
+    "--delay-level",
+    type=click.IntRange(1, MAX_DELAY_LEVEL),
+    metavar="N",
+    help="Deliver it later, by the broker's level (a stock broker has 18).",
 )
 @click.option("--sharding-key", metavar="KEY", help="Messages with the same key go to the same queue, in order.")
 @click.option("--queue", type=QUEUE, help="Send to this queue, in order.")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from rmq_protocol.message import MAX_DELAY_LEVEL, MessageExt, MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
 from .broker import Broker, BrokerSettings
@@ -34,6 +34,7 @@ __all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "Syst
 logger = logging.getLogger("rmq_async.embedded")
 
 MAX_BROKERS: Final = 64
+MAX_DELAY_LEVELS: Final = 256
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
 """Seconds."""
 
@@ -59,7 +60,7 @@ class EmbeddedRocketMQ:
     called "broker-a", "broker-b", ... ``max_memory``: bytes of messages kept; above it the oldest go and minimum offsets move.
 
     ``clock``: what store times, delays, timers and transaction checks go by; ``ManualClock`` moves at a test's word.
-    ``delay_levels``: seconds of the delay levels from 1 on, 1 to 18 of them. ``transaction_timeout``: seconds after which the
+    ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds after which the
     producer is asked about a transaction without an end, ``transaction_check_interval`` between one round of asking and the
     next; after ``transaction_check_max`` times the message goes to TRANS_CHECK_MAX_TIME_TOPIC. Defaults are those of a real
     broker.
@@ -85,8 +86,8 @@ class EmbeddedRocketMQ:
             raise ValueError(f"brokers must be from 1 to {MAX_BROKERS}, not {brokers}")
         if max_memory <= 0:
             raise ValueError(f"max_memory must be a positive number of bytes, not {max_memory}")
-        if not 1 <= len(delay_levels) <= MAX_DELAY_LEVEL:
-            raise ValueError(f"there are 1 to {MAX_DELAY_LEVEL} delay levels, not {len(delay_levels)}")
+        if not 1 <= len(delay_levels) <= MAX_DELAY_LEVELS:
+            raise ValueError(f"there are 1 to {MAX_DELAY_LEVELS} delay levels, not {len(delay_levels)}")
         for name, seconds in (
             *((f"delay level {level}", each) for level, each in enumerate(delay_levels, 1)),
             ("transaction_timeout", transaction_timeout),

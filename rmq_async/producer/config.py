@@ -14,7 +14,7 @@ from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRA
 from rmq_protocol.errors import InvalidMessageError, shown
 from rmq_protocol.validation import check_topic
 
-from ..config import ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
+from ..config import LARGEST_FRAME_SIZE, ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
 from ..errors import ConfigError
 from ..options import suggests_keywords
 from ..timeouts import warn_of_milliseconds
@@ -24,6 +24,9 @@ from .hooks import Hook, checked_hooks
 from .selectors import Selector, select_best
 
 __all__ = ["ProducerConfig", "ProducerOptions", "split_options"]
+
+BESIDE_BODY: Final = 128 * 1024
+"""Bytes of a frame that are kept free for what it holds beside the body."""
 
 RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 
@@ -40,7 +43,8 @@ class ProducerConfig:
     that queue (by default it gets one attempt).
     ``compress_over``: bodies of at least this many bytes are compressed and stay so if the result is smaller. ``compress_type``:
     "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 of zlib, 1 to 22 of zstd, lz4 has none.
-    ``max_message_size``: of a body before it is compressed, or of an encoded batch. ``create_topic_key``: the topic whose route
+    ``max_message_size``: of a body before it is compressed, or of an encoded batch; where it is above 16,646,144 the client's
+    ``max_frame_size`` must have room for it and 131,072 bytes more. ``create_topic_key``: the topic whose route
     serves a topic that does not exist yet; ``default_topic_queues``: how many queues that gets on a broker.
     ``async_limit``, ``oneway_limit``: messages accepted and not finished; ``pending_bytes_limit``: bytes of their bodies;
     ``broker_window``: requests per broker on the wire. ``oneway_window``: every so many one-way messages one goes as an
@@ -99,7 +103,7 @@ class ProducerConfig:
             ("async_retries", 0, 1000),
             ("compress_over", 0, 1 << 31),
             ("compress_level", 0, 22),
-            ("max_message_size", 1, MAX_FRAME_SIZE - 128 * 1024),
+            ("max_message_size", 1, LARGEST_FRAME_SIZE - BESIDE_BODY),
             ("default_topic_queues", 1, 1 << 16),
             ("async_limit", 1, 1 << 31),
             ("oneway_limit", 1, 1 << 31),
@@ -214,10 +218,21 @@ def split_options(
     config: ProducerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ProducerConfig]:
-    """Sorts keyword options into the two configs. An unknown one, or a config of another type, is a TypeError that says so."""
+    """Sorts keyword options into the two configs. An unknown one, or a config of another type, is a TypeError that says so.
+
+    Raises ConfigError also where the two do not go together.
+    """
     merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
     if not isinstance(config, ProducerConfig | None):
         raise TypeError(f"config must be a ProducerConfig, not {type(config).__name__}")
     given: dict[str, Any] = {name: value for name, value in options.items() if name in _PRODUCER_FIELDS}
     sending = config if config is not None else ProducerConfig()
-    return merged, replace(sending, **given) if given else sending
+    sending = replace(sending, **given) if given else sending
+    room = max(merged.max_frame_size, MAX_FRAME_SIZE) - BESIDE_BODY
+    if sending.max_message_size > room:
+        raise ConfigError(
+            f"max_message_size {sending.max_message_size} is above {room}, the most that fits into a frame of max_frame_size "
+            f"{merged.max_frame_size}: give max_frame_size={sending.max_message_size + BESIDE_BODY} or more as well, and let "
+            "brokers take frames of that size"
+        )
+    return merged, sending

@@ -32,14 +32,15 @@ class SendContext:
     one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_ids``: the unique ids, one per message;
     ``msg_id``: the first of them. ``queue``: where this attempt goes; ``broker`` its broker's name, ``address`` that broker's
     "host:port". ``group``: the producer group. ``message_type``: a ``rmq_protocol.trace.MessageType``, of a batch that of its first
-    message. ``namespace``: of the client's settings, "" for none.
+    message. ``namespace``: of the client's settings, "" for none. ``born_host``: the address that the client says it has;
+    ``name_servers``: of its settings, as "host:port"; ``unit_mode``: whether it is one of several units.
     ``properties``: what ``before_send`` puts in here travels with this attempt beside the message's own properties. ``state``:
     free for hooks, to carry something from before to after.
     """
 
     __slots__ = (
-        "address", "attempt", "broker", "elapsed", "error", "group", "message", "message_type", "mode", "msg_ids",
-        "namespace", "properties", "queue", "result", "state",
+        "address", "attempt", "born_host", "broker", "elapsed", "error", "group", "message", "message_type", "mode", "msg_ids",
+        "name_servers", "namespace", "properties", "queue", "result", "state", "unit_mode",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,9 @@ class SendContext:
         mode: str,
         broker: str = "",
         namespace: str = "",
+        born_host: str = "",
+        name_servers: tuple[str, ...] = (),
+        unit_mode: bool = False,
     ) -> None:
         self.message = message
         self.msg_ids = msg_ids
@@ -69,6 +73,9 @@ class SendContext:
         self.group = group
         self.mode = mode
         self.namespace = namespace
+        self.born_host = born_host
+        self.name_servers = name_servers
+        self.unit_mode = unit_mode
         self.properties: dict[str, str] = {}
         self.state: dict[object, Any] = {}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING
 
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm
+from rmq_protocol.constants import MAX_FRAME_SIZE, RETRY_TOPIC_PREFIX, Perm
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.namespace import with_namespace, without_namespace
 from rmq_protocol.send_codec import SendTemplate
@@ -33,8 +33,8 @@ class LaneSettings:
     """What every header of one producer says. ``smart``: headers have their short form; ``general``: no template will do."""
 
     __slots__ = (
-        "create_topic_key", "default_topic_queues", "general", "group", "id_length", "namespace", "outside", "serialize_type",
-        "smart", "unit_mode", "vip",
+        "create_topic_key", "default_topic_queues", "general", "group", "id_length", "max_frame_size", "namespace", "outside",
+        "serialize_type", "smart", "unit_mode", "vip",
     )  # fmt: skip
 
     def __init__(self, group: str, config: ProducerConfig, client: ClientConfig, id_length: int) -> None:
@@ -48,6 +48,7 @@ class LaneSettings:
         self.id_length = id_length
         self.unit_mode = client.unit_mode
         self.vip = client.vip_channel
+        self.max_frame_size = max(client.max_frame_size, MAX_FRAME_SIZE)
         self.smart = config.send_smart_msg
         self.general = not self.smart
 

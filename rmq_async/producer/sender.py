@@ -44,7 +44,7 @@ from .replies import SEND_OK, stored_batch
 from .selection import Selection, selection_of
 from .selectors import Selector, Wish, ask, awaited, checked_wish, one_of, select_by_hash
 from .trace import Tracer
-from .watching import Watch, Watchers, message_type, tell_failed
+from .watching import Sending, Watch, Watchers, message_type, tell_failed
 from .wire import Wire
 
 __all__ = ["Sender"]
@@ -74,7 +74,7 @@ class Sender:
 
     # More attributes than instances of a class share a layout for (30), and sends ask for a dozen of them.
     __slots__ = (
-        "_lines", "_most_lines", "_request_hooks", "_settings", "_waits", "asks", "batcher", "calls", "closed",
+        "_lines", "_most_lines", "_request_hooks", "_settings", "_told", "_waits", "asks", "batcher", "calls", "closed",
         "config", "connections", "create_future", "credits", "encoder", "faults", "group", "ids", "instance",
         "landed", "lanes", "oneway_credits", "plain_below", "plain_size", "pool", "prefix", "retries",
         "retry_not_ok", "selection", "submit", "tallies", "timeout", "topics", "tracer", "unless_stopped",
@@ -114,6 +114,15 @@ class Sender:
         self.watchers = Watchers(config.hooks)
         self.watched = self.watchers.active
         """Whether calls carry a Watch."""
+        client = instance.config
+        self._told = Sending(
+            group,
+            namespace=client.namespace or client.namespace_v2 or "",
+            born_host=instance.client_ip,
+            name_servers=tuple(instance.name_servers.addresses),
+            unit_mode=client.unit_mode,
+            max_size=config.max_message_size,
+        )
         self._lines: dict[str, Line] = {}
         self._most_lines = LINES_KEPT
         self._waits = Waits(_stopping)
@@ -166,11 +175,7 @@ class Sender:
     def watch(self, outgoing: Outgoing, message: Message | tuple[Message, ...], mode: str, read: ReadReply[Any]) -> None:
         """Lets the hooks see the attempts of this call; for senders that are ``watched``."""
         kind = MessageType.NORMAL if isinstance(message, tuple) else message_type(message, outgoing.sys_flag)
-        client = self.instance.config
-        namespace = client.namespace or client.namespace_v2 or ""
-        outgoing.watch = Watch(
-            self.watchers, message, kind, self.group, mode, read, namespace, self.config.max_message_size
-        )  # fmt: skip
+        outgoing.watch = Watch(self.watchers, message, kind, mode, read, self._told)
 
     def batch(self, messages: Iterable[Message], queue: MessageQueue | None, mode: str) -> tuple[Outgoing, int, Wish | None]:
         """A batch as its attempts send it, the bytes of its bodies, and the queue that the caller wants."""

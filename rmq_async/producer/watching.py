@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,7 @@ from .lanes import Target
 from .outgoing import Outgoing
 from .replies import reply_error
 
-__all__ = ["Watch", "WatchedAttempt", "Watchers", "message_type", "tell_failed"]
+__all__ = ["Sending", "Watch", "WatchedAttempt", "Watchers", "message_type", "tell_failed"]
 
 logger = logging.getLogger("rmq_async.producer")
 
@@ -56,32 +56,37 @@ class Watchers:
         self.active = bool(self.checks or self.before or self.after)
 
 
-class Watch:
-    """The attempts of one call. ``read``: makes the result of a reply. ``max_size``: bytes of a body."""
+class Sending(NamedTuple):
+    """What hooks are told about the producer. ``max_size``: bytes of a body; the rest as in ``SendContext``."""
 
-    __slots__ = (
-        "_context", "_group", "_message", "_mode", "_namespace", "_number", "_open", "_read", "_type", "max_size", "watchers",
-    )  # fmt: skip
+    group: str
+    namespace: str
+    born_host: str
+    name_servers: tuple[str, ...]
+    unit_mode: bool
+    max_size: int
+
+
+class Watch:
+    """The attempts of one call. ``read``: makes the result of a reply."""
+
+    __slots__ = ("_context", "_message", "_mode", "_number", "_open", "_read", "_type", "sending", "watchers")
 
     def __init__(
         self,
         watchers: Watchers,
         message: Message | tuple[Message, ...],
         kind: MessageType,
-        group: str,
         mode: str,
         read: Callable[[SendReply, Outgoing, Target, int], Any],
-        namespace: str,
-        max_size: int,
+        sending: Sending,
     ) -> None:
         self.watchers = watchers
-        self.max_size = max_size
+        self.sending = sending
         self._message = message
         self._type = kind
-        self._group = group
         self._mode = mode
         self._read = read
-        self._namespace = namespace
         self._context = copy_context()
         self._number = 0
         self._open: list[WatchedAttempt] = []
@@ -89,6 +94,7 @@ class Watch:
     def begin(self, outgoing: Outgoing, target: Target) -> WatchedAttempt:
         """Tells the hooks that an attempt begins. Raises ForbiddenError when one of them refuses it."""
         self._number += 1
+        sending = self.sending
         context = SendContext(
             message=self._message,
             msg_ids=outgoing.batch_ids or (outgoing.unique_id,),
@@ -96,10 +102,13 @@ class Watch:
             address=target.address,
             attempt=self._number,
             message_type=self._type,
-            group=self._group,
+            group=sending.group,
             mode=self._mode,
             broker=target.broker,
-            namespace=self._namespace,
+            namespace=sending.namespace,
+            born_host=sending.born_host,
+            name_servers=sending.name_servers,
+            unit_mode=sending.unit_mode,
         )
         for check in self.watchers.checks:
             try:
@@ -157,7 +166,7 @@ class WatchedAttempt:
         except Exception as error:  # noqa: BLE001 - reported like everything else that a hook does wrong
             guarded(_raise, error)
             return outgoing
-        if len(body) > self._watch.max_size:
+        if len(body) > self._watch.sending.max_size:
             logger.info("a batch for topic %s is too full for the properties that hooks add", outgoing.topic)
             return outgoing
         return msgspec.structs.replace(outgoing, body=body)

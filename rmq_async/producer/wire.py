@@ -105,7 +105,8 @@ class Wire:
             command = passed.command
         try:
             connection.require_open()  # hooks may have closed it
-            whole = encode_command(msgspec.structs.replace(command, opaque=opaque), connection.serialize_type)
+            command = msgspec.structs.replace(command, opaque=opaque)
+            whole = encode_command(command, connection.serialize_type, self._settings.max_frame_size)
         except Exception as error:
             if passed is not None:
                 passed.tell(None, error)

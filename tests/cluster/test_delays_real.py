@@ -8,7 +8,7 @@ from time import time
 
 import pytest
 
-from rmq_async import Admin, Message, Producer, PullConsumer, errors, run
+from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer, errors, run
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.recall import RecallHandle, encode_recall_handle
 
@@ -70,3 +70,23 @@ def test_a_broker_that_does_not_recall_says_so_at_once(each_cluster: RealCluster
                 assert caught.value.broker == sent.queue.broker_name
 
     run(main())
+
+
+async def test_levels_above_the_highest_count_as_it(each_cluster: RealCluster | ExternalCluster) -> None:
+    """A stock broker has 18: 2 hours."""
+    topic = f"levels-{uuid.uuid4().hex[:12]}"
+    async with (
+        Admin(namesrv=each_cluster.namesrv, request_timeout=10.0) as admin,
+        Producer("levels", namesrv=each_cluster.namesrv) as producer,
+        PullConsumer("levels", namesrv=each_cluster.namesrv) as consumer,
+    ):
+        await admin.create_topic(topic, queues=1)
+        sent = {}
+        for level in (18, 19, 100, 2**31 - 1):
+            result = await producer.send(Message(topic, b"%d" % level, delay_level=level))
+            sent[result.msg_id] = level
+        queue = MessageQueue("SCHEDULE_TOPIC_XXXX", result.queue.broker_name, 17)
+        newest = await consumer.pull(queue, max(0, await consumer.max_offset(queue) - 4))
+        while len(newest.messages) < 4:  # a stored message is readable a moment later
+            newest = await consumer.pull(queue, max(0, await consumer.max_offset(queue) - 4))
+        assert {message.unique_id: message.properties["DELAY"] for message in newest.messages} == dict.fromkeys(sent, "18")

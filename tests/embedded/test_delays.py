@@ -9,6 +9,7 @@ import logging
 
 import pytest
 
+from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, SystemClock
 from rmq_async.embedded.clock import Alarm
 from rmq_async.embedded.schedule import DELAY_LEVELS, MAX_DELAY_MS, SCHEDULE_TOPIC, TIMER_TOPIC, Schedule
@@ -508,3 +509,18 @@ async def test_the_machines_clock_delivers_too() -> None:
         for body, delay in ((b"second", 20), (b"first", 10)):
             stored, came = (next(each for each in where if each.body == body).store_time_ms for where in (waits, comes))
             assert came - stored >= delay
+
+
+async def test_levels_above_the_highest_count_as_it() -> None:
+    """And there may be more than the 18 of a stock broker."""
+    clock = ManualClock()
+    levels = [1000.0] * 18 + [1.0, 2.0]
+    async with EmbeddedRocketMQ(clock=clock, delay_levels=levels) as server, Producer("g", namesrv=server.namesrv) as sender:
+        for level in (18, 19, 20, 21, 2**31 - 1):
+            await sender.send(Message("T", b"%d" % level, delay_level=level))
+        await clock.advance(1.5)
+        assert [message.body for message in server.messages("T")] == [b"19"]
+        await clock.advance(1.0)
+        assert [(each.body, each.delay_level) for each in server.messages("T")] == [
+            (b"19", 19), (b"20", 20), (b"21", 20), (b"2147483647", 20)
+        ]  # fmt: skip

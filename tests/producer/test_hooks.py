@@ -279,6 +279,24 @@ async def test_kinds_of_messages(cluster: Cluster) -> None:
     assert [context.message_type for context in seen.contexts] == [MessageType.NORMAL, delay, delay, delay, MessageType.ORDER]
 
 
+async def test_contexts_say_where_they_come_from() -> None:
+    """As Java's SendMessageContext (bornHost) and CheckForbiddenContext (nameSrvAddr, unitMode) do."""
+    seen = Seen()
+    async with (
+        EmbeddedRocketMQ() as server,
+        Producer(
+            "g", namesrv=f"{server.namesrv};127.0.0.1:1", hooks=[seen], client_ip="10.9.8.7", unit_mode=True, unit_name="east"
+        ) as sender,
+        Producer("h", namesrv=server.namesrv, hooks=[seen]) as plain,
+    ):
+        await sender.send(message())
+        await sender.send_batch(messages(2))
+        await plain.send(message())
+    told = [(context.born_host, context.name_servers, context.unit_mode) for context in seen.contexts]
+    there = server.namesrv
+    assert told == [("10.9.8.7", (there, "127.0.0.1:1"), True)] * 2 + [("127.0.0.1", (there,), False)]
+
+
 # -- refusing
 
 

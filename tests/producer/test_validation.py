@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rmq_async import ConfigError, InvalidMessageError, Message, MessageQueue, Producer, SelectorError
+from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.validation import NOT_ALLOWED_SEND_TOPICS
 
 from .peers import TOPIC, Cluster
@@ -210,3 +211,24 @@ async def test_a_timeout_without_end(cluster: Cluster) -> None:
         await sender.send_oneway(message(), timeout=float("inf"))
         await (await sender.send_async(message(), timeout=float("inf")))
         await sender.flush(float("inf"))
+
+
+async def test_names_that_java_accepts_are_accepted() -> None:
+    """Though brokers and consumers use them themselves; DEFAULT_PRODUCER and topics of the broker stay refused."""
+    async with EmbeddedRocketMQ() as server, Producer("CLIENT_INNER_PRODUCER", namesrv=server.namesrv) as sender:
+        await sender.send(Message("TBW102", b"x"))
+        with pytest.raises(InvalidMessageError, match="SCHEDULE_TOPIC_XXXX"):
+            await sender.send(Message("SCHEDULE_TOPIC_XXXX", b"x"))
+    with pytest.raises(ConfigError, match="DEFAULT_PRODUCER"):
+        Producer("DEFAULT_PRODUCER", namesrv=server.namesrv)
+
+
+def test_size_of_messages_follows_frames() -> None:
+    beside, default = 128 * 1024, 16 * 1024 * 1024
+    Producer("g", max_message_size=default - beside)
+    Producer("g", max_message_size=default - beside, max_frame_size=1 << 20)  # of what comes
+    Producer("g", max_message_size=8 * default - beside, max_frame_size=8 * default)
+    with pytest.raises(ConfigError, match=r"max_message_size 16646145 is above 16646144.*max_frame_size=16777217 or more"):
+        Producer("g", max_message_size=default - beside + 1)
+    with pytest.raises(ConfigError, match="max_message_size"):
+        Producer("g", max_message_size=8 * default, max_frame_size=8 * default)

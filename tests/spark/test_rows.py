@@ -23,7 +23,7 @@ from rmq_async.spark.units import _encoded, cuts  # noqa: E402
 
 TYPES = {
     "queueId": pa.int32(),
-    "delayLevel": pa.int32(),
+    "delayLevel": pa.int64(),
     "flag": pa.int64(),
     "keys": pa.string(),
     "tags": pa.string(),
@@ -159,8 +159,8 @@ def test_what_clients_and_brokers_write_into_properties_is_not_taken_over() -> N
         ({"properties": [None, [("a", "1"), ("p", "x\x02")]]}, "row 11 of partition 3 holds a control character 0, 1 or 2 in"),
         ({"properties": [None, [("p\x01", "x")]]}, "in a property's name, 'p\\x01'"),
         ({"properties": [None, [("p", "")]]}, "row 11 of partition 3 has property 'p' = '': neither may be empty"),
-        ({"delayLevel": [1, 19]}, "row 11 of partition 3 has delayLevel 19: it must be from 0 to 18"),
-        ({"delayLevel": [1, -1]}, "row 11 of partition 3 has delayLevel -1: it must be from 0 to 18"),
+        ({"delayLevel": [1, 1 << 31]}, "row 11 of partition 3 has delayLevel 2147483648: it must be from 0 to 2147483647"),
+        ({"delayLevel": [1, -1]}, "row 11 of partition 3 has delayLevel -1: it must be from 0 to 2147483647"),
         ({"flag": [1, 1 << 31]}, "row 11 of partition 3 has flag 2147483648: it must be from -2147483648 to 2147483647"),
         ({"brokerName": [None, "b"], "queueId": [None, None]}, "row 11 of partition 3 names no queue: brokerName is 'b' and que"),
         ({"brokerName": [None, None], "queueId": [None, 1]}, "names no queue: brokerName is None and queueId is 1; give both"),
