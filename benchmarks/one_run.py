@@ -102,6 +102,8 @@ class RunResult(msgspec.Struct, kw_only=True):
     busy_cores: float
     total: int
     failures: dict[str, int]
+    thread_us: float = 0.0
+    """Of the loop's thread alone."""
     before: int = 0
     stored: int | None = None
 
@@ -140,6 +142,7 @@ class Mark:
         self.writes = writes
         self.time = time.perf_counter()
         self.cpu = time.process_time()
+        self.thread = time.thread_time()
         self.user = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         self.rss_mb = _peak_rss_mb()
         self.broker = _process_seconds(broker_pid) if broker_pid else None
@@ -302,6 +305,7 @@ def result_of(spec: RunSpec, state: State, start: Mark, end: Mark) -> RunResult:
         seconds=seconds,
         rate=messages / seconds,
         client_us=(end.cpu - start.cpu) * per,
+        thread_us=(end.thread - start.thread) * per,
         client_user_us=(end.user - start.user) * per,
         broker_us=None if broker is None else broker * per,
         p50_us=quantile(0.5),

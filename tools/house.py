@@ -1,0 +1,314 @@
+"""Measures what keeps the house readable, and fails where a figure is above its limit: ``python tools/house.py [--list RULE]``.
+
+Rules, each read from the syntax trees alone (nothing is imported):
+
+- circles: modules of ``rmq_async`` that import each other in a circle, imports under TYPE_CHECKING included;
+- deep-imports: imports of another package's module instead of its ``__init__`` (``rmq_protocol`` is exempt);
+- long-files: files above 450 lines;
+- parameters: functions with more than seven parameters, public ones excepted;
+- complexity: functions with a cyclomatic complexity above 15 (``producer/fast_path.py`` is exempt);
+- private-reads: attributes with a leading underscore that tests read from an object other than ``self`` or ``cls``;
+- words: words that the prose of docstrings, comments, errors and logs does without.
+
+``limits`` in tools/house.json holds the figure that each rule may have; a figure below its limit asks for a lower limit, so that no
+rule loses what was gained. ``words_allowed`` there holds quotes and terms, each with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PACKAGE: Final = "rmq_async"
+SETTINGS: Final = Path(__file__).with_name("house.json")
+MAX_LINES: Final = 450
+MAX_PARAMETERS: Final = 7
+MAX_COMPLEXITY: Final = 15
+WORDS: Final = re.compile(r"\b(whoever|whatever|whom|nobody|told|tells?|telling)\b", re.IGNORECASE)
+BRANCHES: Final = (
+    ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.comprehension, ast.match_case,
+)  # fmt: skip
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Finding(NamedTuple):
+    """``where``: file and line."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), filename=str(path))
+
+
+def place(path: Path, line: int = 1) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+# -- imports
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, known: set[str]) -> Iterator[tuple[str, int]]:
+    """Modules of the package that ``path`` imports at its top level or under TYPE_CHECKING, and the line."""
+    module = module_of(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in _module_level(tree_of(path).body):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in known:
+                    yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) + 1 - node.level]) if node.level else ""
+            target = ".".join(part for part in (base, node.module or "") if part)
+            for alias in node.names:
+                deeper = f"{target}.{alias.name}"
+                if deeper in known:
+                    yield deeper, node.lineno
+                elif target in known:
+                    yield target, node.lineno
+
+
+def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        if isinstance(node, ast.If | ast.Try):
+            yield from _module_level([*node.body, *node.orelse])
+        else:
+            yield node
+
+
+def import_graph() -> dict[str, dict[str, str]]:
+    """Module -> imported module -> place of the import."""
+    paths = {module_of(path): path for path in sources(PACKAGE)}
+    return {
+        module: {target: place(path, line) for target, line in imported(path, set(paths)) if target != module}
+        for module, path in paths.items()
+    }
+
+
+def circles() -> Iterator[Finding]:
+    graph = import_graph()
+    for component in _strongly_connected(graph):
+        if len(component) > 1:
+            first = sorted(component)[0]
+            inside = next(where for target, where in graph[first].items() if target in component)
+            for module in sorted(component):
+                yield Finding(inside if module == first else module, f"in a circle of {len(component)} modules")
+
+
+def _strongly_connected(graph: dict[str, dict[str, str]]) -> list[set[str]]:
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in graph[node]:
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            component: set[str] = set()
+            while node not in component:
+                component.add(stack.pop())
+            found.append(component)
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def deep_imports() -> Iterator[Finding]:
+    packages = {module_of(path) for path in sources(PACKAGE) if path.name == "__init__.py"}
+
+    def room(module: str) -> str:
+        return module if module in packages else module.rpartition(".")[0]
+
+    for module, targets in import_graph().items():
+        for target, where in targets.items():
+            own, other = room(module), room(target)
+            inside = own == other or own.startswith(other + ".") or (other + ".").startswith(own + ".")
+            if not inside and target not in packages and other != PACKAGE:
+                yield Finding(where, f"{module} imports {target}")
+
+
+# -- sizes
+
+
+def long_files() -> Iterator[Finding]:
+    for path in sources(PACKAGE, "protocol/rmq_protocol"):
+        lines = len(path.read_bytes().splitlines())
+        if lines > MAX_LINES:
+            yield Finding(place(path), f"{lines} lines")
+
+
+def functions(path: Path) -> Iterator[tuple[Function, bool]]:
+    """Functions, and whether each one is public: a public name in a module or class of public names."""
+
+    def walk(body: list[ast.stmt], public: bool) -> Iterator[tuple[Function, bool]]:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                yield from walk(node.body, public and not node.name.startswith("_"))
+            elif isinstance(node, Function):
+                yield node, public and (node.name == "__init__" or not node.name.startswith("_"))
+                yield from walk(node.body, False)
+            elif isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
+                yield from walk(node.body, public)
+
+    yield from walk(tree_of(path).body, True)
+
+
+@cache
+def public_names() -> frozenset[str]:
+    """What users import: names of the ``__all__`` of the package's own and its sub-packages' ``__init__``."""
+    found: set[str] = set()
+    for path in sources(PACKAGE):
+        if path.name == "__init__.py":
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                    found.add(node.value)
+    return frozenset(found)
+
+
+def parameters() -> Iterator[Finding]:
+    for path in sources(PACKAGE):
+        owners = {
+            id(item): node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef) for item in node.body
+        }
+        for function, public in functions(path):
+            every = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            many = len([argument for argument in every if argument.arg not in ("self", "cls")])
+            name = owners.get(id(function), function.name)
+            if many > MAX_PARAMETERS and not (public and name in public_names()):
+                yield Finding(place(path, function.lineno), f"{function.name} has {many} parameters")
+
+
+def complexity() -> Iterator[Finding]:
+    for path in sources(PACKAGE):
+        if path.name == "fast_path.py":
+            continue
+        for function, _ in functions(path):
+            found = _complexity_of(function)
+            if found > MAX_COMPLEXITY:
+                yield Finding(place(path, function.lineno), f"{function.name} has a complexity of {found}")
+
+
+def _complexity_of(function: Function) -> int:
+    count = 1
+    stack: list[ast.AST] = [*function.body]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            continue  # counted by itself
+        if isinstance(node, BRANCHES):
+            count += 1 + (len(node.ifs) if isinstance(node, ast.comprehension) else 0)
+        elif isinstance(node, ast.BoolOp):
+            count += len(node.values) - 1
+        stack += ast.iter_child_nodes(node)
+    return count
+
+
+# -- tests and prose
+
+
+def private_reads() -> Iterator[Finding]:
+    for path in sources("tests"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and _private(node.attr):
+                owner = node.value
+                if not (isinstance(owner, ast.Name) and owner.id in ("self", "cls")):
+                    yield Finding(place(path, node.lineno), f".{node.attr}")
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr"):
+                name = node.args[1] if len(node.args) > 1 else None
+                if isinstance(name, ast.Constant) and _private(str(name.value)):
+                    yield Finding(place(path, node.lineno), f"{node.func.id} of {name.value}")
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def words() -> Iterator[Finding]:
+    settings: dict[str, Any] = json.loads(SETTINGS.read_text())
+    allowed = settings["words_allowed"]
+    for path in [path for folder in settings["words_in"] for path in sources(folder)]:
+        for line, text in _prose(path):
+            for word in WORDS.findall(text):
+                if not any(quote in text for quote in allowed):
+                    yield Finding(place(path, line), word)
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments and texts by line."""
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):
+                for number, text in enumerate(token.string.splitlines()):
+                    yield token.start[0] + number, text
+
+
+RULES: Final = {
+    "circles": circles,
+    "deep-imports": deep_imports,
+    "long-files": long_files,
+    "parameters": parameters,
+    "complexity": complexity,
+    "private-reads": private_reads,
+    "words": words,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", choices=RULES, help="print every finding of one rule")
+    options = parser.parse_args()
+    if options.list:
+        print(*RULES[options.list](), sep="\n")
+        return 0
+    limits = json.loads(SETTINGS.read_text())["limits"]
+    failed = 0
+    by_rule: dict[str, list[Finding]] = defaultdict(list)
+    for rule, find in RULES.items():
+        by_rule[rule] = list(find())
+        figure, limit = len(by_rule[rule]), limits[rule]
+        print(f"{rule:14}{figure:5} of {limit}")
+        if figure > limit:
+            failed = 1
+            print(*by_rule[rule][:40], f"{rule}: {figure}, at most {limit} (tools/house.json)", sep="\n")
+        elif figure < limit:
+            failed = 1
+            print(f"{rule}: {figure} is below the limit; write {figure} into tools/house.json, so that it stays there")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
