@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from itertools import cycle
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,6 +28,8 @@ __all__ = ["BATCH", "MODES", "Load", "Mode", "RunResult", "RunSpec", "measure", 
 
 BATCH: Final = 32
 POLL: Final = 0.02
+KEYS: Final = 1000
+"""Of ``keyed`` modes, in turn."""
 SAMPLED: Final = 8
 """From 64 workers on, latency is taken by every eighth."""
 EDGE_PAUSE: Final = 0.1
@@ -49,6 +52,7 @@ MODES: Final = {
     "depth-1024": Mode(1024, "send", 6, "await send, 1024 in flight"),
     "async-64": Mode(64, "async", 4, "send_async with callbacks, 64 in flight"),
     "async-1024": Mode(1024, "async", 6, "send_async with callbacks, 1024 in flight"),
+    "keyed-64": Mode(64, "keyed", 4, f"await send with a key, 64 in flight over {KEYS:,} keys"),
     "adaptive-1": Mode(1, "adaptive", 1, "await send, batching=True, 1 in flight"),
     "adaptive-64": Mode(64, "adaptive", 10, "await send, batching=True, 64 in flight"),
     "adaptive-1024": Mode(1024, "adaptive", 14, "await send, batching=True, 1024 in flight"),
@@ -58,10 +62,12 @@ MODES: Final = {
 }
 
 
-METHODS: Final = {"send": "send", "async": "send_async", "adaptive": "send", "batch": "send_batch", "oneway": "send_oneway"}
+METHODS: Final = {
+    "send": "send", "keyed": "send", "async": "send_async", "adaptive": "send", "batch": "send_batch", "oneway": "send_oneway"
+}  # fmt: skip
 """Of our producer, by kind."""
 BARE_METHODS: Final = {**METHODS, "async": "send", "adaptive": "send_adaptive"}
-"""Of the bare loop, which has no callbacks."""
+"""Of the bare loop, which has no callbacks and no keys."""
 
 
 class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -174,6 +180,9 @@ async def our_load(spec: RunSpec) -> Load:
     topic, body = spec.topic, b"x" * spec.body
     kind = MODES[spec.mode].kind
     send = getattr(producer, METHODS[kind])
+    if kind == "keyed":
+        next_key = cycle([f"key-{number}" for number in range(KEYS)]).__next__
+        send = lambda message: producer.send(message, key=next_key())  # noqa: E731
     payload = (lambda: [Message(topic, body) for _ in range(BATCH)]) if kind == "batch" else (lambda: Message(topic, body))
     return Load(send, payload, lambda: sum(connection.writes for connection in pool.connections), producer.stop)
 

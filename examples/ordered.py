@@ -11,7 +11,8 @@ STEPS = ("created", "paid", "sent")
 
 async def main() -> None:
     async with EmbeddedRocketMQ() as server, Producer("orders", namesrv=server.namesrv) as producer:
-        # Calls with a key leave in the order in which they were made, so they need not wait for one another.
+        server.shuffle(seed=1)  # as a real broker, whose threads work on the requests in flight in any order
+        # Messages with the same key are stored in the order of the calls, so the calls need not wait for one another.
         sends = [
             producer.send(Message("StepTopic", f"{order} {step}".encode(), keys=order), key=order)
             for step in STEPS

@@ -7,7 +7,7 @@ length 4, body, properties length 2, properties. Readers step by the two lengths
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from .constants import MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, ResponseCode
@@ -23,6 +23,7 @@ __all__ = [
     "decode_batch",
     "encode_batch",
     "encode_batch_message",
+    "encode_batch_records",
     "encode_plain_batch",
 ]
 
@@ -161,6 +162,23 @@ def _check_member(message: object, first: Message, max_body: int) -> None:
         raise TypeError(f"a batch is made of Messages, not of {type(message).__name__}")
     check_message(message.topic, message.body, max_body)
     check_batch((first, message))
+
+
+def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+    """The body of a batch of messages of which each is encoded: flag, body, properties (``BatchRecord``). Nothing is checked.
+
+    Raises ``struct.error`` for a flag beyond 32 bits.
+    """
+    parts: list[bytes] = []
+    head = tail = b""
+    size = width = last = -1
+    for flag, body, properties in records:
+        if len(body) != size or len(properties) != width or flag != last:
+            size, width, last = len(body), len(properties), flag
+            head = _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, flag, size)
+            tail = _LENGTH.pack(width)
+        parts += (head, body, tail, properties)
+    return b"".join(parts)
 
 
 def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecord]:

@@ -147,6 +147,15 @@ class SendCall(Generic[Result]):
         self._no_queue: RocketMQError | None = None
         """Why there is no queue for a further attempt."""
 
+    @property
+    def maybe_sent(self) -> bool:
+        """Whether an attempt has begun that no broker has refused."""
+        return any(record.maybe_stored or (record.open and record.opaque) for record in self._attempts)
+
+    @property
+    def newest_error(self) -> BaseException | None:
+        return self._attempts[-1].error if self._attempts else None
+
     # -- how attempts report
 
     def adopt(
@@ -425,7 +434,10 @@ class SendCall(Generic[Result]):
         attempts = [record.public() for record in self._attempts]
         elapsed = monotonic() - self._started
         if not attempts:
-            return RequestTimeoutError(f"send to topic {self._outgoing.topic}: {elapsed:.3g} s passed before the first attempt")
+            what = f"send to topic {self._outgoing.topic}"
+            if self._first is not None:
+                return RequestTimeoutError(f"{what}: there is no connection to {self._first.address}, and no time left for one")
+            return RequestTimeoutError(f"{what}: {elapsed:.3g} s passed before the first attempt")
         last = attempts[-1].error
         if len(attempts) == 1 and isinstance(last, RocketMQError):
             last.maybe_stored = attempts[0].maybe_stored

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import Message
@@ -21,7 +21,6 @@ from .first_attempt import FirstAttempt
 from .lanes import Lane, Target
 from .outgoing import Outgoing
 from .replies import stored_message
-from .selectors import Wish
 
 if TYPE_CHECKING:
     from .sender import Sender
@@ -45,7 +44,6 @@ async def deferred(
     sender: Sender,
     outgoing: Outgoing,
     message: Message | None,
-    wish: Wish | None,
     read: ReadReply[Result],
     *,
     started: float,
@@ -60,43 +58,24 @@ async def deferred(
 
     ``message``: None for a batch. ``number`` and ``size``: of credits. ``turn``: the next queue, where that is taken already.
     """
-    place = sender.line(outgoing.topic).join() if wish is not None else None
+    credit, retries = sender.credits, sender.config.async_retries
+    epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
     try:
-        if place is not None:
-            await place.turn(deadline)
-        credit = sender.credits
-        epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
-        try:
-            outgoing, lane, target = await sender.aim(outgoing, message, wish, deadline, turn)
-            if place is None:
-                retries = sender.config.async_retries
-                failed = await sender.connect_first(lane, target, deadline, retries)
-            elif sender.batcher is not None:
-                accepted = Accepted(credit, epoch, number, size, on_success, on_error)
-                gathering = sender.batcher.in_order(lane, target, fixed=True)
-                gathering.add_alone(accepted, message or cast(Message, outgoing.message), outgoing, read, deadline)
-                accepted.withdraw = gathering.left
-                return accepted.future
-            else:
-                retries = sender.retries_on(target)
-                place = sender.onward(place, target)
-                failed = await sender.connect_in_order(place, target, deadline)
-        except BaseException:
-            credit.give_back(epoch, number, size)
-            raise
-        accepted = Accepted(credit, epoch, number, size, on_success, on_error)
-        send = DeferredSend(
-            sender, outgoing, lane, target, read, accepted, fixed=place is not None, retries=retries, started=started,
-            deadline=deadline, context=copy_context(),
-        )  # fmt: skip
-        try:
-            send.start(failed)
-        except BaseException:
-            send.drop()
-            raise
-    finally:
-        if place is not None:
-            place.leave()
+        outgoing, lane, target = await sender.aim(outgoing, message, None, deadline, turn)
+        failed = await sender.connect_first(lane, target, deadline, retries)
+    except BaseException:
+        credit.give_back(epoch, number, size)
+        raise
+    accepted = Accepted(credit, epoch, number, size, on_success, on_error)
+    send = DeferredSend(
+        sender, outgoing, lane, target, read, accepted, retries=retries, started=started, deadline=deadline,
+        context=copy_context(),
+    )  # fmt: skip
+    try:
+        send.start(failed)
+    except BaseException:
+        send.drop()
+        raise
     return accepted.future
 
 
@@ -135,7 +114,7 @@ def begun_plainly(
     unique_id, body = sender.ids.next_at(started), message.body
     outgoing = Outgoing(message.topic, unique_id, message_properties(message, unique_id), body)
     send = DeferredSend(
-        sender, outgoing, lane, target, stored_message, accepted, fixed=False, retries=sender.config.async_retries,
+        sender, outgoing, lane, target, stored_message, accepted, retries=sender.config.async_retries,
         started=started, deadline=deadline,
     )  # fmt: skip
     send.start_plain(connection, sender.ids.born_ms, unique_id, body)
@@ -156,13 +135,12 @@ class DeferredSend(FirstAttempt[Result]):
         read: ReadReply[Result],
         accepted: Accepted[Result],
         *,
-        fixed: bool,
         retries: int,
         started: float,
         deadline: float,
         context: Context | None = None,
     ) -> None:
-        super().__init__(sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=deadline)
+        super().__init__(sender, outgoing, lane, target, read, fixed=False, retries=retries, started=started, deadline=deadline)
         self._accepted = accepted
         self._context = context
         accepted.withdraw = self._withdraw

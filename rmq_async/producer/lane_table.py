@@ -128,7 +128,7 @@ class LaneTable:
         lane = Lane(route, self._settings, topic, without)
         if self._sender.selection is not None:
             self._sender.selection.adopt(lane)
-        if self._sender.batcher is not None and not topic.startswith(RETRY_TOPIC_PREFIX):
+        if self._sender.gathers and not topic.startswith(RETRY_TOPIC_PREFIX):
             lane.gathering = self._sender.batcher.in_turn(topic, wait_store=True)
         return lane
 

@@ -24,7 +24,7 @@ from ..errors import BrokerNotFoundError
 from .config import ProducerConfig
 
 if TYPE_CHECKING:
-    from .batching.gathering import Gathering
+    from .batching.gathering import InTurn
 
 __all__ = ["Lane", "LaneSettings", "Target"]
 
@@ -171,7 +171,7 @@ class Lane:
         start = random.randrange(len(self.queues))
         turns = chain(islice(self.queues, start, None), islice(self.queues, start))
         self._in_turn: Callable[[], Target] = cycle(map(self._target, turns)).__next__
-        self.gathering: Gathering | None = None
+        self.gathering: InTurn | None = None
         """Where messages for the queues in turn gather, if they do."""
         self.next = self._in_turn
         """The next queue, round robin from a random start; ``selection.Turning`` and ``Passing`` put themselves before it."""

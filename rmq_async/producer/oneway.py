@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from rmq_protocol.message import Message
 from rmq_protocol.send_codec import SendReply
 
 from ..errors import BackpressureError, QueueNotExistError, RocketMQError
@@ -27,12 +28,23 @@ from .credits import Epoch
 from .lanes import Target
 from .outgoing import Outgoing
 from .replies import reply_error
+from .selectors import Wish
 from .watching import Watch
 
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["OnewayPacing", "Tally", "WindowReceiver", "pacing_of", "probing", "send_oneway", "sent_plainly", "watched_oneway"]
+__all__ = [
+    "OnewayPacing",
+    "Tally",
+    "WindowReceiver",
+    "accept_oneway",
+    "pacing_of",
+    "probing",
+    "send_oneway",
+    "sent_plainly",
+    "watched_oneway",
+]
 
 logger = logging.getLogger("rmq_async.producer")
 
@@ -216,6 +228,37 @@ def probing(sender: Sender, target: Target) -> bool:
     """Whether a message that is free to go anywhere shows there that a broker on trial works."""
     faults = sender.faults
     return faults is not None and target.broker in faults.items and faults.on_trial(target.broker, monotonic())
+
+
+async def accept_oneway(
+    sender: Sender, outgoing: Outgoing, message: Message, wish: Wish | None, deadline: float, turn: Target | None
+) -> None:
+    """A whole call that has to wait for something, or may have to. ``turn``: the next queue, where its turn is taken already.
+
+    With a ``wish`` it is written in the order of the calls, also among those that wait for answers.
+    """
+    credit, size = sender.oneway_credits, len(message.body)
+    place = sender.ordered.line(message.topic).join() if wish is not None else None
+    try:
+        if place is not None:
+            await place.turn(deadline)
+        epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
+        try:
+            outgoing, lane, target = await sender.aim(outgoing, message, wish, deadline, turn)
+            send = send_oneway if outgoing.watch is None else watched_oneway
+            if place is None:
+                await send(sender, outgoing, target, deadline, epoch, size, probes=probing(sender, target))
+                return
+            in_turn = sender.ordered.turn(lane, target, outgoing, deadline)
+            place.leave()
+            async with in_turn:
+                await send(sender, outgoing, target, deadline, epoch, size)
+        except BaseException:
+            credit.give_back(epoch, 1, size)
+            raise
+    finally:
+        if place is not None:
+            place.leave()
 
 
 async def watched_oneway(

@@ -1,8 +1,7 @@
-"""Calls that must leave in the order they were made line up here while one of them waits: for a credit, a route, a connection.
+"""Calls whose order counts line up here while one of them waits: for a credit, a route, a selector.
 
-A call joins the line of its topic at once, when it is made, and has its queue chosen there. It then goes over to the line of its
-broker's address, so that a broker that cannot be reached holds up nobody but those who want to go there. Whoever finds a
-line empty passes without waiting; passing the turn on is O(1), whoever has given up is stepped over.
+A call joins the line of its topic when it is made, and leaves it when its queue is chosen and it has its place there. In an empty
+line there is no wait. To pass the turn on is O(1); calls that have given up are stepped over.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ LEFT_KEPT: Final = 64
 class Line:
     """First come, first served; the first of the line is the one whose turn it is."""
 
-    __slots__ = ("_left", "_places")
+    __slots__ = ("_left", "places")
 
     def __init__(self) -> None:
-        self._places: deque[Place] = deque()
+        self.places: deque[Place] = deque()
+        """Those taken, that of the call whose turn it is included."""
         self._left = 0
-        """Of ``_places``: those whose call has left."""
+        """Of ``places``: those whose call has left."""
 
     @property
     def waiting(self) -> int:
-        """Places taken, that of the call whose turn it is included."""
-        return len(self._places)
+        return len(self.places)
 
     def join(self) -> Place:
         place = Place(self)
-        self._places.append(place)
+        self.places.append(place)
         return place
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
         """Ends the wait of everybody but the first, with an error for each."""
-        for place in self._places:
+        for place in self.places:
             if place.waits is not None and not place.waits.done():
                 place.waits.set_exception(error())
 
     def is_first(self, place: Place) -> bool:
-        return self._places[0] is place
+        return self.places[0] is place
 
     def advance(self) -> None:
         """Somebody left: if it was the first, the next one who is still there has its turn."""
-        places = self._places
+        places = self.places
         self._left += 1
         while places and places[0].left:
             places.popleft()
             self._left -= 1
         if self._left > LEFT_KEPT + len(places) // 2:
-            self._places = places = deque(place for place in places if not place.left)
+            self.places = places = deque(place for place in places if not place.left)
             self._left = 0
         if places and (waits := places[0].waits) is not None and not waits.done():
             waits.set_result(None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rmq_protocol.batch import encode_batch, encode_plain_batch
+from rmq_protocol.batch import encode_batch, encode_batch_records, encode_plain_batch
 from rmq_protocol.compression import CompressionType, compress
 from rmq_protocol.constants import SysFlag
 from rmq_protocol.errors import InvalidMessageError
@@ -22,7 +22,7 @@ from ..client.unique_ids import UniqueIds
 from .config import ProducerConfig
 
 if TYPE_CHECKING:
-    from .watching import Watch
+    from .watching import AttemptsWatch
 
 __all__ = ["Encoder", "Outgoing", "Watched"]
 
@@ -31,6 +31,8 @@ COMPRESS_OFF_LOOP: Final = 64 * 1024
 
 _BATCH_PROPERTIES: Final = "WAIT\x01true\x02"
 _BATCH_PROPERTIES_NO_WAIT: Final = "WAIT\x01false\x02"
+_NO_WAIT: Final = "\x02" + _BATCH_PROPERTIES_NO_WAIT
+"""In the properties of a message: behind its unique id, which is always first."""
 
 
 class Outgoing(msgspec.Struct, gc=False):
@@ -49,7 +51,7 @@ class Outgoing(msgspec.Struct, gc=False):
     flag: int = 0
     batch_ids: tuple[str, ...] | None = None
     code: int = 0
-    watch: Watch | None = None
+    watch: AttemptsWatch | None = None
     message: Message | None = None
 
 
@@ -115,6 +117,14 @@ class Encoder:
         outgoing = self.outgoing(batch[0].topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids))
         return outgoing, size
 
+    def together(self, messages: Sequence[Outgoing]) -> Outgoing:
+        """A batch of messages that are encoded already, each by itself, and found good."""
+        first = messages[0]
+        body = encode_batch_records([(message.flag, message.body, message.properties.encode()) for message in messages])
+        properties = _BATCH_PROPERTIES_NO_WAIT if _NO_WAIT in first.properties else _BATCH_PROPERTIES
+        ids = tuple([message.unique_id for message in messages])
+        return self.outgoing(first.topic, first.unique_id, properties + self._instance_text, body, 0, 0, ids)
+
     def encode_gathered(
         self, messages: Sequence[Message], ids: Sequence[str] | None = None, *, plain: bool = False
     ) -> Outgoing:
@@ -124,6 +134,10 @@ class Encoder:
         """
         if len(messages) == 1:
             return self.encode(messages[0], unique_id=None if ids is None else ids[0])
+        return self.batch_of(messages, ids, plain=plain)
+
+    def batch_of(self, messages: Sequence[Message], ids: Sequence[str] | None, *, plain: bool) -> Outgoing:
+        """The same as a batch, however many they are."""
         unique_ids = self.ids.take(len(messages)) if ids is None else list(ids)
         if plain:
             body = encode_plain_batch([message.body for message in messages], unique_ids, wait_store=messages[0].wait_store)

@@ -24,13 +24,15 @@ from ..errors import RequestTimeoutError
 from ..options import lists_options
 from ..results import BatchSendResult, SendResult
 from ..timeouts import FOR_EVER, checked_timeout
+from .batching.joining import accept_gathered, send_gathered, size_in_batch
 from .call import SendCall
 from .config import ProducerConfig
 from .credits import finished
 from .deferred import begun_plainly, check_callback, deferred
 from .lanes import Target
 from .life import ProducerLife
-from .oneway import probing, send_oneway, sent_plainly, watched_oneway
+from .oneway import accept_oneway, sent_plainly
+from .ordered import OrderedCall
 from .outgoing import Outgoing
 from .recalls import recall
 from .replies import SEND_OK, stored, stored_batch, stored_message
@@ -66,8 +68,9 @@ class Producer(ProducerLife):
         """Sends one message and returns when a broker has stored it; retries on other brokers within ``timeout`` seconds.
 
         ``timeout`` (default: the producer's) is the budget of the whole call. With ``queue``, ``selector`` or ``key`` (or a
-        sharding key in the message) the queue is chosen once, there is one attempt, and frames leave in call order. Where ``queue``
-        is given nothing else is asked, no ``selector`` either.
+        sharding key in the message) the queue is chosen once, there is one attempt, and messages for one queue are stored in call
+        order as long as no such call ends with ``maybe_stored``. Where ``queue`` is given nothing else is asked, no ``selector``
+        either.
 
         Raises InvalidMessageError before anything is sent; BackpressureError when no credit becomes free; TopicNotFoundError,
         NameServerError, BrokerNotFoundError when there is nowhere to send to; one attempt's own error (BrokerError,
@@ -106,13 +109,13 @@ class Producer(ProducerLife):
         else:
             epoch = await credit.take(1, size, deadline)
             started = monotonic()
-            if sender.batcher is not None:
+            if sender.gathers:
                 sender.batcher.waited(deadline)
         try:
             if lane is None:
                 lane = await sender.topics.lane(message.topic, deadline)
                 started = monotonic()
-                if sender.batcher is not None:
+                if sender.gathers:
                     sender.batcher.waited(deadline)
             if (gathering := lane.gathering) is not None:
                 gathered: asyncio.Future[SendResult] = sender.create_future()
@@ -219,12 +222,14 @@ class Producer(ProducerLife):
         if queue is not None or selector is not None or key is not None or message.sharding_key is not None:
             key = message.sharding_key if key is None else key
             wish = checked_wish(message.topic, queue, selector, key, sender.prefix)
-        if (batcher := sender.batcher) is not None and (taken := batcher.size_of(message)):
-            return await batcher.send(message, taken, wish, deadline)
-        outgoing = encoder.encode(message)
+        if wish is None and sender.gathers and not sender.asks and (taken := size_in_batch(sender, message)):
+            return await send_gathered(sender, message, taken, deadline)
+        outgoing, size = encoder.encode(message), len(message.body)
         if sender.watched:
             sender.watch(outgoing, message, "sync", stored_message)
-        return await sender.deliver(outgoing, message, wish, 1, len(message.body), stored_message, started, deadline)
+        if wish is None and not (sender.gathers and sender.asks):
+            return await sender.deliver(outgoing, message, None, 1, size, stored_message, started, deadline)
+        return await sender.ordered.send(sender.ordered.call(outgoing, message, wish, deadline))
 
     async def send_async(
         self,
@@ -270,15 +275,17 @@ class Producer(ProducerLife):
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         sender.encoder.check(message)
         wish = wish_of(message, queue, selector, key, sender.prefix)
-        if (batcher := sender.batcher) is not None and (taken := batcher.size_of(message)):
-            return await batcher.accept(message, taken, wish, deadline, on_success, on_error)
-        outgoing = sender.encoder.encode(message)
+        if wish is None and sender.gathers and not sender.asks and (taken := size_in_batch(sender, message)):
+            return await accept_gathered(sender, message, taken, deadline, on_success, on_error)
+        outgoing, size = sender.encoder.encode(message), len(message.body)
         if sender.watched:
             sender.watch(outgoing, message, "async", stored_message)
-        return await deferred(
-            sender, outgoing, message, wish, stored_message, started=started, deadline=deadline, number=1,
-            size=len(message.body), on_success=on_success, on_error=on_error, turn=turn,
-        )  # fmt: skip
+        if wish is None and not (sender.gathers and sender.asks):
+            return await deferred(
+                sender, outgoing, message, stored_message, started=started, deadline=deadline, number=1, size=size,
+                on_success=on_success, on_error=on_error, turn=turn,
+            )  # fmt: skip
+        return await sender.ordered.accept(sender.ordered.call(outgoing, message, wish, deadline), on_success, on_error)
 
     async def send_oneway(
         self,
@@ -319,28 +326,8 @@ class Producer(ProducerLife):
         outgoing = sender.encoder.encode(message)
         if sender.watched:
             sender.watch(outgoing, message, "oneway", stored_message)
-        size = len(message.body)
         wish = wish_of(message, queue, selector, key, sender.prefix)
-        place = sender.line(message.topic).join() if wish is not None else None
-        try:
-            if place is not None:
-                await place.turn(deadline)
-            credit = sender.oneway_credits
-            epoch = credit.try_take(1, size) or await credit.take(1, size, deadline)
-            try:
-                outgoing, _, target = await sender.aim(outgoing, message, wish, deadline, turn)
-                if place is not None:
-                    place = sender.onward(place, target)
-                    await place.turn(deadline)
-                send = send_oneway if outgoing.watch is None else watched_oneway
-                probes = wish is None and probing(sender, target)
-                await send(sender, outgoing, target, deadline, epoch, size, probes=probes)
-            except BaseException:
-                credit.give_back(epoch, 1, size)
-                raise
-        finally:
-            if place is not None:
-                place.leave()
+        await accept_oneway(sender, outgoing, message, wish, deadline, turn)
 
     async def send_batch(
         self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
@@ -380,9 +367,13 @@ class Producer(ProducerLife):
         started = monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         outgoing, size, wish = sender.batch(messages, queue, "async")
+        number = len(outgoing.batch_ids or ())
+        if wish is not None:
+            call = OrderedCall(outgoing, None, wish, number, size, stored_batch, deadline)
+            return await sender.ordered.accept(call, on_success, on_error)
         return await deferred(
-            sender, outgoing, None, wish, stored_batch, started=started, deadline=deadline,
-            number=len(outgoing.batch_ids or ()), size=size, on_success=on_success, on_error=on_error,
+            sender, outgoing, None, stored_batch, started=started, deadline=deadline, number=number, size=size,
+            on_success=on_success, on_error=on_error,
         )  # fmt: skip
 
     async def request(
@@ -441,8 +432,7 @@ class Producer(ProducerLife):
         """
         sender = self._usable()
         deadline = monotonic() + (checked_timeout(timeout) if timeout is not None else FOR_EVER)
-        if sender.batcher is not None:
-            sender.batcher.hurry()
+        sender.batcher.hurry()
         accepted = [*sender.credits.so_far(), *sender.oneway_credits.so_far()]
         if not await finished(accepted, deadline):
             unfinished = sender.credits.taken + sender.oneway_credits.taken

@@ -65,7 +65,9 @@ async def request(
         sender.watch(outgoing, message, "sync", stored_message)
     wish = wish_of(message, queue, selector, key, sender.prefix)
     credit, size = sender.credits, len(message.body)
-    place = None if wish is None else sender.line(message.topic).join()  # those that come after wait for its introduction, too
+    place = (
+        None if wish is None else sender.ordered.line(message.topic).join()
+    )  # those that come after wait for its introduction, too
     epoch: Epoch | None = None
     replied = instance.replies.expect(correlation_id)
     try:

@@ -19,17 +19,10 @@ from rmq_protocol.trace import MessageType
 
 from ..client.instance import ClientInstance
 from ..client.waits import Waits
-from ..errors import (
-    BackpressureError,
-    ClientStateError,
-    ConnectError,
-    ConnectionLostError,
-    RequestTimeoutError,
-    RocketMQError,
-    own_copy,
-)
+from ..errors import ClientStateError, RequestTimeoutError, RocketMQError
 from ..transport import Connection, Pending
 from .batching.batcher import Batcher
+from .batching.settings import Batching
 from .call import ReadReply, Result, SendCall, stopped
 from .config import ProducerConfig
 from .credits import Credits, Epoch
@@ -37,7 +30,8 @@ from .hooks import request_hooks
 from .lane_table import LaneTable
 from .lanes import Lane, LaneSettings, Target
 from .oneway import Tally
-from .order import Line, Place
+from .order import Place
+from .ordered import Ordered, OrderedCall
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing, Watched
 from .policy import attempt_cap
 from .replies import SEND_OK, stored_batch
@@ -50,9 +44,6 @@ from .wire import Wire
 __all__ = ["Sender"]
 
 logger = logging.getLogger("rmq_async.producer")
-
-LINES_KEPT: Final = 1024
-"""Lines in which nobody waits stay until there are more than these."""
 
 LAST_STEPS: Final = 1.0
 """Seconds for calls that were ended to give back what they hold."""
@@ -74,11 +65,11 @@ class Sender:
 
     # More attributes than instances of a class share a layout for (30), and sends ask for a dozen of them.
     __slots__ = (
-        "_lines", "_most_lines", "_request_hooks", "_settings", "_told", "_waits", "asks", "batcher", "calls", "closed",
-        "config", "connections", "create_future", "credits", "encoder", "faults", "group", "ids", "instance",
-        "landed", "lanes", "oneway_credits", "plain_below", "plain_size", "pool", "prefix", "retries",
-        "retry_not_ok", "selection", "submit", "tallies", "timeout", "topics", "tracer", "unless_stopped",
-        "watched", "watchers", "window", "wire",
+        "_request_hooks", "_settings", "_told", "_waits", "asks", "batcher", "calls", "closed", "config", "connections",
+        "create_future", "credits", "encoder", "faults", "gathers", "group", "ids", "instance", "landed", "lanes",
+        "oneway_credits", "ordered", "plain_below", "plain_size", "pool", "prefix", "retries", "retries_in_order",
+        "retry_not_ok", "selection", "submit", "tallies", "timeout", "topics", "tracer", "unless_stopped", "watched",
+        "watchers", "window", "wire",
     )  # fmt: skip
 
     def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
@@ -102,14 +93,18 @@ class Sender:
         self.ids = instance.unique_ids
         self.topics = LaneTable(self, self._settings)
         self.lanes = self.topics.lanes
-        self.batcher = None if gathers is None else Batcher(self, gathers)
-        """Where messages gather, if they do."""
-        self.plain_size = 0 if self.batcher is None else self.batcher.plain_size
+        self.gathers = gathers is not None
+        """Whether messages gather also where they carry no order."""
+        self.batcher = Batcher(self, gathers or Batching())
+        self.ordered = Ordered(self)
+        self.plain_size = self.batcher.plain_size
         self.calls: set[SendCall[Any]] = set()
         self.window = config.broker_window
         self.timeout, self.retries = config.timeout, config.retries
         self.plain_below = 0
         """Bytes below which a body needs neither to be compressed nor refused; 0 where no message takes the shortest way."""
+        self.retries_in_order = config.retries if config.retry_same_queue else 0
+        """Attempts after the first of a call that may go to one queue only."""
         self.retry_not_ok = config.retry_another_broker_when_not_store_ok
         self.watchers = Watchers(config.hooks)
         self.watched = self.watchers.active
@@ -123,8 +118,6 @@ class Sender:
             unit_mode=client.unit_mode,
             max_size=config.max_message_size,
         )
-        self._lines: dict[str, Line] = {}
-        self._most_lines = LINES_KEPT
         self._waits = Waits(_stopping)
         self.landed = self._waits.landed
         """``Flight.wait``, which a stop of the producer ends."""
@@ -166,7 +159,7 @@ class Sender:
         self.encoder.outgoing = Watched if self.watched else Outgoing
         special = general or self.watched or self.retry_not_ok or settings.namespace or self.asks
         self.plain_below = 0 if special else min(config.compress_over, config.max_message_size + 1)
-        if self.batcher is not None:
+        if self.gathers:
             self.plain_below = min(self.plain_below, max(0, self.batcher.max_bytes - self.batcher.plain_size + 1))
         if general != settings.general:
             settings.general = general
@@ -205,7 +198,9 @@ class Sender:
         ``held``: the caller has taken the credits and gives them back. ``place``: the caller's in the topic's line.
         """
         if wish is not None:
-            return await self.in_order(outgoing, message, wish, number, size, read, started, deadline, held=held, place=place)
+            return await self.ordered.send(
+                OrderedCall(outgoing, message, wish, number, size, read, deadline), held=held, place=place
+            )
         credit, retries = self.credits, self.retries
         epoch: Epoch | None = None
         if not held:
@@ -220,7 +215,7 @@ class Sender:
                 failed = await self.connect_first(lane, target, deadline, retries)
                 if failed is None:
                     begun = self.begin(outgoing, lane, target, started, deadline, retries)
-            return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries, None, failed)
+            return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries, failed)
         finally:
             if epoch is not None:
                 credit.give_back(epoch, number, size)
@@ -243,14 +238,13 @@ class Sender:
         started: float,
         deadline: float,
         retries: int,
-        fixed: Target | None = None,
     ) -> Begun | None:
         """Puts a first attempt on its way, now; None when there is no connection to the target."""
         connection = self.connections.get(target.address)
         if connection is None:
             return None
         first_deadline, at = deadline, 0.0
-        if lane.several and fixed is None:
+        if lane.several:
             at = monotonic()
             first_deadline = self.first_deadline(at, deadline, retries)
         elif self.faults is not None and (self.faults.measures or self.faults.items):
@@ -269,7 +263,6 @@ class Sender:
         started: float,
         deadline: float,
         retries: int,
-        fixed: Target | None = None,
         failed: RocketMQError | None = None,
     ) -> Result:
         """The result of the call: of the attempt that was begun or, if that failed and policy allows, of further ones.
@@ -299,7 +292,7 @@ class Sender:
                     return result
         elif failed is not None:
             tell_failed(outgoing, target, failed)
-        call = SendCall(self, outgoing, lane, read, deadline=deadline, started=started, retries=retries, fixed=fixed)
+        call = SendCall(self, outgoing, lane, read, deadline=deadline, started=started, retries=retries)
         if begun is not None:
             call.adopt(target, begun.connection, begun.pending, begun.at or started, error, reply)
         elif failed is not None:
@@ -356,68 +349,6 @@ class Sender:
 
     # -- queues that the caller, or a key, decides
 
-    async def in_order(
-        self,
-        outgoing: Outgoing,
-        message: Message | None,
-        wish: Wish,
-        number: int,
-        size: int,
-        read: ReadReply[Result],
-        started: float,
-        deadline: float,
-        *,
-        held: bool = False,
-        place: Place | None = None,
-    ) -> Result:
-        """A whole call with one queue, chosen once. Whatever has to be waited for is waited for in call order.
-
-        ``message``: None for a batch. ``number``, ``size``, ``held`` and ``place``: as in ``deliver``.
-        """
-        credit = self.credits
-        epoch: Epoch | None = None
-        place = place or self.line(outgoing.topic).join()
-        try:
-            try:
-                await place.turn(deadline)
-                if not held:
-                    epoch = credit.try_take(number, size) or await credit.take(number, size, deadline)
-                outgoing, lane, target = await self.aim(outgoing, message, wish, deadline)
-                if self.batcher is not None:
-                    return await self._alone(self.batcher, place, outgoing, message, lane, target, read, deadline)
-                place = self.onward(place, target)
-                failed = await self.connect_in_order(place, target, deadline)
-                retries = self.retries_on(target)
-                begun = self.begin(outgoing, lane, target, started, deadline, retries, target) if failed is None else None
-            finally:
-                place.leave()
-            return await self.finish(begun, outgoing, lane, target, read, started, deadline, retries, target, failed)
-        finally:
-            if epoch is not None:
-                credit.give_back(epoch, number, size)
-
-    async def _alone(
-        self,
-        batcher: Batcher,
-        place: Place,
-        outgoing: Outgoing,
-        message: Message | None,
-        lane: Lane,
-        target: Target,
-        read: ReadReply[Result],
-        deadline: float,
-    ) -> Result:
-        """A call that goes by itself, behind those that gathered for its queue before it."""
-        future: asyncio.Future[Result] = self.create_future()
-        gathering = batcher.in_order(lane, target, fixed=True)
-        gathering.add_alone(future, message or cast(Message, outgoing.message), outgoing, read, deadline)
-        place.leave()
-        try:
-            return await future
-        except BaseException:
-            gathering.left()
-            raise
-
     async def aim(
         self, outgoing: Outgoing, message: Message | None, wish: Wish | None, deadline: float, turn: Target | None = None
     ) -> tuple[Outgoing, Lane, Target]:
@@ -443,10 +374,6 @@ class Sender:
             return outgoing, lane, lane.target(queue)
         return outgoing, lane, await self.selected(lane, message, wish.selector, wish.key, deadline)
 
-    def retries_on(self, fixed: Target | None) -> int:
-        """How many attempts a call may make after its first; ``fixed``: the only queue it may go to."""
-        return self.config.retries if fixed is None or self.config.retry_same_queue else 0
-
     async def selected(self, lane: Lane, message: Message, selector: Selector | None, key: object, deadline: float) -> Target:
         """The queue a selector picks for the message; where none is given the producer's own does, or else the hash of the key."""
         if self.selection is not None and (selector is not None or self.selection.custom):
@@ -458,40 +385,6 @@ class Sender:
             chosen = await self.unless_stopped(awaited(selector, chosen, deadline))
         return lane.target(one_of(chosen, lane.queues, selector))
 
-    def line(self, key: str) -> Line:
-        """Where calls that must leave in order line up: one line per topic, one per address."""
-        line = self._lines.get(key)
-        if line is None:
-            if len(self._lines) >= self._most_lines:
-                self._lines = {each: line for each, line in self._lines.items() if line.waiting}
-                self._most_lines = max(LINES_KEPT, 2 * len(self._lines))
-            line = self._lines[key] = Line()
-        return line
-
-    def onward(self, place: Place, target: Target) -> Place:
-        """From the line of a topic to the end of the line of the broker's address."""
-        if target.address in self.connections and not self.line(target.address).waiting:
-            return place
-        following = self.line(target.address).join()
-        place.leave()
-        return following
-
-    async def connect_in_order(self, place: Place, target: Target, deadline: float) -> RocketMQError | None:
-        """``connect`` for the call whose ``place`` this is.
-
-        A failure is shared by all who wait for the same address, unless it was only this call's time that was over.
-        """
-        try:
-            await place.turn(deadline)
-        except BackpressureError:
-            return RequestTimeoutError(f"no connection to {target.address} in time", maybe_stored=False, address=target.address)
-        except (ConnectError, ConnectionLostError) as shared:
-            return shared
-        error = await self.connect(target, deadline)
-        if error is not None and not isinstance(error, RequestTimeoutError):
-            self.line(target.address).fail(lambda: cast(RocketMQError, own_copy(error)))
-        return error
-
     # -- the end
 
     async def close(self, timeout: float) -> None:
@@ -501,8 +394,7 @@ class Sender:
         self.oneway_credits.refuse(_stopping)
         if self.tracer is not None:
             self.tracer.hurry()
-        if self.batcher is not None:
-            self.batcher.hurry(for_good=True)
+        self.batcher.hurry(for_good=True)
         try:
             await self.credits.wait_idle(deadline)
             await self.oneway_credits.wait_idle(deadline)
@@ -529,10 +421,8 @@ class Sender:
     def _end_all(self) -> None:
         """Ends every call that is under way, wherever it waits."""
         self.closed = True
-        if self.batcher is not None:
-            self.batcher.end(_stopping)
-        for line in self._lines.values():
-            line.fail(_stopping)
+        self.batcher.end(_stopping)
+        self.ordered.fail(_stopping)
         self._waits.stop()
         for call in tuple(self.calls):
             call.abort()

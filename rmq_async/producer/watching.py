@@ -31,7 +31,7 @@ from .lanes import Target
 from .outgoing import Outgoing
 from .replies import reply_error
 
-__all__ = ["Sending", "Watch", "WatchedAttempt", "Watchers", "message_type", "tell_failed"]
+__all__ = ["AttemptsWatch", "BegunAttempt", "Sending", "Watch", "WatchedAttempt", "Watchers", "message_type", "tell_failed"]
 
 logger = logging.getLogger("rmq_async.producer")
 
@@ -56,6 +56,40 @@ class Watchers:
         self.active = bool(self.checks or self.before or self.after)
 
 
+class AttemptsWatch:
+    """Shows hooks the attempts of one call, or of one batch of several calls."""
+
+    __slots__ = ()
+
+    def begin(self, outgoing: Outgoing, target: Target) -> BegunAttempt:
+        """An attempt begins. Raises ForbiddenError when a hook refuses it."""
+        raise NotImplementedError
+
+    def give_up(self, error: BaseException) -> None:
+        """It is over: attempts of which no more will be heard ended with ``error``."""
+        raise NotImplementedError
+
+
+class BegunAttempt:
+    """One attempt that hooks were shown, until they are shown its end."""
+
+    __slots__ = ()
+
+    def receiver(self, receiver: Receiver, outgoing: Outgoing, target: Target) -> Receiver:
+        """Shows the hooks the answer and passes it on."""
+        return _AnsweredAttempt(self, receiver, outgoing, target)
+
+    def added(self, outgoing: Outgoing) -> Outgoing:
+        """What is sent, with the properties that hooks added."""
+        raise NotImplementedError
+
+    def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
+        raise NotImplementedError
+
+    def failed(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+
 class Sending(NamedTuple):
     """What hooks are told about the producer. ``max_size``: bytes of a body; the rest as in ``SendContext``."""
 
@@ -67,7 +101,7 @@ class Sending(NamedTuple):
     max_size: int
 
 
-class Watch:
+class Watch(AttemptsWatch):
     """The attempts of one call. ``read``: makes the result of a reply."""
 
     __slots__ = ("_context", "_message", "_mode", "_number", "_open", "_read", "_type", "sending", "watchers")
@@ -134,8 +168,8 @@ class Watch:
             attempt.failed(error)
 
 
-class WatchedAttempt:
-    """One attempt, until it is told."""
+class WatchedAttempt(BegunAttempt):
+    """An attempt of one call."""
 
     __slots__ = ("_open", "_read", "_started", "_watch", "context")
 
@@ -145,10 +179,6 @@ class WatchedAttempt:
         self._started = monotonic()
         self._open = True
         self.context = context
-
-    def receiver(self, receiver: Receiver, outgoing: Outgoing, target: Target) -> Receiver:
-        """Tells of the answer and passes it on."""
-        return _AnsweredAttempt(self, receiver, outgoing, target)
 
     def added(self, outgoing: Outgoing) -> Outgoing:
         """The message with the properties that hooks added, a batch with them in each of its messages.
@@ -173,16 +203,16 @@ class WatchedAttempt:
 
     def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
         result = self._read(reply, outgoing, target, self.context.attempt)
-        self._tell(result, None if result is not None else reply_error(reply, target))
+        self.end(result, None if result is not None else reply_error(reply, target))
 
     def failed(self, error: BaseException) -> None:
-        self._tell(None, error)
+        self.end(None, error)
 
     def queued(self) -> None:
         """A one-way send is on its way: there is nothing more to know."""
-        self._tell(None, None)
+        self.end(None, None)
 
-    def _tell(self, result: Any, error: BaseException | None) -> None:
+    def end(self, result: Any, error: BaseException | None) -> None:
         if self._open:
             self._open = False
             context = self.context
@@ -194,7 +224,7 @@ class WatchedAttempt:
 class _AnsweredAttempt:
     __slots__ = ("_attempt", "_outgoing", "_receiver", "_target")
 
-    def __init__(self, attempt: WatchedAttempt, receiver: Receiver, outgoing: Outgoing, target: Target) -> None:
+    def __init__(self, attempt: BegunAttempt, receiver: Receiver, outgoing: Outgoing, target: Target) -> None:
         self._attempt = attempt
         self._receiver = receiver
         self._outgoing = outgoing

@@ -18,7 +18,7 @@ from ..transport import Connection, PassedRequest, Pending, Receiver
 from .general import reply_command, send_command
 from .lanes import LaneSettings, Target
 from .outgoing import Outgoing
-from .watching import WatchedAttempt
+from .watching import BegunAttempt
 
 __all__ = ["Wire"]
 
@@ -45,7 +45,7 @@ class Wire:
         receiver: Receiver,
         deadline: float,
         call_deadline: float,
-        attempt: WatchedAttempt | None = None,
+        attempt: BegunAttempt | None = None,
     ) -> Pending:
         """Puts one attempt on its way. ``attempt``: what hooks were told of it already."""
         if target.general or outgoing.watch is not None or outgoing.code:
@@ -64,7 +64,7 @@ class Wire:
         receiver: Receiver,
         deadline: float,
         call_deadline: float,
-        attempt: WatchedAttempt | None,
+        attempt: BegunAttempt | None,
     ) -> Pending:
         """``submit`` for what is watched, signed, or said in a form that no template has."""
         if attempt is None and outgoing.watch is not None:

@@ -82,6 +82,11 @@ class Sent:
     def batch(self) -> list[BatchRecord]:
         return decode_batch(self.body)
 
+    @property
+    def bodies(self) -> list[bytes]:
+        """Of the messages that it carries."""
+        return [record.body for record in self.batch] if self.code == RequestCode.SEND_BATCH_MESSAGE else [self.body]
+
 
 Answer = Callable[["Link", Sent], None]
 RouteAnswer = Callable[["Link", RemotingCommand], None]

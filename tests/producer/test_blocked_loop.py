@@ -16,7 +16,7 @@ from rmq_async import Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .peers import TOPIC, Cluster
-from .support import message, messages, outcomes, producer, timed
+from .support import message, messages, outcomes, producer, spin, timed
 
 
 @contextmanager
@@ -51,7 +51,8 @@ async def test_seconds_during_sends_are_no_timeout() -> None:
             sends += [asyncio.ensure_future(sender.send(item, key=1)) for item in messages(100)]
             sends += [asyncio.ensure_future(sender.send_batch([item])) for item in messages(100)]
             sends += [await sender.send_async(item) for item in messages(400)]  # type: ignore[misc]
-            await asyncio.sleep(0.02)
+            await spin(3)
+            await asyncio.sleep(0.05)  # all frames have left: the last few may wait for answers for 20 ms
             time.sleep(5.0 if isinstance(asyncio.get_running_loop(), uvloop.Loop) else 2.5)
             results = await asyncio.gather(*sends)
             assert {result.attempts for result in results} == {1}
@@ -100,7 +101,7 @@ async def test_unanswered_call_beside_busy_ones(cluster: Cluster) -> None:
 
 async def test_a_blocked_loop_while_the_route_and_the_connection_are_made() -> None:
     with broker_elsewhere(delay=0.05) as server:
-        async with Producer("group", namesrv=server.namesrv, timeout=0.5) as sender:
+        async with Producer("group", namesrv=server.namesrv, timeout=0.6) as sender:
             sends = [asyncio.ensure_future(sender.send(message(), key=key)) for key in (None, 1, None, 1)]
             await asyncio.sleep(0.01)
             time.sleep(0.4)

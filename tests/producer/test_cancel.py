@@ -55,7 +55,8 @@ def sends_pending(sender: Producer) -> int:
 
 
 def waiting(sender: Producer) -> int:
-    return sum(line.waiting for line in sender._sender._lines.values()) + len(sender._sender._waits) + len(sender._sender.calls)
+    lines = sender._sender.ordered._lines.values()
+    return sum(line.waiting for line in lines) + len(sender._sender._waits) + len(sender._sender.calls)
 
 
 async def cancel_after(sender: Producer, call: Call, steps: int) -> bool:

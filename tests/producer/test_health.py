@@ -111,7 +111,9 @@ async def test_health_while_brokers_stall() -> None:
     ):
         queues = {queue.broker_name: queue for queue in await producer.fetch_publish_queues(TOPIC)}
         server.stall("broker-a")
-        sends = [asyncio.create_task(producer.send(item(), queue=queues["broker-a"], timeout=20)) for _ in range(7)]
+        queue = queues["broker-a"]
+        spread = [queue._replace(queue_id=number % 4) for number in range(7)]  # of each queue one request is under way
+        sends = [asyncio.create_task(producer.send(item(), queue=each, timeout=20)) for each in spread]
         await asyncio.sleep(SILENT_AFTER / 3)
         assert codes(producer) == [], "it is not silent for long enough"
         await until(lambda: codes(producer))
@@ -119,8 +121,8 @@ async def test_health_while_brokers_stall() -> None:
         assert codes(producer) == [("broker_silent", "broker-a")]
         assert (health.live, health.ready, health.unanswered) == (True, True, 7)
         assert (health.brokers["broker-a"].reachable, health.brokers["broker-b"].reachable) == (False, True)
-        assert health.brokers["broker-a"].unanswered >= 7
-        assert "7 requests are unanswered" in health.problems[0].text
+        assert health.brokers["broker-a"].unanswered >= 4
+        assert "4 requests are unanswered" in health.problems[0].text
 
         server.stall("broker-b")
         sends.append(asyncio.create_task(producer.send(item(), queue=queues["broker-b"], timeout=20)))

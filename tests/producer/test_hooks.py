@@ -199,6 +199,7 @@ async def test_cancelled(pair: Cluster, name: str, explicit: bool) -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
         assert seen.ended == [(1, "CancelledError")]
+        await spin(2)  # what gathers for a queue looks after its requests once in an iteration
         assert requests.of(*SEND) == [(None, "CancelledError")]
 
 

@@ -131,14 +131,32 @@ async def test_after_its_timeout_stop_ends_the_rest(cluster: Cluster) -> None:
     sender = producer(cluster, timeout=30.0, stop_timeout=0.1)
     await sender.start()
     sends = [asyncio.ensure_future(sender.send(item)) for item in messages(10)]
-    sends += [asyncio.ensure_future(sender.send(item, key=1)) for item in messages(10)]
     sends += [await sender.send_async(item) for item in messages(10)]  # type: ignore[misc]
-    await until(lambda: len(cluster.sends) == 30)
+    await until(lambda: len(cluster.sends) == 20)
     with timed(0.1, 0.1):
         await sender.stop()
     for error in await outcomes(*sends):
         assert isinstance(error, errors.ClientStateError)
         assert error.maybe_stored
+
+
+async def test_after_its_timeout_stop_ends_keyed_calls(cluster: Cluster) -> None:
+    """Those that wait in the client for the one under way were not sent, and their errors say so."""
+    cluster.a.answer = silent
+    sender = producer(cluster, timeout=30.0, stop_timeout=0.1)
+    await sender.start()
+    items = messages(20)
+    sends = [asyncio.ensure_future(sender.send(item, key=1)) for item in items[:10]]
+    await until(lambda: cluster.sends)
+    sends += [asyncio.ensure_future(sender.send(item, key=1)) for item in items[10:]]
+    await spin(5)
+    with timed(0.1, 0.1):
+        await sender.stop()
+    (sent,) = cluster.sends
+    ended = await outcomes(*sends)
+    assert {type(error) for error in ended} == {errors.ClientStateError}
+    assert [error.maybe_stored for error in ended] == [item.body in sent.bodies for item in items]
+    assert not ended[-1].maybe_stored
 
 
 @every_way(1)

@@ -8,31 +8,25 @@ some milliseconds with 65,535 of them; where time-outs are equal that happens on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextvars import Context, copy_context
+from collections.abc import Callable, Collection, Sequence
+from contextvars import Context
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from rmq_protocol.batch import BATCH_OVERHEAD
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import Message, MessageQueue
-from rmq_protocol.properties import message_properties
 
 from ...errors import ClientStateError, own_copy
-from ...results import SendResult
 from ...transport import raise_soon
-from ..accepted import Accepted
-from ..credits import Epoch
 from ..first_attempt import broken_off
 from ..lanes import Lane, Target
 from ..outgoing import Outgoing
-from ..replies import stored_batch, stored_message
-from ..selectors import Wish
-from .gathering import Entry, Gathering, InOrder, InTurn, Member, alive
+from .gathering import Entry, Gathering, InTurn, Member, alive
+from .in_order import InOrder
 from .settings import Batching
 from .under_way import UnderWay
 
@@ -41,21 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Batcher"]
 
+BLOCKED_AFTER: Final = 0.1
+GRACE: Final = 0.02
+"""Seconds for reads after the loop was blocked for so long."""
+
 PLAIN_PROPERTIES: Final = len("UNIQ_KEY\x01\x02WAIT\x01true\x02")
 """Bytes that a message's properties take besides its unique id, where there are no others."""
 
 SHORTEST_LINGER: Final = 0.001
 """Seconds. uvloop's timers count milliseconds: below half of one ``call_later`` makes a plain Handle, which has no ``when()``."""
-
-
-class AskingFuture(asyncio.Future[SendResult]):
-    """``context``: of the caller, for a selector that is asked for further attempts."""
-
-    __slots__ = ("context",)
-
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.context = copy_context()
 
 
 class Batcher:
@@ -65,6 +53,7 @@ class Batcher:
         self._sender = sender
         self._loop = asyncio.get_running_loop()
         self._linger = settings.linger
+        self.encoder = sender.encoder
         self.max_bytes = min(settings.max_bytes, sender.config.max_message_size)
         self.max_messages = settings.max_messages
         self.lanes_per_broker = settings.lanes_per_broker
@@ -73,6 +62,8 @@ class Batcher:
         self.requests: set[UnderWay] = set()
         self.alarm = inf
         self._timer: asyncio.TimerHandle | None = None
+        self._grace = False
+        """Reads have been let pass after the loop was blocked."""
         self._in_turn: WeakValueDictionary[tuple[str, bool], InTurn] = WeakValueDictionary()
         """Held by their lanes, by those who wait in them, by the loop when they are due to leave, and by their requests."""
         self._in_order: dict[tuple[MessageQueue, bool], InOrder] = {}
@@ -85,94 +76,6 @@ class Batcher:
     def __repr__(self) -> str:
         gathered = sum(len(members) for gathering in self._gatherings() for members in gathering.waiting())
         return f"<Batcher {gathered} messages gathered, {len(self.requests)} requests under way>"
-
-    # -- what callers do
-
-    def size_of(self, message: Message) -> int:
-        """Bytes that the message takes in a batch; 0 for one that goes singly. Raises InvalidMessageError for its properties."""
-        if (
-            len(message.body) >= self._sender.encoder.compress_over
-            or message.delay_level
-            or message.delay is not None
-            or message.deliver_at is not None
-            or type(message.body) is not bytes
-            or message.topic.startswith(RETRY_TOPIC_PREFIX)
-        ):
-            return 0
-        properties = message_properties(message, message.unique_id or "0" * self._sender.ids.length)
-        size = BATCH_OVERHEAD + len(message.body) + len(properties.encode())
-        return size if size <= self.max_bytes else 0
-
-    async def send(self, message: Message, size: int, wish: Wish | None, deadline: float) -> SendResult:
-        """A whole awaited call."""
-        credit, body_size = self._sender.credits, len(message.body)
-        future: asyncio.Future[SendResult] = AskingFuture(loop=self._loop) if self._sender.asks else self._loop.create_future()
-        epoch, gathering = await self._enter(message, size, wish, deadline, lambda _: future)
-        try:
-            return await future
-        except BaseException:
-            gathering.left()
-            raise
-        finally:
-            credit.give_back(epoch, 1, body_size)
-
-    async def accept(
-        self,
-        message: Message,
-        size: int,
-        wish: Wish | None,
-        deadline: float,
-        on_success: Callable[[SendResult], object] | None,
-        on_error: Callable[[BaseException], object] | None,
-    ) -> asyncio.Future[SendResult]:
-        """``send_async``."""
-        accepted: Accepted[SendResult] | None = None
-
-        def receiver(epoch: Epoch) -> Accepted[SendResult]:
-            nonlocal accepted
-            accepted = Accepted(self._sender.credits, epoch, 1, len(message.body), on_success, on_error)
-            if self._sender.asks:
-                accepted.context = accepted.context or copy_context()
-            return accepted
-
-        _, gathering = await self._enter(message, size, wish, deadline, receiver)
-        made = cast(Accepted[SendResult], accepted)
-        made.withdraw = gathering.left
-        return made.future
-
-    async def _enter(
-        self, message: Message, size: int, wish: Wish | None, deadline: float, receiver: Callable[[Epoch], Any]
-    ) -> tuple[Epoch, Gathering]:
-        """Takes credits and adds the message where it gathers, in call order where it has a ``wish``."""
-        sender, body_size = self._sender, len(message.body)
-        credit = sender.credits
-        place = sender.line(message.topic).join() if wish is not None else None
-        try:
-            if place is not None:
-                await place.turn(deadline)
-            epoch = credit.try_take(1, body_size) or await credit.take(1, body_size, deadline)
-            try:
-                gathering = await self._gathering(message, wish, deadline)
-                gathering.add(receiver(epoch), message, size, deadline)
-            except BaseException:
-                credit.give_back(epoch, 1, body_size)
-                raise
-            return epoch, gathering
-        finally:
-            if place is not None:
-                place.leave()
-
-    async def _gathering(self, message: Message, wish: Wish | None, deadline: float) -> Gathering:
-        sender = self._sender
-        topic = message.topic
-        if wish is not None or sender.asks:
-            plain = Outgoing(topic, "", "", message.body)
-            _, lane, target = await sender.aim(plain, message, wish, deadline)
-            return self.in_order(lane, target, fixed=wish is not None)
-        lane = sender.lanes.get(topic) or await sender.topics.lane(topic, deadline)
-        if message.wait_store and lane.gathering is not None:
-            return lane.gathering
-        return self.in_turn(topic, wait_store=message.wait_store)
 
     # -- where messages gather
 
@@ -194,8 +97,9 @@ class Batcher:
 
     def forget(self, gathering: InOrder) -> None:
         """Nothing is left in it."""
-        if self._in_order.get((gathering.queue, gathering.fixed)) is gathering:
-            del self._in_order[gathering.queue, gathering.fixed]
+        key = gathering.queue, gathering.fixed
+        if self._in_order.get(key) is gathering:
+            del self._in_order[key]
 
     def lane(self, gathering: InTurn) -> Lane | None:
         """The topic's lane; None where its route must be asked for first, which is then on its way."""
@@ -219,6 +123,9 @@ class Batcher:
         if error is not None:
             _tell(gathering.drop(), error)
         gathering.leave()
+
+    def is_connected(self, target: Target) -> bool:
+        return target.address in self._sender.connections
 
     def is_finding(self, gathering: InTurn) -> bool:
         """Whether the gathering waits for the route of its topic."""
@@ -246,7 +153,8 @@ class Batcher:
 
     def soon(self, gathering: Gathering, deadline: float) -> None:
         """Has it leave at the end of this iteration of the loop, or when messages have lingered; ``deadline``: of the first."""
-        self.look_at(deadline)
+        if deadline < self.alarm:
+            self.watch_until(deadline)
         if self._linger:
             gathering.timer = self._loop.call_later(self._time_to_linger(deadline), gathering.leave)
         else:
@@ -277,28 +185,22 @@ class Batcher:
                 gathering.leave()
 
     def go(self, gathering: Gathering, entry: Entry, lane: Lane, target: Target, *, fixed: bool) -> None:
-        """One request with all its attempts. Whatever fails is told to those who wait for it."""
-        sender, read = self._sender, entry.read
-        outgoing = entry.outgoing
-        if outgoing is None:
-            messages = [member[1] for member in entry.members]
-            try:
-                outgoing = sender.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
-            except Exception as error:  # noqa: BLE001 - of a message that is not what it was when it was found good
-                if len(messages) > 1:
-                    self.split(gathering, entry, entry.ids)
-                else:
-                    _tell(entry.members, error)
-                gathering.ended(target.broker)
-                return
-            read = stored_message if outgoing.batch_ids is None else stored_batch
-            if sender.watched:
-                shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
-                self._context.run(sender.watch, outgoing, shown, "sync", read)
-        outgoing.message = entry.members[0][1]
-        retries = sender.retries_on(target) if fixed else sender.retries
+        """One request with all its attempts. Whatever fails is an error of those who wait for it."""
+        sender = self._sender
+        try:
+            entry, made = gathering.request(entry, target)
+        except Exception as error:  # noqa: BLE001 - of a message that is not what it was when it was found good
+            made = None
+            if len(entry.members) > 1:
+                self.split(gathering, entry, entry.ids)
+            else:
+                _tell(entry.members, error)
+        if made is None:
+            gathering.ended(target.broker)
+            return
+        retries = sender.retries_in_order if fixed else sender.retries
         request = UnderWay(
-            sender, self, gathering, entry, outgoing, lane, target, read, fixed=fixed, retries=retries, started=monotonic()
+            sender, self, gathering, entry, made, lane, target, fixed=fixed, retries=retries, started=monotonic()
         )
         self.requests.add(request)
         if request.makes_room_at < request.deadline:
@@ -310,6 +212,12 @@ class Batcher:
         except BaseException as error:  # noqa: BLE001 - the same, and it leaves the loop when all others are on their way
             request.set_exception(broken_off(error, maybe_stored=False))
             raise_soon(error)
+
+    def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
+        """Lets hooks, where there are any, see the attempts of a batch of messages that carry no order, as a whole."""
+        if self._sender.watched:
+            shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
+            self._context.run(self._sender.watch, outgoing, shown, "sync", read)
 
     def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
         """Sends a batch that was refused in two halves, until the message that is refused is by itself."""
@@ -357,8 +265,12 @@ class Batcher:
         self._timer = self._loop.call_later(max(deadline - monotonic(), 0.0), self._expire, context=Context())
 
     def _expire(self) -> None:
-        self._timer, self.alarm = None, inf
         now, earliest = monotonic(), inf
+        if now - self.alarm > BLOCKED_AFTER and not self._grace:  # the loop was blocked: answers may wait in the socket
+            self._grace = True
+            self._timer = self._loop.call_later(GRACE, self._expire)
+            return
+        self._timer, self._grace, self.alarm = None, False, inf
         for gathering in self._gatherings():
             for members in gathering.waiting():
                 earliest = min(earliest, _expired(members, now, gathering))

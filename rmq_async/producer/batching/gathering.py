@@ -1,4 +1,4 @@
-"""Where messages gather: one place per topic whose queues take turns, and one per queue for sends that carry order.
+"""Where messages gather, and the place of a topic whose queues take turns; that of a queue is in ``in_order``.
 
 A gathering decides what leaves and when; the batcher puts it on its way. What it costs per message is ``add_plain``: a tuple, an
 append, three comparisons. Everything else is per batch.
@@ -15,36 +15,44 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.message import Message
 
 from ...errors import RequestTimeoutError
 from ...transport import Receiver
 from ..lanes import Lane, Target
 from ..outgoing import Outgoing
+from ..replies import stored_batch, stored_message
 
 if TYPE_CHECKING:
     from .batcher import Batcher
 
-__all__ = ["Entry", "Gathering", "InOrder", "InTurn", "Member", "alive", "shares"]
+__all__ = ["Entry", "Gathering", "InTurn", "Member", "Request", "alive", "replace", "shares"]
 
 SHARE: Final = 64
 
-Member = tuple[Receiver, Message, float]
-"""Who waits, what is sent, and the end of the caller's budget (monotonic)."""
+Member = tuple[Receiver, Any, float]
+"""Who waits, what is sent (a Message, or an Outgoing where order counts), and the end of the caller's budget (monotonic)."""
+
+
+class Request(NamedTuple):
+    """``read``: makes the result of a reply."""
+
+    outgoing: Outgoing
+    read: Any
 
 
 class Entry(NamedTuple):
     """What one request carries.
 
-    ``plain``: messages that say nothing but topic and body, under the producer's own time-out. ``ids``: where the messages have
-    theirs already. ``outgoing``, ``read``: of what goes alone.
+    ``plain``: messages that say nothing but topic and body, under the producer's own time-out. ``ids``: where Messages have theirs
+    already. ``read``: of what goes alone. ``turn``: it carries nothing, its member does something itself.
     """
 
     members: list[Member]
     plain: bool = False
     ids: tuple[str, ...] | None = None
-    outgoing: Outgoing | None = None
     read: Any = None
+    turn: bool = False
 
 
 def shares(number: int, free: int) -> int:
@@ -91,8 +99,7 @@ class Gathering:
             self.due = True
             self._batcher.soon(self, deadline)
 
-    def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        """``size``: bytes that the message takes in a batch, of which one takes at most ``max_bytes``."""
+    def _add(self, receiver: Receiver, message: Message | Outgoing, size: int, deadline: float) -> None:
         left = self._left - size
         if left < 0 or len(self.members) >= self._most:
             self.full()
@@ -100,7 +107,11 @@ class Gathering:
         self._left = left
         self._plain = False
         self.members.append((receiver, message, deadline))
-        self._wake(deadline)
+        if self.due:
+            self._wake(deadline)
+        else:
+            self.due = True
+            self._batcher.soon(self, deadline)
 
     def _wake(self, deadline: float) -> None:
         if not self.due:
@@ -117,7 +128,9 @@ class Gathering:
 
     def leave(self) -> None:
         """Lets go what there is, as far as it may go now."""
-        self._linger_no_longer()
+        self.due = False
+        if self.timer is not None:
+            self._linger_no_longer()
         if self._leaving:  # what goes may fail at once and be over
             return
         self._leaving = True
@@ -140,12 +153,24 @@ class Gathering:
         self.stale = True
         self._batcher.look_after(self)
 
+    def can_shrink(self, outgoing: Outgoing) -> bool:
+        """Whether messages may leave a request of which no attempt has begun."""
+        return True
+
+    def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
+        """Makes the batch, where it is, one of what is left in the entry."""
+        raise NotImplementedError
+
     def ended(self, broker: str) -> None:
         """A request that went to ``broker`` is over."""
         raise NotImplementedError
 
     def again(self, entries: Sequence[Entry]) -> None:
         """Sends what came back, before all others."""
+        raise NotImplementedError
+
+    def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
+        """What the first attempt sends, None where that is nothing; and those of the entry whose messages are in it."""
         raise NotImplementedError
 
     def not_sent(self) -> RequestTimeoutError:
@@ -175,7 +200,10 @@ class Gathering:
 
 
 class InTurn(Gathering):
-    """Of one topic (and ``wait_store``): each request goes to the next queue, some to each broker at a time."""
+    """Of one topic (and ``wait_store``): each request goes to the next queue, some to each broker at a time.
+
+    Messages are encoded when they leave, all that a request carries together.
+    """
 
     __slots__ = ("__weakref__", "_under_way", "topic")
 
@@ -184,6 +212,10 @@ class InTurn(Gathering):
         self.topic = topic
         self._under_way: dict[str, int] = {}
         """Requests by broker."""
+
+    def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
+        """``size``: bytes that the message takes in a batch, of which one takes at most ``max_bytes``."""
+        self._add(receiver, message, size, deadline)
 
     def full(self) -> None:
         entry = self.take()
@@ -219,6 +251,21 @@ class InTurn(Gathering):
             else:
                 self._go(entry, lane)
 
+    def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
+        messages = [member[1] for member in entry.members]
+        outgoing = self._batcher.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
+        outgoing.message = messages[0]
+        read = stored_message if outgoing.batch_ids is None else stored_batch
+        self._batcher.show(outgoing, messages, read)
+        return entry, Request(outgoing, read)
+
+    def can_shrink(self, outgoing: Outgoing) -> bool:
+        return outgoing.watch is None  # hooks have seen the whole batch
+
+    def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
+        messages = [member[1] for member in entry.members]
+        replace(outgoing, self._batcher.encoder.batch_of(messages, entry.ids, plain=entry.plain))
+
     def ended(self, broker: str) -> None:
         self._under_way[broker] -= 1
         if not self.due:
@@ -252,85 +299,10 @@ class InTurn(Gathering):
         return self._batcher.next_of(lane, free) if free else target
 
 
-class InOrder(Gathering):
-    """Of one queue: requests go one after the other, in the order of the calls, and so do those that go alone.
-
-    ``fixed``: nothing may go to another queue.
-    """
-
-    in_order = True
-
-    __slots__ = ("_busy", "_lane", "_target", "_topic", "_wait_store", "fixed")
-
-    def __init__(self, batcher: Batcher, lane: Lane, target: Target, *, fixed: bool) -> None:
-        super().__init__(batcher)
-        self._lane = lane
-        self._target = target
-        self.fixed = fixed
-        self._busy = False
-        self._wait_store = True
-        self._topic = ""
-        """As the user wrote it, who may give its namespace or leave it out."""
-
-    @property
-    def queue(self) -> MessageQueue:
-        return self._target.queue
-
-    def aim(self, lane: Lane, target: Target) -> None:
-        """Where the queue is by now."""
-        self._lane, self._target = lane, target
-
-    def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        if message.wait_store is not self._wait_store or message.topic != self._topic:
-            self.full()
-            self._wait_store, self._topic = message.wait_store, message.topic
-        super().add(receiver, message, size, deadline)
-
-    def add_alone(self, receiver: Receiver, message: Message, outgoing: Outgoing, read: Any, deadline: float) -> None:
-        """A request of its own, in its place. It lingers for nobody, and what it is behind does so no longer."""
-        self.full()
-        self._sealed.append(Entry([(receiver, message, deadline)], outgoing=outgoing, read=read))
-        self._wake(deadline)
-        self._batcher.hasten(self)
-
-    def full(self) -> None:
-        entry = self.take()
-        if entry.members:
-            self._sealed.append(entry)
-            self._batcher.hasten(self)
-
-    def _leave(self) -> None:
-        while not self._busy and (entry := self._next()) is not None:
-            self._busy = True
-            self._lane, self._target = self._batcher.by_now(entry.members[0][1].topic, self._lane, self._target)
-            self._batcher.go(self, entry, self._lane, self._target, fixed=self.fixed)
-        if not (self._busy or self.members or self._sealed):
-            self._batcher.forget(self)
-
-    def again(self, entries: Sequence[Entry]) -> None:
-        self._sealed.extendleft(reversed(entries))
-
-    def not_sent(self) -> RequestTimeoutError:
-        topic, broker, number = self.queue
-        return RequestTimeoutError(
-            f"the message for queue {number} of topic {topic} on {broker} was not sent: it waited in the client for the answer to "
-            "earlier messages for that queue until its time was over",
-            maybe_stored=False,
-            broker=broker,
-            address=self._target.address,
-        )
-
-    def ended(self, broker: str) -> None:
-        self._busy = False
-        if not self.due:
-            self.leave()
-
-    def _next(self) -> Entry | None:
-        while self._sealed:
-            if (entry := alive(self._sealed.popleft())) is not None:
-                return entry
-        entry = self.take()
-        return entry if entry.members else None
+def replace(outgoing: Outgoing, other: Outgoing) -> None:
+    """Gives the batch the messages of another one."""
+    outgoing.unique_id, outgoing.properties, outgoing.body = other.unique_id, other.properties, other.body
+    outgoing.batch_ids = other.batch_ids
 
 
 def alive(entry: Entry) -> Entry | None:

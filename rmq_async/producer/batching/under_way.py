@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import RocketMQError
 
-from ...errors import ClientStateError, ForbiddenError, QueueNotExistError, RequestTimeoutError, own_copy
+from ...errors import ClientStateError, QueueNotExistError, RequestTimeoutError, own_copy
 from ...results import BatchSendResult, SendResult
 from ...transport import Receiver
-from ..call import ReadReply
+from ..call import SendCall
 from ..first_attempt import FirstAttempt
 from ..lanes import Lane, Target
-from ..outgoing import Outgoing
 from ..policy import MIN_CAP
-from .gathering import Entry, Gathering
+from .gathering import Entry, Gathering, Request
+from .shown import refused_by_hook
 
 if TYPE_CHECKING:
     from ..sender import Sender
@@ -38,7 +38,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
     ``makes_room_at``: when others need no longer wait for its answer; infinity where it carries order.
     """
 
-    __slots__ = ("_batcher", "_broker", "_in_lane", "_told", "deadline", "entry", "gathering", "makes_room_at")
+    __slots__ = ("_batcher", "_broker", "_further", "_in_lane", "_told", "deadline", "entry", "gathering", "makes_room_at")
 
     def __init__(
         self,
@@ -46,22 +46,26 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         batcher: Batcher,
         gathering: Gathering,
         entry: Entry,
-        outgoing: Outgoing,
+        request: Request,
         lane: Lane,
         target: Target,
-        read: ReadReply[BatchSendResult | SendResult],
         *,
         fixed: bool,
         retries: int,
         started: float,
     ) -> None:
         members = entry.members
-        self.deadline = max([member[2] for member in members])  # 30 us for 1024; who waited for a credit is not in order
+        if len(members) == 1:
+            self.deadline = members[0][2]
+        else:  # 30 us for 1024; who waited for a credit is not in order
+            self.deadline = max([member[2] for member in members])
         super().__init__(
-            sender, outgoing, lane, target, read, fixed=fixed, retries=retries, started=started, deadline=self.deadline
-        )
+            sender, request.outgoing, lane, target, request.read, fixed=fixed, retries=retries, started=started,
+            deadline=self.deadline,
+        )  # fmt: skip
         self._batcher = batcher
         self._context = getattr(members[0][0], "context", None)  # a selector that is asked again is shown the first message
+        self._further: SendCall[BatchSendResult | SendResult] | None = None
         self._broker = target.broker
         self._told = False
         self._in_lane = True
@@ -114,40 +118,67 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
             else:
                 late.append(receiver)
         if late:
-            maybe_stored = waiting > 0 or not self._withdrawn()
-            for receiver in late:
-                if not receiver.done():  # the callback of another one may have cancelled it
-                    receiver.set_exception(self._late(maybe_stored=maybe_stored))
+            self._end_late(late, alone=not waiting)
         if self._in_lane and now >= self.makes_room_at:
             self._leave_lane()
         return min(earliest, self.makes_room_at) if self._in_lane else earliest
 
-    def _late(self, *, maybe_stored: bool) -> RequestTimeoutError:
+    def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
+        """Ends the wait of some members. ``alone``: nobody else waits for the request."""
+        sent = self._may_be_sent
+        can_leave = not sent and (alone or self.gathering.can_shrink(self._outgoing))
+        withdrawn = can_leave or (alone and self._withdrawn())
+        for receiver in late:
+            if not receiver.done():  # the callback of another one may have cancelled it
+                receiver.set_exception(self._late(sent=sent, maybe_stored=not withdrawn))
+        if can_leave and not self.unwanted:
+            self._shrink()
+
+    def _late(self, *, sent: bool, maybe_stored: bool) -> RequestTimeoutError:
         target, number = self._target, len(self.entry.members)
-        what = "a message" if number == 1 else f"a batch of {number} messages"
-        return RequestTimeoutError(
-            f"no answer from {target.address} to {what} for topic {target.queue.topic} in time",
-            maybe_stored=maybe_stored,
-            broker=target.broker,
-            address=target.address,
-        )
+        if sent:
+            what = "a message" if number == 1 else f"a batch of {number} messages"
+            text = f"no answer from {target.address} to {what} for topic {target.queue.topic} in time"
+        else:
+            why = None if self._further is None else self._further.newest_error
+            text = f"no connection to {target.address} in time" if why is None else str(why)
+            text = f"the message for topic {target.queue.topic} was not sent: {text}"
+        return RequestTimeoutError(text, maybe_stored=maybe_stored, broker=target.broker, address=target.address)
+
+    @property
+    def _may_be_sent(self) -> bool:
+        """Whether an attempt has begun that no broker has refused."""
+        return self._pending is not None if self._further is None else self._further.maybe_sent
 
     def _withdrawn(self) -> bool:
         """Takes the only attempt back if its frame is still held in the client, and returns whether it has."""
-        if self._task is not None or self._connection is None or self._pending is None or self._pending.sequence:
+        if self._further is not None or self._connection is None or self._pending is None or self._pending.sequence:
             return False
         self._connection.forget(self._pending.opaque)
         return True
 
+    def _shrink(self) -> None:
+        """Leaves out members that wait no longer, before an attempt is made."""
+        entry, outgoing = self.entry, self._outgoing
+        left = [index for index, member in enumerate(entry.members) if not member[0].done()]
+        ids = None if outgoing.batch_ids is None else tuple([outgoing.batch_ids[index] for index in left])
+        self.entry = entry._replace(members=[entry.members[index] for index in left], ids=ids)
+        self.gathering.shrink(outgoing, self.entry)
+
+    def _continue(self, call: SendCall[BatchSendResult | SendResult]) -> None:
+        self._further = call
+        super()._continue(call)
+
     def _succeed(self, result: BatchSendResult | SendResult) -> None:
         if self._told:
             return
-        self._end()
+        self._told = True
+        self._batcher.requests.discard(self)
         members = self.entry.members
         if len(members) == 1:
             receiver = members[0][0]
             if not receiver.done():
-                single = type(result) is SendResult or self.entry.outgoing is not None  # what went alone is told as it is
+                single = type(result) is SendResult or self.entry.read is not None  # what went alone gets it as it is
                 receiver.set_result(result if single else result.results[0])  # type: ignore[union-attr]
         elif isinstance(result, BatchSendResult):
             status, queue, attempts = result.status, result.queue, result.attempts
@@ -159,7 +190,9 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
                         SendResult(status, msg_id, offset_id, queue, offset, None, region, trace_on, None, attempts)
                     )
                 offset += 1
-        self._leave_lane()
+        if self._in_lane:
+            self._in_lane = False
+            self.gathering.ended(self._broker)
 
     def _fail(self, error: BaseException) -> None:
         if self._told:
@@ -190,8 +223,8 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
 
 def _one_is_to_blame(error: BaseException) -> bool:
     """Whether none of the batch was stored, and sending its parts can tell the message that is at fault."""
-    if isinstance(error, ForbiddenError):
-        return True
+    if refused_by_hook(error):
+        return not getattr(error, "maybe_stored", False)
     if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):
         return False
     return isinstance(error, RocketMQError) and error.code in ILLEGAL and not error.maybe_stored
