@@ -29,6 +29,10 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 """The group that every broker has for tools (``MixAll.TOOLS_CONSUMER_GROUP``)."""
 
 
+_DELETED: Final = frozenset({ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
+"""Answers about a message that is gone; the second one also about one that was never there."""
+
+
 async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int], Awaitable[bool]]) -> int:
     """The first offset in ``low``..``high`` for which ``late(offset)`` holds; it is never asked of ``high``, which does.
 
@@ -85,13 +89,15 @@ async def store_time_ms(
     response, address = await instance.ask_broker(
         instance.routes.broker_of(queue), queue.topic, command, timeout, any_replica=any_replica
     )
-    if response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-        return -1
+    if response.code in _DELETED:
+        low = from_ext(PullMessageResponseHeader, response.ext_fields).minOffset
+        if offset < low or response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            return -1
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
+    delta = from_ext(PullMessageResponseHeader, response.ext_fields).offsetDelta or 0
     messages = decode_messages(response.body, check_crc=False).messages
     if not messages:
         text = f"the record at offset {offset} of {queue} cannot be read, so its time is not known"
         raise RemoteProtocolError(text, broker=queue.broker_name, address=address)
-    delta = from_ext(PullMessageResponseHeader, response.ext_fields).offsetDelta or 0
     return messages[0].store_time_ms if messages[0].queue_offset + delta == offset else -1

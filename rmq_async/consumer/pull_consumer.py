@@ -19,11 +19,13 @@ from rmq_protocol.validation import check_topic
 from ..client import ClientInstance
 from ..client import offsets as queue_offsets
 from ..client.at_once import for_each
+from ..client.masters import has_master, known_master
 from ..client.names import Names
 from ..client.offsets import check_queue, epoch_ms, known_queue
+from ..client.text import printable
 from ..client.user import ClientUser
 from ..config import LONGEST, ClientConfig, ClientOptions, check_group, client_options
-from ..errors import ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
+from ..errors import BrokerNotFoundError, ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
 from ..options import lists_options
 from ..results import PullResult
 from .cursor import Cursor
@@ -213,9 +215,12 @@ class PullConsumer(ClientUser):
     async def _cursors(
         self, instance: ClientInstance, queues: tuple[MessageQueue, ...], start: Start, end: End
     ) -> list[Cursor]:
-        if "latest" in (start, end):
-            brokers = {instance.routes.broker_of(queue): queue.topic for queue in queues}
-            await for_each(brokers, lambda name: _all_readable(instance, name, brokers[name]))
+        if not isinstance(start, Mapping) or not (end is None or isinstance(end, Mapping)):
+            brokers = {instance.routes.broker_of(queue): queue for queue in queues}
+            if unsure := [queue for queue in brokers.values() if not known_master(instance, queue)]:
+                await for_each(unsure, partial(_check_master, instance))
+            if "latest" in (start, end):
+                await for_each(brokers, lambda name: _all_readable(instance, name, brokers[name].topic))
         starts = await for_each(queues, _start_of(instance, start))
         if end is None:
             return [Cursor(queue, starts[queue], None, at_first=start == "earliest") for queue in queues]
@@ -252,6 +257,19 @@ def _end_of(instance: ClientInstance, end: End) -> Offsets:
     if isinstance(end, datetime):
         return lambda queue: queue_offsets.search_offset(instance, queue, end, any_replica=False)
     return lambda queue: queue_offsets.max_offset(instance, queue, any_replica=False)
+
+
+async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
+    """Raises BrokerNotFoundError where the name servers know only replicas of the queue's broker."""
+    if await has_master(instance, queue):
+        return
+    await instance.routes.refresh(queue.topic)
+    if not await has_master(instance, queue):
+        broker_name = instance.routes.broker_of(queue)
+        raise BrokerNotFoundError(
+            f"broker {printable(broker_name)} has no master now, and what its replicas begin and end with may not be all there is",
+            broker=broker_name,
+        )
 
 
 async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:

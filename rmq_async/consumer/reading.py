@@ -26,6 +26,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply
 
 from ..client import ClientInstance, TopicRoute
+from ..client.masters import has_master
 from ..client.text import printable
 from ..errors import BrokerError, BrokerNotFoundError, ClientStateError, OffsetRangeError, RocketMQError
 from ..results import PullResult, PullStatus
@@ -196,7 +197,7 @@ class Reader:
         after = cursor.offset
         try:
             result = small_result(self._instance, cursor.queue, cursor.offset, self._tags, asked)
-            batch = self._take(cursor, result) if result is not None else None
+            batch = None if result is None or (result.lost and not cursor.at_first) else self._take(cursor, result)
         except RocketMQError:
             batch = None
         if batch is not None and (batch.messages or batch.error is not None):
@@ -286,9 +287,9 @@ class Reader:
                     continue
                 pull, asked = self._pull(cursor, asked), None
                 result = await pull
+                if _is_doubtful(cursor, result):
+                    await self._believe(cursor)
                 batch = self._take(cursor, result)
-                if batch is None and (cursor.end is not None or result.status is PullStatus.OFFSET_ILLEGAL):
-                    self._believe(cursor)
             except RocketMQError as error:
                 if self._follow and isinstance(error, BrokerError) and self._is_gone(cursor.queue):
                     logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
@@ -341,8 +342,6 @@ class Reader:
         if after <= offset:
             return None
         lost = until(result.lost, cursor.end) if result.lost else ()
-        if lost and not cursor.at_first:
-            self._believe(cursor)
         cursor.offset, cursor.begun = after, True
         messages = within(result.messages, offset, cursor.end)
         if self._tags != "*":
@@ -361,7 +360,6 @@ class Reader:
         """To the first message there is, where that will do. Raises OffsetRangeError."""
         lost = until((range(cursor.offset, result.min_offset),), cursor.end)
         if not cursor.at_first:
-            self._believe(cursor)
             raise self._range_error(cursor, result, lost)
         if cursor.begun:
             self._loss(cursor, lost, result.min_offset, result.max_offset)
@@ -394,17 +392,13 @@ class Reader:
             self._instance, self._group, cursor.queue, passed.ranges, timeout=timeout, calls=self._calls
         )
         if lost and not cursor.at_first:
-            self._believe(cursor)
+            await self._believe(cursor)
         passed.clear()
         return self._loss(cursor, lost, lost[-1].stop, high) if lost else None
 
-    def _believe(self, cursor: Cursor) -> None:
-        """A replica may be behind, or have deleted more than its master: what it does not hold may be there all the same.
-
-        Raises BrokerNotFoundError while there is no master that says so.
-        """
-        routes = self._instance.routes
-        if routes.address_of(routes.broker_of(cursor.queue)) is None:
+    async def _believe(self, cursor: Cursor) -> None:
+        """A replica may be behind, or have deleted more than its master. Raises BrokerNotFoundError while there is no master."""
+        if not await has_master(self._instance, cursor.queue):
             queue = self._instance.names.shown_queue(cursor.queue)
             raise BrokerNotFoundError(
                 f"a replica of the broker does not hold offset {cursor.offset} of {queue}, and its master is away",
@@ -425,3 +419,12 @@ class Reader:
     def _is_gone(self, queue: MessageQueue) -> bool:
         route = self._instance.routes.cached(queue.topic)
         return route is not None and queue not in route.subscribe_queues
+
+
+def _is_doubtful(cursor: Cursor, result: PullResult) -> bool:
+    """Whether the answer ends the reading, or keeps it where it is, for what the broker does not hold."""
+    if result.status is PullStatus.OFFSET_ILLEGAL:
+        return not (cursor.at_first and cursor.offset < result.min_offset)
+    if result.next_offset <= cursor.offset:
+        return cursor.end is not None
+    return bool(result.lost) and not cursor.at_first

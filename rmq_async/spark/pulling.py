@@ -28,6 +28,7 @@ from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageQueue
 
 from ..client import ClientInstance
+from ..client.masters import has_master
 from ..client.text import printable
 from ..consumer.continuity import PassedOver, deleted_among
 from ..consumer.pulling import PulledBody, pull_body
@@ -276,7 +277,7 @@ class Puller:
                 if await self._take(chunk, pulled):
                     patience.renew()
                     continue
-                if self._nothing(chunk, pulled, patience.waited):
+                if await self._nothing(chunk, pulled, patience.waited):
                     return
                 await patience.rest()
             except RocketMQError as error:
@@ -292,7 +293,7 @@ class Puller:
         """Keeps what is in the chunk and moves on; whether there was anything to do so."""
         start, whole = chunk.offset, chunk.whole
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
-            return self._jump(chunk, pulled)
+            return await self._jump(chunk, pulled)
         found = pulled.status is PullStatus.FOUND
         after = pulled.next_offset if found else min(pulled.next_offset, pulled.max_offset)
         if after <= start:
@@ -320,12 +321,12 @@ class Puller:
             self._news.set()
         return True
 
-    def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
+    async def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
         """To the first offset there is, where the next one is below it."""
         start, whole = chunk.offset, chunk.whole
         if start >= pulled.min_offset:
             return False
-        self._believe(whole)
+        await self._believe(whole)
         lost = (range(start, min(pulled.min_offset, whole.end)),)
         self._lost(whole, DELETED, (start, chunk.end), (pulled.min_offset, pulled.max_offset), lost)
         chunk.offset = pulled.min_offset
@@ -339,7 +340,7 @@ class Puller:
             self._instance, self._group, queue, passed.ranges, timeout=self._timeout, calls=self._calls
         )
         if lost:
-            self._believe(whole)
+            await self._believe(whole)
             self._lost(whole, DELETED, (passed.ranges[0].start, chunk.end), (lost[-1].stop, high), lost)
         passed.clear()
 
@@ -349,7 +350,7 @@ class Puller:
         static = pulled.offset_delta is not None
         lost = await self._instance.gaps.losses(self._instance, queue, missing, static=static, calls=self._calls)
         if lost:
-            self._believe(whole)
+            await self._believe(whole)
         return lost
 
     async def _patient_losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
@@ -360,10 +361,9 @@ class Puller:
             except RocketMQError as error:
                 await patience.rest(error)
 
-    def _believe(self, whole: Range) -> None:
+    async def _believe(self, whole: Range) -> None:
         """Raises BrokerNotFoundError while there is no master: what a replica does not hold may be there all the same."""
-        routes, queue = self._instance.routes, self._instance.names.wire_queue(whole.queue)
-        if routes.address_of(routes.broker_of(queue)) is None:
+        if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
             raise BrokerNotFoundError(
                 f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
                 "and the master is away (option pullTimeoutMs: how long it is waited for)",
@@ -383,11 +383,11 @@ class Puller:
                 self._full_answers = 0
                 self._size = min(self._size * 2, self._options.pull_size)
 
-    def _nothing(self, chunk: _Chunk, pulled: PulledBody, waited: float) -> bool:
+    async def _nothing(self, chunk: _Chunk, pulled: PulledBody, waited: float) -> bool:
         """Nothing more came for ``waited`` seconds; True to go on without the rest of the chunk."""
         whole, there = chunk.whole, (pulled.min_offset, pulled.max_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and waited > ILLEGAL_PATIENCE:
-            self._believe(whole)
+            await self._believe(whole)
             self._lost(whole, "the end is beyond the last message", (chunk.offset, chunk.end), there)
             return True
         if waited > self._options.pull_timeout:

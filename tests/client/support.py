@@ -36,17 +36,18 @@ def route(broker: str | None = None, *, queues: int = 4, name: str = "broker-a",
 class FakeNameServer(Peer):
     """``routes``: topic -> route, or the raw body of an answer, or (code, remark), or a function of link and request.
 
-    What is not there is answered with 17; 106 with an empty cluster.
+    What is not there is answered with 17; 106 with ``cluster``, the body of an answer.
     """
 
     def __init__(self, **routes: Any) -> None:
         super().__init__(self._answer)
         self.routes: dict[str, Any] = routes
         self.asked: Counter[str] = Counter()
+        self.cluster = b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
 
     def _answer(self, link: Link, request: RemotingCommand) -> None:
         if request.code != ROUTE:
-            link.reply(request, body=b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+            link.reply(request, body=self.cluster)
             return
         topic = (request.ext_fields or {}).get("topic") or ""
         self.asked[topic] += 1
