@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..transport import report
 from .credits import Credits, Epoch
 
-__all__ = ["Accepted"]
+__all__ = ["Accepted", "Withdrawable"]
 
 Result = TypeVar("Result")
+
+
+class Withdrawable(Protocol):
+    """What works on an accepted send. An object instead of a function: a bound method takes 80 bytes for each send in flight."""
+
+    def left(self) -> None:
+        """The caller waits no longer."""
 
 
 class _SendFuture(asyncio.Future[Result]):
@@ -39,7 +46,7 @@ class _SendFuture(asyncio.Future[Result]):
 class Accepted(Generic[Result]):
     """Its credits are given back, and one of its callbacks called, exactly once.
 
-    ``number`` and ``size``: of credits. ``withdraw``: called when somebody cancels the future.
+    ``number`` and ``size``: of credits. ``work``: hears when the future is cancelled; None once the send is over.
     """
 
     __slots__ = (
@@ -52,7 +59,7 @@ class Accepted(Generic[Result]):
         "context",
         "ended",
         "future",
-        "withdraw",
+        "work",
     )
 
     def __init__(
@@ -72,7 +79,7 @@ class Accepted(Generic[Result]):
         self._on_error = on_error
         self.context = copy_context() if on_success is not None or on_error is not None else None
         """Of the caller, which callbacks run in."""
-        self.withdraw: Callable[[], object] = _nothing
+        self.work: Withdrawable | None = None
         self.ended = False
         """Its credits are back and its callback is being called, or was."""
         self.future: _SendFuture[Result] = _SendFuture(self)
@@ -84,9 +91,9 @@ class Accepted(Generic[Result]):
 
     def cancelled(self) -> None:
         """Somebody cancelled the future."""
-        withdraw = self.withdraw
         self.ended = True
-        withdraw()
+        if self.work is not None:
+            self.work.left()
         self._end()
         if self._on_error is not None:
             self._call_back(self._on_error, asyncio.CancelledError())
@@ -120,7 +127,7 @@ class Accepted(Generic[Result]):
 
     def _end(self) -> None:
         self.ended = True
-        self.withdraw = _nothing
+        self.work = None
         self.future.let_go()
         self._credits.give_back(self._epoch, self._number, self._size)
 
@@ -129,7 +136,3 @@ class Accepted(Generic[Result]):
             self.context.run(callback, argument)  # type: ignore[union-attr]  # there is one where there are callbacks
         except BaseException as error:  # noqa: BLE001 - no message is the worse for it
             report(f"callback {callback!r} of a send raised", error)
-
-
-def _nothing() -> None:
-    pass

@@ -101,7 +101,7 @@ def begun_plainly(
         credit.free -= 1
         credit.free_bytes -= size
         accepted = Accepted(credit, credit.epoch, 1, size, on_success, on_error)
-        accepted.withdraw = gathering.left
+        accepted.work = gathering
         gathering.add_plain(accepted, message, size + sender.plain_size, deadline)
         return accepted.future, None
     target = lane.next()
@@ -143,7 +143,7 @@ class DeferredSend(FirstAttempt[Result]):
         super().__init__(sender, outgoing, lane, target, read, fixed=False, retries=retries, started=started, deadline=deadline)
         self._accepted = accepted
         self._context = context
-        accepted.withdraw = self._withdraw
+        accepted.work = self
 
     def start_plain(self, connection: Connection, born_ms: bytes, unique_id: str, body: bytes) -> None:
         """``start`` for a message without properties, on a connection that is open."""
@@ -163,8 +163,8 @@ class DeferredSend(FirstAttempt[Result]):
         self._settled = True
         self._accepted.drop()
 
-    def _withdraw(self) -> None:
-        """Somebody cancelled the future."""
+    def left(self) -> None:
+        """The future is cancelled."""
         self._settled = True
         if self._connection is not None and self._pending is not None:
             self._connection.forget(self._pending.opaque)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
@@ -175,7 +174,7 @@ class Ordered:
                 accepted.context = accepted.context or copy_context()
             receiver: Receiver = accepted if outgoing.watch is None else ShownMember(accepted, outgoing.watch)
             gathering = self._add(call, receiver, lane, target)
-            accepted.withdraw = partial(_left, gathering, outgoing, asyncio.CancelledError())
+            accepted.work = gathering if outgoing.watch is None else _ShownCall(gathering, outgoing)
         finally:
             if place is not None:
                 place.leave()
@@ -252,6 +251,19 @@ class Turn:
 
     async def __aexit__(self, *_: object) -> None:
         self._gathering.ended(self._broker)
+
+
+class _ShownCall:
+    """An accepted send whose attempts hooks are shown."""
+
+    __slots__ = ("_gathering", "_outgoing")
+
+    def __init__(self, gathering: InOrder, outgoing: Outgoing) -> None:
+        self._gathering = gathering
+        self._outgoing = outgoing
+
+    def left(self) -> None:
+        _left(self._gathering, self._outgoing, asyncio.CancelledError())
 
 
 def _left(gathering: InOrder, outgoing: Outgoing, error: BaseException) -> None:

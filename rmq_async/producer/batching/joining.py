@@ -75,7 +75,7 @@ async def accept_gathered(
         raise
     accepted = Accepted(credit, epoch, 1, body_size, on_success, on_error)
     gathering.add(accepted, message, size, deadline)
-    accepted.withdraw = gathering.left
+    accepted.work = gathering
     return accepted.future
 
 
