@@ -153,7 +153,7 @@ class Puller:
         found = read_columns(
             pulled.body,
             rows.stored,
-            answer.queue,
+            self._instance.names.wire_queue(answer.queue),
             tags=self._options.tags,
             offsets=(answer.first, answer.told),
             offset_delta=pulled.offset_delta,
@@ -170,6 +170,7 @@ class Puller:
     def _compare(self, answer: _Answer) -> None:
         """What the answer should hold and does not: a loss, unless the topic is of a kind that has gaps."""
         pulled = answer.pulled
+        queue = self._instance.names.wire_queue(answer.queue)
         offsets: set[int] = set()
         corrupt: list[CorruptMessageError] = []
         position: int | None = 0
@@ -178,7 +179,7 @@ class Puller:
             found = read_columns(
                 pulled.body,
                 held,
-                answer.queue,
+                queue,
                 offsets=(answer.first, answer.told),
                 offset_delta=pulled.offset_delta,
                 max_decompressed_size=self._max_decompressed,

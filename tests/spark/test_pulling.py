@@ -90,6 +90,18 @@ def test_each_queue_in_order_and_nothing_outside_the_ranges(here: Worker, embedd
     assert [offset for offset in offsets if offset <= 4] == [2, 3]
 
 
+@pytest.mark.parametrize("tags", ["*", "b"])
+def test_messages_of_a_namespace_are_read(here: Worker, embedded_topics: Topics, tags: str) -> None:
+    """Their records carry the name on the wire, ranges the one that users know."""
+    topic = embedded_topics.make(1)
+    embedded_topics.make(1, name=f"eu%{topic}")
+    fill(embedded_topics, topic, 0, 5)
+    fill(embedded_topics, f"eu%{topic}", 0, 100, tags=("a", "b"))
+    rows = list(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 3, 98)], tags=tags, namespace="eu").batches())
+    assert found(iter(rows)) == [(0, offset) for offset in range(3, 98) if tags == "*" or offset % 2]
+    assert {queue.topic for batch in rows for queue, _ in batch.runs} == {topic}
+
+
 def test_tags_that_match_one_in_a_hundred(here: Worker, embedded_topics: Topics) -> None:
     topic = embedded_topics.make(1)
     fill(embedded_topics, topic, 0, 5000, tags=("rare", *["often"] * 99))
