@@ -1,9 +1,9 @@
 """Every error of the client. Policy sits on the classes, so that the sender holds no lists of them.
 
 ``retriable``: another attempt, on another broker where there is one, may succeed. ``maybe_stored``: the request may have
-reached the broker, so the message may be stored although the call failed. ``uses_retry``: False where the attempt is none of
-those that ``retries`` counts. For a broker's answer ``ProducerConfig.retry_codes`` decides about retrying, unless the class
-says ``never_retried`` or ``always_retried``.
+reached the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that
+``retries`` counts, since it may have reached a broker, or since waiting does not help. For a broker's answer
+``ProducerConfig.retry_codes`` decides about retrying, unless the class says ``never_retried`` or ``always_retried``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rmq_protocol.errors import (
     ProtocolError,
     RemoteProtocolError,
     RocketMQError,
+    printable,
 )
 from rmq_protocol.message import MessageQueue
 
@@ -67,6 +68,9 @@ __all__ = [
     "broker_error",
     "own_copy",
 ]
+
+
+_LONGEST_REMARK = 1024
 
 
 class ConfigError(RocketMQError, ValueError):
@@ -123,10 +127,21 @@ class BrokerNotFoundError(RocketMQError):
 
 
 class ConnectError(RocketMQError):
-    """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__`` is the system's error."""
+    """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__`` is the system's error.
+
+    ``permanent``: none ever will be, for the address is malformed, or a setting forbids it.
+    """
 
     code = 10001
     retriable = True
+
+    def __init__(self, message: str = "", *, permanent: bool = False, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.permanent = permanent
+
+    @property
+    def uses_retry(self) -> bool:
+        return self.permanent
 
 
 class ConnectionLostError(RocketMQError):
@@ -138,6 +153,10 @@ class ConnectionLostError(RocketMQError):
         super().__init__(message, **details)
         self.maybe_stored = maybe_stored
 
+    @property
+    def uses_retry(self) -> bool:
+        return self.maybe_stored
+
 
 class RequestTimeoutError(RocketMQError, TimeoutError):
     """No answer in time (10002). ``maybe_stored``: the request had been written, so the broker may have handled it."""
@@ -148,6 +167,10 @@ class RequestTimeoutError(RocketMQError, TimeoutError):
     def __init__(self, message: str = "", *, maybe_stored: bool = False, **details: Any) -> None:
         super().__init__(message, **details)
         self.maybe_stored = maybe_stored
+
+    @property
+    def uses_retry(self) -> bool:
+        return self.maybe_stored
 
 
 class BrokerError(RocketMQError):
@@ -164,7 +187,7 @@ class BrokerError(RocketMQError):
         number = code if code is not None else self.response_code
         name = ResponseCode(number).name if number in _KNOWN_CODES else "unknown code"
         subject = f"{request}: " if request else ""
-        super().__init__(f"{subject}{number} {name}: {_printable(remark)}", code=number, **details)
+        super().__init__(f"{subject}{number} {name}: {printable(remark, _LONGEST_REMARK)}", code=number, **details)
         self.remark = remark
         self.request = request
 
@@ -263,7 +286,6 @@ class QueueNotExistError(InvalidParameterError):
     """
 
     retriable = True
-    uses_retry = False
     always_retried = True
 
     def __init__(self, remark: str = "", *, broker: str | None = None, **details: Any) -> None:
@@ -273,9 +295,13 @@ class QueueNotExistError(InvalidParameterError):
         self.queues: int | None = None
         if found is not None:
             self.queue_id, self.queues = int(found[1]), max(int(found[3]), int(found[4]))
-            missing = f"topic {_printable(found[2])} has no queue {self.queue_id} on {broker or 'the broker'}"
+            missing = f"topic {printable(found[2], 300)} has no queue {self.queue_id} on {broker or 'the broker'}"
             there = f"it has {self.queues} there, numbered from 0; fetch_publish_queues() names those that can be sent to"
             self.args = (f"{missing}: {there} ({self.args[0]})",)
+
+    @property
+    def uses_retry(self) -> bool:
+        return False
 
 
 class NoBuyerIdError(BrokerError):
@@ -322,6 +348,10 @@ class GoAwayError(BrokerError):
 
     response_code = ResponseCode.GO_AWAY
     retriable = True
+
+    @property
+    def uses_retry(self) -> bool:
+        return False
 
 
 class OffsetRangeError(BrokerError):
@@ -384,15 +414,26 @@ class Attempt(NamedTuple):
 
 
 class SendError(RocketMQError):
-    """Two or more attempts were made and none succeeded; ``attempts`` tells all of them, ``__cause__`` is the last error.
+    """Two or more attempts were made and none succeeded; ``__cause__`` is the newest one's error.
 
-    ``maybe_stored``: at least one of them may have been stored.
+    ``attempts``: the first eight and the newest eight, or all where there were no more than 16; ``made``: how many there were.
+    ``maybe_stored``: at least one of all of them may have been stored.
     """
 
-    def __init__(self, message: str, attempts: Sequence[Attempt], **details: Any) -> None:
+    def __init__(
+        self,
+        message: str,
+        attempts: Sequence[Attempt],
+        *,
+        made: int | None = None,
+        maybe_stored: bool | None = None,
+        **details: Any,
+    ) -> None:
         super().__init__(message, **details)
         self.attempts = tuple(attempts)
-        self.maybe_stored = any(attempt.maybe_stored for attempt in self.attempts)
+        self.made = len(self.attempts) if made is None else made
+        stored = any(attempt.maybe_stored for attempt in self.attempts)
+        self.maybe_stored = stored if maybe_stored is None else maybe_stored
 
 
 def own_copy(error: BaseException) -> BaseException:
@@ -401,12 +442,6 @@ def own_copy(error: BaseException) -> BaseException:
     twin.__cause__ = error.__cause__
     twin.__suppress_context__ = error.__suppress_context__
     return twin
-
-
-def _printable(text: str, limit: int = 1024) -> str:
-    """Peers choose this text: control characters are escaped and its length is bounded before it reaches a log."""
-    cut = text if len(text) <= limit else text[:limit] + "..."
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 
 
 _KNOWN_CODES = frozenset(int(code) for code in ResponseCode)

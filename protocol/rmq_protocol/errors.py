@@ -1,13 +1,15 @@
 """Errors of the codec. Blame is in the type: ``LocalProtocolError`` is the caller's fault, ``RemoteProtocolError`` the peer's.
 
 Retry policy lives here as class attributes, so that whoever sends has no lists of codes or classes: ``retriable`` (another
-attempt may help), ``maybe_stored`` (a send that failed so may still be stored), ``uses_retry`` (an attempt that failed so is one
-of those that ``retries`` counts). No other exception leaves this package.
+attempt may help), ``maybe_stored`` (a send that failed so may still be stored), ``uses_retry``. No other exception leaves this
+package.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 __all__ = [
     "CorruptMessageError",
@@ -17,6 +19,9 @@ __all__ = [
     "RemoteProtocolError",
     "RocketMQError",
 ]
+
+
+_BREAKS: Final = re.compile(r"[ ]*[\t-\r\x1c-\x1e\x85\u2028\u2029][\s\x1c-\x1e\x85]*")
 
 
 class RocketMQError(Exception):
@@ -29,7 +34,6 @@ class RocketMQError(Exception):
     code: int | None = None
     retriable: bool = False
     maybe_stored: bool = False
-    uses_retry: bool = True
 
     def __init__(
         self, message: str = "", *, code: int | None = None, broker: str | None = None, address: str | None = None
@@ -39,6 +43,11 @@ class RocketMQError(Exception):
             self.code = code
         self.broker = broker
         self.address = address
+
+    @property
+    def uses_retry(self) -> bool:
+        """Whether an attempt of a send that ended so is one of those that ``retries`` counts: not if it reached no broker."""
+        return True
 
     def __reduce__(
         self,
@@ -53,6 +62,19 @@ def shown(value: object) -> str:
         return repr(value)[:200]
     except ValueError:  # beyond 4300 digits
         return f"{type(value).__name__} of thousands of digits"
+
+
+def printable(text: object, limit: int = 200) -> str:
+    """``text`` on one line and at most about ``limit`` characters, for text that peers chose on its way into logs and errors.
+
+    Line breaks and tabs become blanks, other control characters are escaped, the rest is cut off.
+    """
+    shown = str(text)
+    if len(shown) > limit:
+        shown = shown[:limit] + "..."
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in _BREAKS.sub(" ", shown).strip())
 
 
 def _copy(cls: type[RocketMQError], args: tuple[object, ...], attributes: dict[str, object]) -> RocketMQError:

@@ -161,7 +161,10 @@ class NameServers:
         if answered:
             error = NoUsableAnswerError(f"no name server gave a usable answer: {tried}")
         else:
-            error = NameServerError(f"no name server answered within {timeout:.3g} s: {tried}")
+            silent = any(isinstance(error, RequestTimeoutError) for error in failures.values())
+            late = silent or len(failures) < len(self._addresses)
+            when = f" within {timeout:.3g} s" if late else ""
+            error = NameServerError(f"no name server answered{when}: {tried}")
         error.__cause__ = cause
         return error
 

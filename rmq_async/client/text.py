@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
+from rmq_protocol.errors import printable
+
 __all__ = ["printable"]
-
-
-def printable(text: object, limit: int = 200) -> str:
-    """``text`` on one line and at most about ``limit`` characters: control characters escaped, the rest cut off."""
-    shown = str(text)
-    if len(shown) > limit:
-        shown = shown[:limit] + "..."
-    return shown if shown.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)

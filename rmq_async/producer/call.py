@@ -3,7 +3,8 @@
 The happy path never makes one of these. A call owns its attempts: each has an entry in some connection's table, and entries
 whose attempt is over stay there until the call ends, because a late "stored" still resolves the call. Deciding is
 ``policy.next_step``; this module does what it says. Whatever happens to an attempt (answer, error, connect) ends in
-``_notify``; ``run`` sleeps until then and needs no timer of its own, since the connections watch the deadlines.
+``notify``; ``run`` sleeps until then and needs no timer of its own, since the connections watch the deadlines, but to pause and
+to wait for a broker that cannot be reached.
 """
 
 from __future__ import annotations
@@ -18,93 +19,28 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import Attempt, ClientStateError, GoAwayError, QueueNotExistError, RequestTimeoutError, SelectorError, SendError
+from ..errors import ClientStateError, ConnectError, QueueNotExistError, SelectorError
 from ..transport import Connection, Pending
+from .attempt_record import AttemptRecord
+from .attempts import Attempts
+from .failure import failure, no_time, not_reached
 from .faults import GivenUpError
 from .lanes import Lane, Target
 from .outgoing import Outgoing
-from .policy import FAIL, WAIT, Step, Verdict, next_step, pause_before
+from .policy import FAIL, SHORTEST_REPEATED, WAIT, Brokers, Rules, Step, Verdict, next_step, pause_before
 from .replies import reply_error
+from .watching import tell_failed
 
 if TYPE_CHECKING:
     from .sender import Sender
 
-__all__ = ["AttemptRecord", "ReadReply", "SendCall", "stopped"]
+__all__ = ["ReadReply", "SendCall", "stopped"]
 
 logger = logging.getLogger("rmq_async.producer")
 
 Result = TypeVar("Result")
 T = TypeVar("T")
 ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
-
-
-class AttemptRecord:
-    """One attempt. ``open``: its answer may still come. It is also the receiver of its table entry."""
-
-    __slots__ = ("_call", "connection", "elapsed", "error", "maybe_stored", "opaque", "open", "started", "target")
-
-    def __init__(self, call: SendCall[Any], target: Target, started: float) -> None:
-        self._call = call
-        self.target = target
-        self.started = started
-        self.elapsed = 0.0
-        self.error: BaseException | None = None
-        self.maybe_stored = False
-        self.open = True
-        self.connection: Connection | None = None
-        self.opaque = 0
-
-    @property
-    def broker(self) -> str:
-        return self.target.broker
-
-    def done(self) -> bool:
-        return not self.open
-
-    def set_result(self, reply: SendReply) -> None:
-        self.open = False
-        self._call.answered(self, reply)
-
-    def set_exception(self, error: BaseException) -> None:
-        """An attempt that is too late stays open until its entry leaves the table, at the end of the call."""
-        self.failed(error)
-        self._call.notify()
-
-    def failed(self, error: BaseException) -> None:
-        self.elapsed = self.elapsed or monotonic() - self.started
-        if isinstance(error, RocketMQError):
-            error.broker = error.broker or self.target.broker
-            error.address = error.address or self.target.address
-            self.maybe_stored = self.maybe_stored or error.maybe_stored
-        still_waits = isinstance(error, RequestTimeoutError) and self.connection is not None
-        self.open = still_waits and self.connection is not None and self.connection.knows(self.opaque)
-        if not self.open:
-            self.maybe_stored = getattr(error, "maybe_stored", False)
-        self._tell(error)
-        if self.error is None or not isinstance(error, RequestTimeoutError):
-            self.error = error
-
-    def answered_with(self, error: RocketMQError) -> None:
-        """A late or last answer that is an error: now it is known that nothing was stored."""
-        self.elapsed = self.elapsed or monotonic() - self.started
-        self._tell(error)
-        self.error, self.maybe_stored = error, error.maybe_stored
-
-    def given_up(self) -> None:
-        """The call is over."""
-        if self.open and self.connection is not None:
-            self.open = False
-            self.connection.forget(self.opaque)
-            self.elapsed = self.elapsed or monotonic() - self.started
-            self._tell(GivenUpError())
-
-    def _tell(self, error: BaseException) -> None:
-        """What the attempt says about its broker, of which the first failure decides."""
-        if self.error is None and self._call.faults is not None:
-            self._call.faults.failed(self.target.broker, error, self.elapsed, monotonic())
-
-    def public(self) -> Attempt:
-        return Attempt(self.target.queue, self.target.address, self.elapsed, self.error, self.maybe_stored)
 
 
 class SendCall(Generic[Result]):
@@ -133,11 +69,11 @@ class SendCall(Generic[Result]):
         self._read = read
         self._deadline = deadline
         self._started = started
-        self._retries = retries
+        self._rules = Rules(retries, sender.config.retry_codes, sender.config.attempt_timeout)
         self._fixed = fixed
         self._patience = patience
         self._first: Target | None = None
-        self._attempts: list[AttemptRecord] = []
+        self._attempts: Attempts[AttemptRecord] = Attempts()
         self._changed: asyncio.Future[None] | None = None
         self._result: Result | None = None
         self._unconfirmed: Result | None = None
@@ -146,15 +82,18 @@ class SendCall(Generic[Result]):
         self._stopped: RocketMQError | None = None
         self._no_queue: RocketMQError | None = None
         """Why there is no queue for a further attempt."""
+        self._unreached: ConnectError | None = None
+        """What became of waiting for a connection until the time was over."""
 
     @property
     def maybe_sent(self) -> bool:
         """Whether an attempt has begun that no broker has refused."""
-        return any(record.maybe_stored or (record.open and record.opaque) for record in self._attempts)
+        return self._attempts.maybe_stored or any(record.open and record.opaque for record in self._attempts)
 
     @property
     def newest_error(self) -> BaseException | None:
-        return self._attempts[-1].error if self._attempts else None
+        newest = self._attempts.newest
+        return None if newest is None else newest.error
 
     # -- how attempts report
 
@@ -169,7 +108,7 @@ class SendCall(Generic[Result]):
     ) -> None:
         """Takes over a first attempt made elsewhere: it failed with ``error``, or was answered with a ``reply`` that is one."""
         record = AttemptRecord(self, target, began)
-        self._attempts.append(record)
+        self._attempts.add(record)
         if reply is not None:
             record.open = False
             self.answered(record, reply)
@@ -187,10 +126,10 @@ class SendCall(Generic[Result]):
         """Takes over a first attempt that found no connection."""
         record = AttemptRecord(self, target, began)
         record.failed(error)
-        self._attempts.append(record)
+        self._attempts.add(record)
 
     def answered(self, record: AttemptRecord, reply: SendReply) -> None:
-        result = self._read(reply, self._outgoing, record.target, len(self._attempts))
+        result = self._read(reply, self._outgoing, record.target, self._attempts.made)
         if result is None:
             record.answered_with(reply_error(reply, record.target))
         elif self._sender.retry_not_ok and self._sender.unconfirmed(result):
@@ -221,7 +160,7 @@ class SendCall(Generic[Result]):
                 if self._aborted or self._sender.closed:
                     if self._unconfirmed is not None:
                         return self._unconfirmed
-                    self._stopped = stopped(maybe_stored=any(record.maybe_stored for record in self._attempts))
+                    self._stopped = stopped(maybe_stored=self._attempts.maybe_stored)
                     raise self._stopped
                 self._look_again()
                 step = self._next_step()
@@ -232,7 +171,10 @@ class SendCall(Generic[Result]):
                 if step.verdict is Verdict.WAIT:
                     await self._wait()
                     continue
-                await self._pause()
+                if step.verdict is Verdict.REACH:
+                    await self._reach(step.brokers)
+                    continue
+                await self._pause(step)
                 target = await self._choose(step.brokers)
                 if target is not None and self._result is None and not self._aborted:
                     await self._attempt(target, step.cap)
@@ -250,15 +192,15 @@ class SendCall(Generic[Result]):
 
     def _elsewhere(self, step: Step) -> bool:
         """Whether the next attempt goes to a broker that has none of this call yet."""
-        return step.verdict is Verdict.TRY and step.brokers.isdisjoint(record.broker for record in self._attempts)
+        return step.verdict is Verdict.TRY and step.brokers.isdisjoint(self._attempts.tried)
 
     def _look_again(self) -> None:
         """After a failure the route may be out of date: it is asked for anew, and one that is newer is used from here on."""
-        last = self._attempts[-1].error if self._attempts else None
-        if last is not None:
-            self._sender.topics.doubt(self._outgoing.topic, last)
-            if isinstance(last, QueueNotExistError) and not self._elsewhere_than(self._attempts[-1].target):
-                self._no_queue = last
+        newest = self._attempts.newest
+        if newest is not None and newest.error is not None:
+            self._sender.topics.doubt(self._outgoing.topic, newest.error)
+            if isinstance(newest.error, QueueNotExistError) and not self._elsewhere_than(newest.target):
+                self._no_queue = newest.error
             lane = self._sender.topics.now(self._outgoing.topic)
             if lane is not None and lane is not self._lane:
                 self._lane = lane
@@ -270,31 +212,30 @@ class SendCall(Generic[Result]):
         return self._fixed is None and self._sender.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
-        selection, brokers, now = self._sender.selection, self._lane.brokers, monotonic()
-        step = next_step(
-            self._attempts,
-            brokers if self._fixed is None else (self._fixed.broker,),
-            retries=self._retries_now(),
-            remaining=self._deadline - now,
-            patience=None if self._patience is None else self._patience() - now,
-            attempt_timeout=self._sender.config.attempt_timeout,
-            retry_codes=self._sender.config.retry_codes,
-            avoided=selection.avoided(brokers) if selection is not None and self._fixed is None else (),
-        )
-        if self._no_queue is not None and step.verdict is Verdict.TRY:
+        now = monotonic()
+        patience = None if self._patience is None else self._patience() - now
+        step = next_step(self._attempts, self._brokers(), self._rules, self._deadline - now, patience)
+        if self._no_queue is not None and step.verdict in (Verdict.TRY, Verdict.REACH):
             return WAIT if any(record.open for record in self._attempts) else FAIL
         return step
 
-    def _retries_now(self) -> int:
-        """A call that has one attempt only has one more where the server sent us away: it has not looked at the first."""
-        sent_away = self._fixed is not None and any(isinstance(record.error, GoAwayError) for record in self._attempts)
-        return max(self._retries, 1) if sent_away else self._retries
+    def _brokers(self) -> Brokers:
+        names = self._lane.brokers if self._fixed is None else frozenset((self._fixed.broker,))
+        selection, pool = self._sender.selection, self._sender.pool
+        avoided = selection.avoided(names) if selection is not None and self._fixed is None else ()
+        if not self._attempts.made:
+            return Brokers(names, avoided)
+        down = {broker for broker in names if pool.is_down(self._address(broker))}
+        return Brokers(names, avoided, down, {broker for broker in down if pool.backing_off(self._address(broker))})
+
+    def _address(self, broker: str) -> str:
+        return self._lane.addresses[broker] if self._fixed is None else self._fixed.address
 
     async def _choose(self, brokers: frozenset[str]) -> Target | None:
         """The queue of the next attempt; None where there is none, or none is needed any more."""
         if self._fixed is not None:
             return self._fixed
-        if self._first is not None and not self._attempts:
+        if self._first is not None and not self._attempts.made:
             return self._first
         selection = self._sender.selection
         if selection is None:
@@ -337,8 +278,10 @@ class SendCall(Generic[Result]):
         finally:
             self._changed = None
 
-    async def _pause(self) -> None:
-        pause = pause_before(self._attempts, self._deadline - monotonic(), random.random())
+    async def _pause(self, step: Step) -> None:
+        now, newest = monotonic(), self._attempts.newest
+        since = 0.0 if newest is None else now - newest.started - newest.elapsed
+        pause = pause_before(self._attempts, step, self._deadline - now, random.random(), since)
         if pause <= 0:
             return
         over = False
@@ -355,6 +298,33 @@ class SendCall(Generic[Result]):
         finally:
             timer.cancel()
 
+    async def _reach(self, brokers: frozenset[str]) -> None:
+        """Until one of the brokers may be tried again, or the route has changed; at the end of its time the call has failed."""
+        recovery, topic = self._sender.recovery, self._sender.topics.wire_topic(self._outgoing.topic)
+        began = monotonic()
+        waiting = recovery.join(topic, [self._address(broker) for broker in sorted(brokers)], self.notify)
+        timer = asyncio.get_running_loop().call_later(self._deadline - began, waiting.end)
+        try:
+            while not waiting.over and self._result is None and not self._aborted:
+                await self._wait()
+            now = monotonic()
+            if self._result is None and not self._aborted and self._deadline - now < SHORTEST_REPEATED:
+                self._unreached = not_reached(*recovery.told(waiting), now - began)
+                if self._attempts.made == 1:
+                    self._add_unreached(brokers, self._unreached, began)
+        finally:
+            timer.cancel()
+            recovery.leave(waiting)
+
+    def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
+        """To have waited for the brokers is the second attempt of a call, though it was no more than connecting."""
+        target = self._fixed or self._lane.next_of(brokers)
+        try:
+            tell_failed(self._outgoing, target, error)
+        except RocketMQError as refused:
+            error = refused
+        self.adopt_failed(target, error, began)
+
     async def _attempt(self, target: Target, cap: float | None) -> None:
         """One attempt from connecting to its answer, its failure or its deadline; a late answer of an earlier one ends it too.
 
@@ -362,10 +332,10 @@ class SendCall(Generic[Result]):
         """
         now = monotonic()
         deadline = self._deadline if cap is None else min(self._deadline, now + cap)
-        if self._attempts:
-            self._log_retry(target)
-        record = AttemptRecord(self, target, now)
-        self._attempts.append(record)
+        newest, record = self._attempts.newest, AttemptRecord(self, target, now)
+        if newest is not None:
+            self._log_retry(newest, target)
+        self._attempts.add(record)
         watch, watched = self._outgoing.watch, None
         try:
             if watch is not None:
@@ -417,47 +387,24 @@ class SendCall(Generic[Result]):
             finally:
                 flight.waiting.leave(over)
             if not over.result():
-                text = f"no connection to {address} within {max(deadline - started, 0.0):.3g} s"
-                raise RequestTimeoutError(text, maybe_stored=False, address=address)
+                raise pool.too_late(address, max(deadline - started, 0.0))
             flight.outcome()
         return connection
 
     # -- the end
 
     def _failure(self) -> RocketMQError:
-        error = self._attempts_failure()
-        if self._no_queue is not None and self._no_queue is not self._attempts[-1].error:
+        elapsed = monotonic() - self._started
+        if self._attempts.made:
+            error = failure(self._outgoing.topic, self._attempts, elapsed, self._unreached)
+        else:
+            error = no_time(self._outgoing.topic, elapsed, None if self._first is None else self._first.address)
+        newest = self._attempts.newest
+        if self._no_queue is not None and (newest is None or self._no_queue is not newest.error):
             error.add_note(f"no further attempt: {self._no_queue}")
         return error
 
-    def _attempts_failure(self) -> RocketMQError:
-        attempts = [record.public() for record in self._attempts]
-        elapsed = monotonic() - self._started
-        if not attempts:
-            what = f"send to topic {self._outgoing.topic}"
-            if self._first is not None:
-                return RequestTimeoutError(f"{what}: there is no connection to {self._first.address}, and no time left for one")
-            return RequestTimeoutError(f"{what}: {elapsed:.3g} s passed before the first attempt")
-        last = attempts[-1].error
-        if len(attempts) == 1 and isinstance(last, RocketMQError):
-            last.maybe_stored = attempts[0].maybe_stored
-            return last
-        told = "; ".join(
-            f"{number}. {attempt.queue.broker_name} {attempt.address} {attempt.elapsed:.3f} s: {attempt.error or 'no answer'}"
-            for number, attempt in enumerate(attempts, 1)
-        )
-        error = SendError(
-            f"send to topic {self._outgoing.topic} failed after {len(attempts)} attempts in {elapsed:.3g} s: {told}",
-            attempts,
-            code=getattr(last, "code", None),
-            broker=attempts[-1].queue.broker_name,
-            address=attempts[-1].address,
-        )
-        error.__cause__ = last
-        return error
-
-    def _log_retry(self, target: Target) -> None:
-        last = self._attempts[-1]
+    def _log_retry(self, last: AttemptRecord, target: Target) -> None:
         logger.info(
             "retrying %s on %s after %.3f s on %s: %s",
             self._outgoing.unique_id, target.broker, last.elapsed, last.target.broker, last.error,

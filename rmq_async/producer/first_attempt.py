@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import ClientStateError, GoAwayError, QueueNotExistError
+from ..errors import ClientStateError, QueueNotExistError
 from ..transport import Connection, Pending
 from .call import ReadReply, SendCall
+from .failure import explained
 from .lanes import Lane, Target
 from .outgoing import Outgoing
-from .policy import is_retriable
+from .policy import Rules, goes_on_after
 from .replies import reply_error
 from .watching import tell_failed
 
@@ -142,12 +143,13 @@ class FirstAttempt(Generic[Result]):
 
     def _failed(self, error: BaseException, reply: SendReply | None) -> None:
         """The first attempt failed, or was answered with a ``reply`` that is an error."""
-        further = self._retries or isinstance(error, GoAwayError if self._fixed is not None else QueueNotExistError)
-        if not further or not is_retriable(error, self._sender.config.retry_codes):
+        rules = Rules(self._retries, self._sender.config.retry_codes)
+        gone = self._fixed is not None and isinstance(error, QueueNotExistError)
+        if gone or not goes_on_after(error, rules):
             self._pending = None
             self._sender.topics.doubt(self._outgoing.topic, error)
             self._tell(error)
-            self._fail(error)
+            self._fail(explained(error, self._outgoing.topic, self._target.broker, monotonic() - self._started))
             return
         self._go_on(error, reply)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from contextvars import Context
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
@@ -20,7 +22,9 @@ from rmq_protocol.validation import check_topic, is_not_allowed_send_topic
 from ..client.route_table import TopicRoute
 from ..client.text import printable
 from ..errors import BrokerError, BrokerNotFoundError, NotLeaderForQueueError, RequestTimeoutError, RocketMQError
-from .lanes import Lane, LaneSettings
+from ..transport import SingleFlight
+from .lanes import Lane, LaneSettings, is_writable
+from .policy import FIRST_PAUSE, LONGEST_PAUSE
 
 if TYPE_CHECKING:
     from .sender import Sender
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["LaneTable"]
 
 logger = logging.getLogger("rmq_async.producer")
+
+DEPARTED_KEPT: Final = 1024
 
 
 class LaneTable:
@@ -45,6 +51,11 @@ class LaneTable:
         self._instance = sender.instance
         self._restoring: dict[str, asyncio.TimerHandle] = {}
         """Topics whose lanes lack queues that their routes name, and when those are tried again."""
+        self._returning: SingleFlight[None] = SingleFlight("return of")
+        """What calls wait for: that a broker is back in the route of a topic."""
+        self._departed: dict[str, frozenset[str]] = {}
+        """By topic, brokers that it was sent to and that its route does not name now; the oldest first."""
+        self._ending: list[asyncio.Task[None]] = []
         self._warming: asyncio.Task[None] | None = None
         """Waits for the cluster, to fetch the routes of ``topics`` then."""
         self._kept = {settings.wire_topic(topic) for topic in sender.config.topics}
@@ -58,6 +69,8 @@ class LaneTable:
         """Leaves the route table; harmless when done already."""
         if self._warming is not None:
             self._warming.cancel()
+            self._ending.append(self._warming)
+        self._ending += self._returning.close()
         for timer in self._restoring.values():
             timer.cancel()
         routes = self._instance.routes
@@ -70,8 +83,12 @@ class LaneTable:
 
     async def closed(self) -> None:
         """Waits until nothing runs any more, which ``close`` has ended."""
-        if self._warming is not None:
-            await asyncio.wait([self._warming])
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def wire_topic(self, topic: str) -> str:
+        """The topic as servers know it."""
+        return self._settings.wire_topic(topic)
 
     async def lane(self, topic: str, deadline: float) -> Lane:
         """The topic's lane, from the route table. Raises what the look-up raises, within the call's budget."""
@@ -100,7 +117,7 @@ class LaneTable:
                 except BrokerNotFoundError:
                     if known is None:  # the name servers have just said so
                         raise
-                    lane = self._new_lane(await self.newer_route(wire_topic, deadline), topic)
+                    lane = await self._regained(topic, wire_topic, deadline)
                 if not is_not_allowed_send_topic(topic):  # a topic that has a lane is not checked again
                     self.lanes[topic] = lane
         return lane
@@ -131,6 +148,50 @@ class LaneTable:
         if self._sender.gathers and not topic.startswith(RETRY_TOPIC_PREFIX):
             lane.gathering = self._sender.batcher.in_turn(topic, wait_store=True)
         return lane
+
+    async def _regained(self, topic: str, wire_topic: str, deadline: float) -> Lane:
+        """The lane of a topic whose brokers are gone, once one is back. Raises BrokerNotFoundError at the deadline.
+
+        Not waited for is a topic that no broker lets anybody write to: that is somebody's decision.
+        """
+        route = await self.newer_route(wire_topic, deadline)
+        try:
+            return self._new_lane(route, topic)
+        except BrokerNotFoundError:
+            if wire_topic not in self._departed or not is_writable(route):
+                raise
+            await self._until(lambda: self.now(topic) is not None, (wire_topic, None), deadline)
+            lane = self.now(topic)
+            if lane is None:
+                raise
+            return lane
+
+    async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> Lane:
+        """The topic's lane once it knows the broker of ``queue``, if it ever did: a restarted one is not in routes meanwhile."""
+        wire_topic = self._settings.wire_topic(topic)
+        await self.newer_route(wire_topic, deadline)
+
+        def is_there() -> bool:
+            lane = self.now(topic)
+            return lane is not None and lane.knows(queue)
+
+        if not is_there() and queue.broker_name in self._departed.get(wire_topic, ()):
+            await self._until(is_there, (wire_topic, queue.broker_name), deadline)
+        return self.now(topic) or await self.lane(topic, deadline)
+
+    async def _until(self, is_there: Callable[[], bool], key: tuple[str, str | None], deadline: float) -> None:
+        """Waits for a change of the route of topic ``key[0]``, together with others, at most until the deadline."""
+
+        async def look() -> None:
+            pause = FIRST_PAUSE
+            while not is_there() and self._returning.waiting(key):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                with suppress(RocketMQError):
+                    await self._instance.routes.refresh(key[0])
+
+        with suppress(TimeoutError):
+            await self._sender.unless_stopped(self._returning.start(key, look).wait(deadline))
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
         """The route as name servers know it now, for a call that finds no address in the one in use."""
@@ -210,12 +271,21 @@ class LaneTable:
     def _changed(self, route: TopicRoute) -> None:
         if self._sender.selection is not None:
             self._sender.selection.route_changed(route.addresses.keys())
+        self._sender.recovery.route_changed(route.topic)
         names = {route.topic}
         if self._settings.namespace:
             names.add(without_namespace(route.topic, self._settings.namespace))
-        for name in names:
-            self._drop(name)
+        self._note_departed(route, [lane for name in names for lane in self._drop(name)])
 
-    def _drop(self, topic: str) -> None:
-        self.lanes.pop(topic, None)
-        self.resting.pop(topic, None)
+    def _drop(self, topic: str) -> list[Lane]:
+        """Takes the topic's lanes out of the table, and returns them."""
+        found = (self.lanes.pop(topic, None), self.resting.pop(topic, None))
+        return [lane for lane in found if lane is not None]
+
+    def _note_departed(self, route: TopicRoute, lanes: Iterable[Lane]) -> None:
+        """``lanes``: those of the route before."""
+        seen = self._departed.pop(route.topic, frozenset()).union(*[lane.brokers for lane in lanes])
+        if departed := frozenset(broker for broker in seen if route.master_address(broker) is None):
+            self._departed[route.topic] = departed
+            if len(self._departed) > DEPARTED_KEPT:
+                del self._departed[next(iter(self._departed))]

@@ -26,7 +26,7 @@ from .config import ProducerConfig
 if TYPE_CHECKING:
     from .batching.gathering import InTurn
 
-__all__ = ["Lane", "LaneSettings", "Target"]
+__all__ = ["Lane", "LaneSettings", "Target", "is_writable"]
 
 
 class LaneSettings:
@@ -227,6 +227,11 @@ class Lane:
             broker = self._holders.get(queue, queue.broker_name)
             target = self.by_queue[queue] = Target(queue, broker, self.addresses[broker], self._settings)
         return target
+
+
+def is_writable(route: TopicRoute) -> bool:
+    """Whether any broker of the route lets clients write, be it reachable or not."""
+    return any(data.perm & Perm.WRITE for data in route.data.queue_datas)
 
 
 def _nowhere(topic: str, route: TopicRoute) -> str:

@@ -22,6 +22,7 @@ import msgspec
 from rmq_protocol.message import Message
 from rmq_protocol.send_codec import SendReply
 
+from ..client.text import printable
 from ..errors import BackpressureError, QueueNotExistError, RocketMQError
 from ..transport import Connection, wait_until
 from .credits import Epoch
@@ -158,7 +159,8 @@ class WindowReceiver:
         self._pacing.errors += 1
         if self._pacing.errors & (self._pacing.errors - 1) == 0:
             address, count = self._connection.address, self._pacing.errors
-            logger.warning("%s: %d windows of one-way messages ended with an error, the last: %.300r", address, count, why)
+            text = "%s: %d windows of one-way messages ended with an error, the last: %s"
+            logger.warning(text, address, count, printable(why, 300))
 
     def _end(self, answered: bool) -> None:
         self._done = True

@@ -34,6 +34,7 @@ from .order import Place
 from .ordered import Ordered, OrderedCall
 from .outgoing import COMPRESS_OFF_LOOP, Encoder, Outgoing, Watched
 from .policy import attempt_cap
+from .recovery import Recovery
 from .replies import SEND_OK, stored_batch
 from .selection import Selection, selection_of
 from .selectors import Selector, Wish, ask, awaited, checked_wish, one_of, select_by_hash
@@ -67,7 +68,7 @@ class Sender:
     __slots__ = (
         "_request_hooks", "_settings", "_told", "_waits", "asks", "batcher", "calls", "closed", "config", "connections",
         "create_future", "credits", "encoder", "faults", "gathers", "group", "ids", "instance", "landed", "lanes",
-        "oneway_credits", "ordered", "plain_below", "plain_size", "pool", "prefix", "retries", "retries_in_order",
+        "oneway_credits", "ordered", "plain_below", "plain_size", "pool", "prefix", "recovery", "retries", "retries_in_order",
         "retry_not_ok", "selection", "submit", "tallies", "timeout", "topics", "tracer", "unless_stopped", "watched",
         "watchers", "window", "wire",
     )  # fmt: skip
@@ -91,6 +92,8 @@ class Sender:
         self.tallies: dict[Connection, Tally] = {}
         """One-way messages on their way into the kernel."""
         self.ids = instance.unique_ids
+        self.recovery = Recovery(instance.pool, instance.routes.refresh_soon, config.broker_window)
+        """Where calls wait for brokers that cannot be reached."""
         self.topics = LaneTable(self, self._settings)
         self.lanes = self.topics.lanes
         self.gathers = gathers is not None
@@ -369,8 +372,7 @@ class Sender:
             if target is not None:
                 return outgoing, lane, target
             if not lane.knows(queue):
-                await self.topics.newer_route(self._settings.wire_topic(outgoing.topic), deadline)
-                lane = self.topics.now(outgoing.topic) or lane
+                lane = await self.topics.with_queue(outgoing.topic, queue, deadline)
             return outgoing, lane, lane.target(queue)
         return outgoing, lane, await self.selected(lane, message, wish.selector, wish.key, deadline)
 
@@ -412,6 +414,7 @@ class Sender:
                 self.pool.hooks.remove(hook)
         await self.credits.wait_idle(monotonic() + LAST_STEPS)
         self._end_all()
+        await self.recovery.close()
         if self.tracer is not None:
             await self.tracer.ended()
         if self.selection is not None:

@@ -73,7 +73,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port" or "[v6]:port". Raises ConnectError for anything else: addresses come from routes."""
     found = host_and_port(address)
     if found is None:
-        raise ConnectError(f"{address[:200]!r} is not host:port", address=address[:200])
+        raise ConnectError(f"{address[:200]!r} is not host:port", permanent=True, address=address[:200])
     return found
 
 
@@ -145,6 +145,10 @@ class ConnectionPool:
         backoff = self._backoffs.get(address)
         return backoff is not None and backoff.remaining(monotonic()) > 0
 
+    def is_down(self, address: str) -> bool:
+        """Whether there is no connection, and the last attempt to make one failed."""
+        return address in self._backoffs and address not in self.open
+
     def refusal(self, address: str) -> ConnectError | None:
         """What to tell whoever does not wait until an address that is backing off is tried again; None where none is."""
         if not self.backing_off(address):
@@ -183,10 +187,18 @@ class ConnectionPool:
             try:
                 connection = await wait(self.start_connecting(address), deadline)
             except TimeoutError:
-                text = f"no connection to {address} within {timeout:.3g} s"
-                raise RequestTimeoutError(text, maybe_stored=False, address=address) from None
+                raise self.too_late(address, timeout) from None
             if connection.is_open:
                 return connection
+
+    def too_late(self, address: str, seconds: float) -> RequestTimeoutError:
+        """The error of a caller whose ``seconds`` were over before there was a connection."""
+        backoff = self._backoffs.get(address)
+        if backoff is None:
+            text = f"no connection to {address} within {seconds:.3g} s"
+        else:
+            text = f"no connection to {address} for {seconds:.3g} s, the newest attempt to connect: {backoff.reason}"
+        return RequestTimeoutError(text, maybe_stored=False, address=address)
 
     def start_connecting(self, address: str) -> Flight[Connection]:
         """The connect to ``address`` that is under way, or a new one. Raises as ``connect`` does, without waiting."""
@@ -309,7 +321,7 @@ class ConnectionPool:
     def _check_allowed(self, address: str, host: str) -> None:
         if self._allowed is not None and address not in self._name_servers and host not in self._allowed:
             text = f"allowed_broker_hosts does not allow {host}, which the route or message id names ({address})"
-            raise ConnectError(text, address=address)
+            raise ConnectError(text, permanent=True, address=address)
 
     def _adopt(self, address: str, connection: Connection) -> Connection:
         if not connection.closed.done():

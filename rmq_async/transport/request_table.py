@@ -75,6 +75,11 @@ class RequestTable:
         return self._sends_under_way() + self._others - len(self._held_control)
 
     @property
+    def sends_under_way(self) -> int:
+        """Sends on the wire or about to be."""
+        return self._sends_under_way()
+
+    @property
     def pending(self) -> int:
         """Requests of any kind that have not been answered, those held back included."""
         return len(self._table)

@@ -85,6 +85,11 @@ class SingleFlight(Generic[T]):
             task.add_done_callback(lambda _: self._landed(key, flight))
         return flight
 
+    def waiting(self, key: Hashable) -> int:
+        """Callers that wait for the work ``key``; 0 where it is not under way."""
+        flight = self._flights.get(key)
+        return 0 if flight is None else len(flight.waiting)
+
     async def join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
         """``start`` and ``Flight.wait``."""
         return await self.start(key, make).wait(deadline)

@@ -221,7 +221,7 @@ async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: p
         await until(lambda: broker.received > 4)
         assert connection.is_open
         warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        assert warnings == [f"broker {broker.address} refused a heartbeat: 16 check signature failed.\\n"]
+        assert warnings == [f"broker {broker.address} refused a heartbeat: 16 check signature failed."]
         await instance.unregister_producer("p", 0.2)
 
 

@@ -39,7 +39,7 @@ class History:
         self.seconds[name] = seconds
 
     def gave_up(self, name: str, error: RocketMQError, seconds: float) -> None:
-        self.requests[name] = len(error.attempts) if isinstance(error, SendError) else 1
+        self.requests[name] = error.made if isinstance(error, SendError) else 1
         self.failed[name] = error
         self.seconds[name] = seconds
 

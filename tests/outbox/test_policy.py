@@ -47,7 +47,7 @@ def test_a_pause_is_never_nothing() -> None:
 
 
 def test_an_error_is_told_on_one_line_and_cut() -> None:
-    assert told(ValueError("a\nb\x00")) == "ValueError: a\\nb\\x00"
+    assert told(ValueError("a\nb\x00")) == "ValueError: a b\\x00"
     assert len(told(ValueError("x" * 5000))) < 1100
 
 

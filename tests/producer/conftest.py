@@ -21,6 +21,7 @@ from rmq_async.producer.batching.batcher import Batcher
 from rmq_async.producer.credits import Credits
 from rmq_async.producer.oneway import OnewayPacing
 from rmq_async.producer.order import Line
+from rmq_async.producer.recovery import Recovery
 from rmq_async.producer.sender import Sender
 from rmq_async.transport import Connection, ConnectionPool, SingleFlight
 from rmq_async.transport.deadlines import Deadlines
@@ -64,7 +65,7 @@ def _is_tcp(path: Path) -> bool:
         return False
 
 
-TRACKED = (Connection, Deadlines, ConnectionPool, Credits, Sender, Batcher, Line, OnewayPacing, SingleFlight)
+TRACKED = (Connection, Deadlines, ConnectionPool, Credits, Sender, Batcher, Line, OnewayPacing, Recovery, SingleFlight)
 
 
 @pytest.fixture
@@ -126,6 +127,8 @@ def leftovers(thing: Any) -> list[str]:
             names = ["requests", "_in_order", "_finding", "_timer"]
         case Line():
             names = ["waiting"]
+        case Recovery():
+            names = ["_addresses", "_tasks"]
         case OnewayPacing():
             names = ["open"]
         case _:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Producer, errors
+from rmq_async import Producer, SendError, errors
 
 from .peers import TOPIC, Cluster, each, late, refuse, silent, stored
 from .support import Calls, message, messages, outcomes, producer, spin, until
@@ -374,9 +374,10 @@ async def test_a_connection_that_closed_unnoticed_costs_an_asynchronous_send_no_
         await sender.send(message())
         (connection,) = [each for each in sender._sender.connections.values() if each.address == cluster.a.address]
         connection.is_open = False
-        accepted = await sender.send_async(message())
-        with pytest.raises(errors.ConnectionLostError):
+        accepted = await sender.send_async(message(), timeout=0.2)
+        with pytest.raises(SendError) as caught:
             await accepted
+        assert {type(attempt.error) for attempt in caught.value.attempts} == {errors.ConnectionLostError}
         connection.is_open = True
         credit = sender._sender.credits
         assert (credit.taken, credit.taken_bytes) == (0, 0)

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import pytest
 
 from rmq_async import SendError, SendStatus, errors
+from rmq_async.producer.attempts import Attempts
 from rmq_async.producer.config import RETRY_CODES
 from rmq_async.producer.faults import Blame, FaultTable, blame
-from rmq_async.producer.policy import pause_before
+from rmq_async.producer.policy import Step, Verdict, pause_before
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.reply import create_reply
 
@@ -108,7 +109,7 @@ async def test_an_answer_has_the_outcome_that_is_told(row: Told, pair: Cluster, 
     assert (type(error).__name__, error.code, error.remark, error.maybe_stored) == (row.kind, row.code, remark, False)
     assert (row.name or "unknown code") in str(error)
     assert (blame(error, 0.0, FaultTable.V5) is not Blame.NONE) == row.isolates
-    assert (pause_before([Made(error)], 3.0, 1.0) == LONGEST_PAUSE) == row.pauses
+    assert (pause_before(Attempts(Made(error)), Step(Verdict.TRY), 3.0, 1.0) == LONGEST_PAUSE) == row.pauses
 
 
 class Made(NamedTuple):
@@ -117,6 +118,8 @@ class Made(NamedTuple):
     error: BaseException
     broker: str = "a"
     open: bool = False
+    maybe_stored: bool = False
+    elapsed: float = 0.0
 
 
 async def test_retry_codes_are_the_ones_told_and_may_be_more_or_fewer(pair: Cluster) -> None:

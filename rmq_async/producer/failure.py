@@ -1,0 +1,107 @@
+"""What a call that failed raises: the error of its only attempt, or one that names the first and the newest of several.
+
+The text of an error of several attempts stays below a kibibyte, however many there were and whatever brokers said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, TypeVar
+
+from rmq_protocol.errors import RocketMQError
+
+from ..client.text import printable
+from ..errors import Attempt, ConnectError, RequestTimeoutError, SendError
+from .attempt_record import AttemptRecord
+from .attempts import Attempts, kind_of
+
+__all__ = ["explained", "failure", "no_time", "not_reached"]
+
+MOST_BYTES: Final = 1000
+MOST_SHOWN: Final = 4
+"""Attempts in the text of an error: of more, the first two and the last two."""
+LONGEST_TOPIC: Final = 140
+LONGEST_BROKER: Final = 60
+LONGEST_REASON: Final = 300
+MOST_KINDS: Final = 5
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def failure(
+    topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None = None
+) -> RocketMQError:
+    """The error of a call to ``topic`` that made attempts, all of which failed within ``elapsed`` seconds.
+
+    ``unreached``: what came of waiting for a broker until the time was over.
+    """
+    newest = attempts.newest
+    assert newest is not None
+    last = newest.error
+    if attempts.made == 1 and isinstance(last, RocketMQError):
+        last.maybe_stored = newest.maybe_stored
+        return explained(last, topic, newest.broker, elapsed)
+    error = SendError(
+        _text(topic, attempts, elapsed, unreached),
+        [record.public() for record in attempts],
+        made=attempts.made,
+        maybe_stored=attempts.maybe_stored,
+        code=getattr(last, "code", None),
+        broker=newest.target.queue.broker_name,
+        address=newest.target.address,
+    )
+    error.__cause__ = last
+    return error
+
+
+def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutError:
+    """The error of a call that made no attempt. ``address``: where the first one was to go."""
+    why = "" if address is None else f": there is no connection to {address}, and no time left for one"
+    return RequestTimeoutError(f"send to topic {topic} failed, {elapsed:.3g} s passed before the first attempt{why}")
+
+
+def explained(error: Error, topic: str, broker: str, elapsed: float) -> Error:
+    """The error of a call's only attempt, with what it does not know by itself if its time was over."""
+    if type(error) is RequestTimeoutError:
+        error.args = (f"send to topic {topic} failed after {elapsed:.3g} s on {broker}: {error}",)
+    return error
+
+
+def not_reached(address: str, count: int, reason: str, seconds: float) -> ConnectError:
+    """Why a call is over that waited for a broker. ``count``: attempts to connect that failed, the newest for ``reason``."""
+    tries = f"{count} more attempts to connect failed" if count != 1 else "1 more attempt to connect failed"
+    why = f", the newest: {printable(reason, LONGEST_REASON)}" if reason else ""
+    return ConnectError(f"no connection to {address} for {seconds:.3g} s; {tries}{why}", address=address)
+
+
+def _text(topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None) -> str:
+    records = [record.public() for record in attempts]
+    if attempts.made > MOST_SHOWN:
+        half = MOST_SHOWN // 2
+        shown = [*zip(range(1, half + 1), records[:half], strict=True)]
+        shown += zip(range(attempts.made - half + 1, attempts.made + 1), records[-half:], strict=True)
+        rest = attempts.kinds() - Counter(kind_of(attempt.error) for _, attempt in shown)
+        said = ", ".join(f"{count} {kind}" for kind, count in rest.most_common(MOST_KINDS))
+        between = f"{attempts.made - MOST_SHOWN} more ({said})"
+    else:
+        shown, between = [*enumerate(records, 1)], ""
+    waited = unreached is not None and unreached is not records[-1].error
+    tail = f"; {_cut(str(unreached), LONGEST_REASON)}" if waited else ""
+    head = f"send to topic {printable(topic, LONGEST_TOPIC)} failed after {attempts.made} attempts in {elapsed:.3g} s: "
+    share = (MOST_BYTES - len((head + between + tail).encode())) // len(shown) - 2
+    parts = [_cut(_attempt(number, attempt), share) for number, attempt in shown]
+    if between:
+        parts.insert(MOST_SHOWN // 2, between)
+    return head + "; ".join(parts) + tail
+
+
+def _attempt(number: int, attempt: Attempt) -> str:
+    broker = printable(attempt.queue.broker_name, LONGEST_BROKER)
+    why = printable(attempt.error, LONGEST_REASON) if attempt.error is not None else "no answer"
+    return f"{number}. {broker} {attempt.address} {attempt.elapsed:.3f} s: {why}"
+
+
+def _cut(text: str, most: int) -> str:
+    """At most so many bytes."""
+    encoded = text.encode()
+    return text if len(encoded) <= most else encoded[: most - 3].decode(errors="ignore") + "..."
