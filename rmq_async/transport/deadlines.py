@@ -13,11 +13,12 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-__all__ = ["GRACE_AFTER_WRITE", "Deadlines"]
+__all__ = ["BLOCKED_AFTER", "GRACE_AFTER_WRITE", "Deadlines"]
 
 SCAN_GRAIN: Final = 0.02
 """Seconds by which near deadlines are judged together."""
 BLOCKED_AFTER: Final = 0.02
+"""Seconds that a look is late after a loop that was blocked."""
 GRACE_STEP: Final = 0.01
 MOST_GRACE: Final = 0.5
 """Seconds for reading what waited in the socket, whatever its size."""
@@ -29,14 +30,13 @@ class Deadlines:
     """``flush`` writes what is gathered; ``die`` closes the connection as dead.
 
     ``expire(now)`` ends those that are late, and returns the earliest deadline of the others, infinity if there are none.
-    ``spare(until)`` writes what is gathered, and has what is written so wait for its answer until then. ``unread()``: bytes that
-    wait in the socket.
+    ``unread()``: bytes that wait in the socket.
 
     The attributes are public because the send path reads and sets them without a call.
     """
 
     __slots__ = (
-        "_die", "_expire", "_flush", "_grace", "_loop", "_spare", "_timer", "_unread", "at", "dead_after", "received",
+        "_die", "_expire", "_flush", "_grace", "_loop", "_next_step", "_timer", "_unread", "at", "dead_after", "received",
         "silent_since",
     )  # fmt: skip
 
@@ -46,7 +46,6 @@ class Deadlines:
         flush: Callable[[], None],
         expire: Callable[[float], float],
         die: Callable[[], None],
-        spare: Callable[[float], None],
         unread: Callable[[], int],
     ) -> None:
         self.dead_after = dead_after
@@ -60,12 +59,13 @@ class Deadlines:
         self._flush = flush
         self._expire = expire
         self._die = die
-        self._spare = spare
         self._unread = unread
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._grace: tuple[float, int, int] | None = None
         """When a grace began, ``received`` at its end, and ``received`` at its last step."""
+        self._next_step = inf
+        """When the next step of a grace is due."""
 
     def arm(self, at: float) -> None:
         if self._timer is not None:
@@ -86,6 +86,7 @@ class Deadlines:
         now = monotonic()
         dead = now - self.silent_since >= self.dead_after
         if (dead or now - self.at > BLOCKED_AFTER) and self._more_to_read(now):
+            self._next_step = now + GRACE_STEP
             self._timer = self._loop.call_later(GRACE_STEP, self._scan)
             return
         self._timer = None
@@ -102,10 +103,10 @@ class Deadlines:
     def _more_to_read(self, now: float) -> bool:
         """After a blocked loop: whether what waited in the socket when the loop went on has still to be read.
 
-        Frames that were gathered when the loop blocked leave first.
+        Frames that were gathered when the loop blocked leave first, if nothing else has written them since.
         """
-        if self._grace is None:
-            self._spare(now + GRACE_AFTER_WRITE)
+        if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
+            self._flush()
             self._grace = (now, self.received + self._unread(), -1)
             return True
         began, whole, before = self._grace

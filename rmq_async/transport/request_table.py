@@ -20,7 +20,7 @@ from rmq_protocol.pull_codec import PullTemplate
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, LENGTHS, SendTemplate
 
 from .coalescer import WriteCoalescer
-from .deadlines import Deadlines
+from .deadlines import BLOCKED_AFTER, GRACE_AFTER_WRITE, Deadlines
 from .pending import Pending, Receiver, overdue
 from .reasons import late
 from .request_hooks import given_up
@@ -61,7 +61,7 @@ class RequestTable:
         """Those of ``_held`` that nobody answers, and whom to tell of them."""
         self._held_control: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
         self._window = 1 << 30
-        self._deadlines = Deadlines(dead_after, self._writer.flush, self._end_late, die, self._spare, self._unread)
+        self._deadlines = Deadlines(dead_after, self._writer.flush, self._end_late, die, self._unread)
 
     def require_open(self) -> None:
         """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks show that."""
@@ -303,9 +303,11 @@ class RequestTable:
     # -- writing
 
     def _before_write(self) -> None:
-        self._flushed = self._sequence
+        before, self._flushed = self._flushed, self._sequence
         deadlines = self._deadlines
         now = self.last_used = monotonic()
+        if now - deadlines.at > BLOCKED_AFTER:
+            self._spare(before, now + GRACE_AFTER_WRITE)
         if self._expects_answer:
             self._expects_answer = False
             if deadlines.silent_since == inf:
@@ -358,14 +360,14 @@ class RequestTable:
         """Bytes that the kernel has and nobody has read yet."""
         raise NotImplementedError
 
-    def _spare(self, until: float) -> None:
-        """Writes what is gathered; its answers are waited for until ``until`` at least."""
-        before = self._flushed
-        self._writer.flush()
-        if self._flushed > before:
-            for pending in self._table.values():
-                if before < pending.sequence <= self._flushed and pending.deadline < until:
-                    pending.deadline = until
+    def _spare(self, before: int, until: float) -> None:
+        """Has the requests that leave now, after a blocked loop, wait for their answers until ``until`` at least.
+
+        ``before``: the newest that has left. Several timers that the block held up may be the one that writes.
+        """
+        for pending in self._table.values():
+            if before < pending.sequence <= self._flushed and pending.deadline < until:
+                pending.deadline = until
 
     def _end_late(self, now: float) -> float:
         """Tells those whose deadline has come; returns the earliest of the others."""

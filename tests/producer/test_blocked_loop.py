@@ -59,6 +59,21 @@ async def test_seconds_during_sends_are_no_timeout() -> None:
             assert len(server.messages(TOPIC)) == 1001
 
 
+async def test_last_frames_kept_from_leaving() -> None:
+    """A few frames wait for answers to many sends (194 of them: three writes of 64, and 2), and then for the loop."""
+    with broker_elsewhere() as server:
+        async with Producer("group", namesrv=server.namesrv, timeout=0.3) as sender:
+            await asyncio.gather(*map(sender.send, messages(10)))
+            for _ in range(3):
+                sends = [asyncio.ensure_future(sender.send(item)) for item in messages(97)]
+                sends += [await sender.send_async(item) for item in messages(97)]
+                batch = asyncio.ensure_future(sender.send_batch(messages(3)))
+                await asyncio.sleep(0)
+                asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+                results = await asyncio.gather(batch, *sends)
+                assert {result.attempts for result in results} == {1}
+
+
 async def test_what_is_not_answered_is_late_all_the_same() -> None:
     with broker_elsewhere() as server:
         async with Producer("group", namesrv=server.namesrv, timeout=0.3, stop_timeout=0) as sender:
