@@ -296,13 +296,18 @@ async def test_the_same_queue_may_be_tried_again_on_demand(pair: Cluster) -> Non
     assert len(caught.value.attempts) == 2
 
 
-async def test_whoever_shares_a_failed_connect_may_try_again_as_well(cluster: Cluster) -> None:
+async def test_calls_for_a_queue_that_is_away_end_in_time(cluster: Cluster) -> None:
+    """One of them waits for the connection, the others for their turns: none is stored, and each says so."""
     await cluster.a.stop()
-    async with producer(cluster, retry_same_queue=True, retries=1) as sender:
+    async with producer(cluster, retry_same_queue=True, retries=1, timeout=0.5) as sender:
         sends = [sender.send(message(), queue=cluster.queue()) for _ in range(3)]
-        failures = await outcomes(*sends, _resolved(sender.send_async(message(), queue=cluster.queue())))
-    assert [type(error) for error in failures] == [errors.SendError] * 4
-    assert {len(error.attempts) for error in failures} == {2}
+        with timed(0.45, 0.55):
+            failures = await outcomes(*sends, _resolved(sender.send_async(message(), queue=cluster.queue())))
+    assert isinstance(failures[0], errors.SendError)
+    assert len(failures[0].attempts) == 2
+    assert {type(error) for error in failures[1:]} == {errors.RequestTimeoutError}
+    assert not any(error.maybe_stored for error in failures)
+    assert all(cluster.a.address in str(error) for error in failures)
 
 
 async def test_a_queue_is_used_as_it_is_given(pair: Cluster) -> None:
