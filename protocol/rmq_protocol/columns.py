@@ -66,9 +66,9 @@ _NO_HOST: Final = bytes(4)
 class StoredColumns:
     """Rows, in the order read: ``heads``, the fixed part of each; the others are as long, or empty where they are not wanted.
 
-    ``properties``: each as its text, in UTF-8 if it was valid; see ``decode_properties``. ``size``: bytes of all bodies.
-    ``other_hosts``: addresses (born, store) by row, where one of them is of IPv6; the head has none then. ``topic_names``: every
-    topic that was met.
+    ``properties``: each as its text, in UTF-8 if it was valid; see ``decode_properties``. ``size``: bytes of all that is kept;
+    ``properties_size``: those of properties among them. ``other_hosts``: addresses (born, store) by row, where one of them is of
+    IPv6; the head has none then. ``topic_names``: every topic that was met.
     """
 
     __slots__ = (
@@ -77,6 +77,7 @@ class StoredColumns:
         "heads",
         "other_hosts",
         "properties",
+        "properties_size",
         "size",
         "topic_names",
         "topics",
@@ -92,6 +93,7 @@ class StoredColumns:
         self.bodies: list[bytes] = []
         self.properties: list[bytes] = []
         self.size = 0
+        self.properties_size = 0
         self.other_hosts: dict[int, tuple[bytes, bytes]] = {}
         self.topic_names: dict[bytes, str] = {}
         self._numbers: array[int] = array("i")
@@ -166,11 +168,15 @@ class _ColumnBlock(Block):
     def read(self, into: StoredColumns, position: int, first: int, last: int) -> ColumnsRead:
         self._into, self._first, self._last = into, first, last
         self._topics = into.topic_names
+        rows, bodies, texts = len(into.heads), len(into.bodies), len(into.properties)
         end = self._end
         while position < end:
             position = self._plain(position)
             if position < end:
                 position = self._record(position)
+        width = sum(map(len, into.properties[texts:]))
+        into.properties_size += width
+        into.size += (len(into.heads) - rows) * _SIZE + sum(map(len, into.bodies[bodies:])) + width
         corrupt = [error for error in self._corrupt if error.queue_offset is None or first <= error.queue_offset < last]
         return ColumnsRead(tuple(corrupt), self.stopped_at)
 
@@ -211,7 +217,6 @@ class _ColumnBlock(Block):
             if tags is not None and decode_properties(data[topic_end + 2 : following]).get("TAGS") not in tags:
                 continue
             keep(head)
-            into.size += length
             if keep_body is not None:
                 keep_body(body)
             if keep_properties is not None:
@@ -244,7 +249,6 @@ class _ColumnBlock(Block):
             born = store = _NO_HOST
         ours = (flag, offset, fields[6], sys_flag, fields[8], born, fields[10], fields[11], store, fields[13], reconsume_times)
         into.heads.append(FIXED_V4.pack(size, fields[1], crc, fields[3], *ours, prepared_offset, len(body)))
-        into.size += len(body)
         if into.wants_bodies:
             into.bodies.append(body)
         if into.wants_properties:

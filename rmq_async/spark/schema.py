@@ -1,11 +1,17 @@
-"""Columns of what is read and of what is written, without Spark: names, their SQL types, and what a message gives for each."""
+"""Columns of what is read and of what is written: names, their SQL types, and what a message gives for each.
+
+Spark is imported where its types are asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["SINK_COLUMNS", "SOURCE_COLUMNS", "source_ddl"]
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["SINK_COLUMNS", "SOURCE_COLUMNS", "source_ddl", "source_schema"]
 
 SOURCE_COLUMNS: Final[Mapping[str, str]] = {
     "topic": "string",
@@ -46,5 +52,23 @@ SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def source_ddl(columns: tuple[str, ...]) -> str:
-    """The schema of a read, as Spark's DDL."""
-    return ", ".join(f"{name} {SOURCE_COLUMNS[name]}" for name in columns)
+    """The schema of a read, as Spark's DDL; the same whatever a session says of reserved words and of ``timestamp``."""
+    return ", ".join(f"`{name}` {_IN_ANY_SESSION.get(kind, kind)}" for name in columns for kind in [SOURCE_COLUMNS[name]])
+
+
+_IN_ANY_SESSION: Final = {"timestamp": "timestamp_ltz"}
+
+
+def source_schema(columns: tuple[str, ...]) -> StructType:
+    """The schema of a read. Made of types, since the parser of a session would read DDL by its own settings."""
+    from pyspark.sql import types
+
+    made = {
+        "string": types.StringType(),
+        "int": types.IntegerType(),
+        "bigint": types.LongType(),
+        "binary": types.BinaryType(),
+        "timestamp": types.TimestampType(),
+        "map<string,string>": types.MapType(types.StringType(), types.StringType()),
+    }
+    return types.StructType([types.StructField(name, made[SOURCE_COLUMNS[name]]) for name in columns])

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource
 from ..errors import ConfigError, RocketMQError
 from .options import ReadOptions, read_options, read_options_of_either, write_options
 from .plain import plainly
-from .schema import SOURCE_COLUMNS, source_ddl
+from .schema import SOURCE_COLUMNS, source_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -51,8 +51,8 @@ class RocketMQDataSource(DataSource):
         return f"<RocketMQDataSource {', '.join(sorted(self.options))}>"
 
     @plainly
-    def schema(self) -> str:
-        return source_ddl(read_options_of_either(self.options).columns)
+    def schema(self) -> StructType:
+        return source_schema(read_options_of_either(self.options).columns)
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -100,7 +100,9 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
             meant = f"; {near} is meant" if near else f", only {', '.join(SOURCE_COLUMNS)}"
             raise ConfigError(f"schema: there is no column {field.name}{meant}")
         if field.dataType.simpleString() != wanted:
-            raise ConfigError(f"schema: column {field.name} is {wanted}, not {field.dataType.simpleString()}")
+            given_type = field.dataType.simpleString()
+            hint = "; write timestamp_ltz (spark.sql.timestampType)" if given_type == "timestamp_ntz" else ""
+            raise ConfigError(f"schema: column {field.name} is {wanted}, not {given_type}{hint}")
     columns = tuple(field.name for field in schema.fields)
     if not columns:
         raise ConfigError("schema: it has no column")

@@ -63,6 +63,8 @@ def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
         given = re.sub(r" collate \w+", "", field.dataType.simpleString())
         if given not in types:
             hint = "; cast it, or to_json() what has parts" if field.name == "body" else ""
+            if given == "timestamp_ntz" and "timestamp" in types:
+                hint = "; cast it to timestamp_ltz (spark.sql.timestampType)"
             raise ConfigError(f"column {field.name} must be {' or '.join(types)}, not {given}{hint}")
         if names.count(field.name) > 1:
             raise ConfigError(f"column {field.name} is there {names.count(field.name)} times; .select() the one that is meant")

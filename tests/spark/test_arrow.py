@@ -154,7 +154,16 @@ def test_batches_are_bounded_by_rows_and_by_bytes() -> None:
     batches = list(record_batches([rows], ("offset", "properties")))
     assert [batch.num_rows for batch in batches] == [ROWS, ROWS, 1]
     assert pa.Table.from_batches(batches)["offset"].to_pylist() == list(range(ROWS * 2 + 1))
-    large = filled((QUEUE, record(1, bytes(BYTES - 1))))
+    large = filled((QUEUE, record(1, bytes(BYTES - 1000))))
     assert not large.full
-    read_columns(record(2, b"x"), large.stored, QUEUE)
+    read_columns(record(2, bytes(1000)), large.stored, QUEUE)
     assert large.full
+
+
+def test_batches_are_bounded_by_properties() -> None:
+    """Which take more while maps are made of them than bodies do; those that no column needs take nothing."""
+    wide = b"trace\x01" + b"x" * 16_000 + b"\x02"
+    records = [record(offset, b"x", wide) for offset in range(BYTES // 16_000)]
+    assert not filled((QUEUE, b"".join(records[: len(records) // 5]))).full
+    assert filled((QUEUE, b"".join(records[: len(records) // 3]))).full
+    assert not filled((QUEUE, b"".join(records)), columns=("offset", "body")).full

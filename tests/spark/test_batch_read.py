@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +15,12 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from rmq_async import Message, Producer
 from rmq_async.errors import ConfigError, OffsetRangeError
+from rmq_async.spark import RocketMQDataSource
+from rmq_async.spark.pipelines.archive import ARCHIVE_DDL
 from rmq_async.spark.reading import PushingReader
 from rmq_protocol.message import MessageExt, MessageQueue
 
@@ -209,3 +213,31 @@ def test_a_where_and_a_view(spark: SparkSession, topics: Topics, reading: Callab
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     assert len(without) == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("spark.sql.timestampType", "TIMESTAMP_NTZ"), ("spark.sql.ansi.enforceReservedKeywords", "true")]
+)
+def test_settings_of_session_change_no_column(
+    spark: SparkSession, embedded_topics: Topics, tmp_path: Path, setting: str, value: str
+) -> None:
+    """Neither what "timestamp" means there nor that "offset" is a reserved word; batches, streams and what reads an archive."""
+    topic = embedded_topics.make(4)
+    fill(embedded_topics, topic, 100)
+    expected = of_client(embedded_topics.read(topic))
+    given = {"nameserver": embedded_topics.namesrv, "topic": topic}
+    spark.conf.set(setting, value)
+    try:
+        frame = spark.read.format("rocketmq").options(**given).load()
+        assert plain(frame.collect()) == expected
+        assert frame.schema["storeTimestamp"].dataType == TimestampType()
+        stream = spark.readStream.format("rocketmq").options(**given, startingOffsets="earliest").load()
+        writer = stream.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        archived = spark.read.schema(ARCHIVE_DDL).parquet(str(tmp_path / "out"))
+        assert plain(archived.drop("date").collect()) == expected
+        with pytest.raises(ConfigError, match="column storeTimestamp is timestamp, not timestamp_ntz; write timestamp_ltz"):
+            RocketMQDataSource(given).reader(StructType().add("storeTimestamp", TimestampNTZType()))
+    finally:
+        spark.conf.unset(setting)

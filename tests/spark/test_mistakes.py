@@ -103,6 +103,8 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
         ({"topic": "T"}, "keys string, tags string", False,
          "column body is missing: what is written needs it, as binary or string; there are keys, tags"),
         ({"topic": "T"}, "body integer", False, "column body must be binary or string, not int"),
+        ({"topic": "T"}, "body string, deliverTimestamp timestamp_ntz", False,
+         "column deliverTimestamp must be timestamp, not timestamp_ntz; cast it to timestamp_ltz"),
         ({"topic": "T"}, "body string, keys integer", False, "column keys must be string or array<string>, not int"),
         ({}, "body string", False, "nothing says which topic to write to: give the option topic or a column topic"),
         ({"topic": "T"}, "body string, queueId integer", False,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -318,3 +321,45 @@ def test_damaged_records(here: Worker, loop: Loop, caplog: pytest.LogCaptureFixt
         assert len(found(puller(here, servers.namesrv, [whole[0]._replace(end=50)]).batches())) == 50
     finally:
         loop.run(servers.stop())
+
+
+READS = """
+import sys
+from pathlib import Path
+from rmq_async.spark.arrow import record_batches
+from rmq_async.spark.options import read_options
+from rmq_async.spark.planning import Range
+from rmq_async.spark.pulling import Puller
+from rmq_async.spark.worker import worker
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
+
+namesrv, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+options = read_options({"nameserver": namesrv, "topic": topic}, streaming=False)
+here = worker()
+puller = Puller(here, here.reader(options.access, options.group), [Range(topic, "broker-a", 0, 0, count)], options)
+before = peak()
+print(sum(batch.num_rows for batch in record_batches(puller.batches(), options.columns)), peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is looked at in /proc")
+def test_memory_is_bounded_by_whole_messages(embedded_topics: Topics) -> None:
+    """6,000 messages of a property of 15,000 bytes each, 86 MiB: a process that reads them grows by far less."""
+    topic, count = embedded_topics.make(1), 6000
+
+    async def send() -> None:
+        message = Message(topic, b"0123456789", properties={"baggage": "x" * 15_000})
+        async with Producer("fills", namesrv=embedded_topics.namesrv) as producer:
+            for _ in range(count // 100):
+                await producer.send_batch([message] * 100, queue=MessageQueue(topic, BROKER, 0))
+
+    embedded_topics.loop.run(send())
+    command = [sys.executable, "-c", READS, embedded_topics.namesrv, topic, str(count)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    rows, grown = map(int, told.split())
+    print(f"grown by {grown} MiB")
+    assert rows == count
+    assert grown < 120

@@ -31,7 +31,7 @@ from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
 
 __all__ = ["ARCHIVE", "ARCHIVE_DDL", "ArchiveSummary", "archive", "main"]
 
-ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, date date"
+ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, `date` date"
 """The schema of an archive. To be given when one is read: a topic named 007 would be read as the number 7."""
 
 SINK_LOG: Final = "_spark_metadata"

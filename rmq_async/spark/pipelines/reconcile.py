@@ -195,7 +195,7 @@ def _rows(
         acknowledged = sql.coalesce(sql.upper(sql.trim(state)).isin(wanted), sql.lit(False))
     due = sql.lit(True)
     if table.time is not None:
-        moment = column("time column", table.time, sent.columns).cast("timestamp")
+        moment = column("time column", table.time, sent.columns).cast("timestamp_ltz")
         sent = sent.where(_between(moment, since and since - slack, until and until + slack))
         due = _between(moment, since, until)
     name = table.key if by == "key" else table.id
