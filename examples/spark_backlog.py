@@ -4,6 +4,7 @@ Runs as it is, on a broker inside this process, and writes the picture that its 
 """
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ def draw(seconds: list[float], left: list[int], batches: Sequence[dict[str, Any]
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's own processes: this environment, activated or not
     with ThreadedRocketMQ() as server:
         session = SparkSession.builder.master("local[2]").getOrCreate()
         main(session, server.namesrv, sys.argv[1] if len(sys.argv) > 1 else "spark_backlog.png")

@@ -1,5 +1,8 @@
 """A DataFrame to a topic, and the topic as a DataFrame. Runs as it is (extra spark, Java), on a broker inside this process."""
 
+import os
+import sys
+
 from pyspark.sql import SparkSession
 
 import rmq_async
@@ -32,6 +35,7 @@ def main(spark: SparkSession, namesrv: str) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's own processes: this environment, activated or not
     with ThreadedRocketMQ() as server:
         session = SparkSession.builder.master("local[2]").getOrCreate()
         main(session, server.namesrv)

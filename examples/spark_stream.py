@@ -4,6 +4,8 @@ Runs as it is (extra spark, Java), on a broker inside this process.
 """
 
 import json
+import os
+import sys
 import tempfile
 from typing import Any
 
@@ -64,6 +66,7 @@ def main(spark: SparkSession, namesrv: str) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's own processes: this environment, activated or not
     with ThreadedRocketMQ() as server:
         session = SparkSession.builder.master("local[2]").getOrCreate()
         main(session, server.namesrv)

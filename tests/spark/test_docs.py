@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +26,7 @@ from rmq_async.spark import SINK_COLUMNS, SOURCE_COLUMNS
 from rmq_async.spark.options import OPTIONS
 from rmq_async.spark.pipelines import job
 from rmq_async.spark.reference import HEADING, options_table, with_tables
+from rmq_async.testing import ThreadedRocketMQ
 
 from .conftest import Topics
 
@@ -105,6 +110,41 @@ def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, c
     assert names["spark"] is spark
     shown = capsys.readouterr().out
     assert '{"id": 17, "amount": 5.0}' in shown
+
+
+QUIET = """\
+spark.master local[1]
+spark.ui.enabled false
+spark.driver.bindAddress 127.0.0.1
+spark.driver.host 127.0.0.1
+spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.sql.warehouse.dir {place}/warehouse
+spark.local.dir {place}
+"""
+
+
+def test_quick_start_needs_no_activated_environment(spark: SparkSession, tmp_path: Path) -> None:
+    """As an IDE or cron starts it: the python3 of the PATH is of no use."""
+    java = shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin{os.pathsep}{os.environ['PATH']}")
+    assert java is not None
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text("#!/bin/sh\necho the python3 of the PATH was started >&2\nexit 1\n")
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    (tmp_path / "spark-defaults.conf").write_text(QUIET.format(place=tmp_path))
+    environment = {
+        "PATH": os.pathsep.join((str(tmp_path / "bin"), str(Path(java).parent), os.defpath)),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "SPARK_CONF_DIR": str(tmp_path),
+        "SPARK_LOCAL_HOSTNAME": "localhost",
+        "HOME": str(tmp_path),
+    } | {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
+    source = next(text for kind, text in BLOCK.findall(PAGE.read_text()) if kind == "python" and "SparkSession.builder" in text)
+    with ThreadedRocketMQ() as server:
+        source = source.replace("127.0.0.1:9876", server.namesrv)
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert '{"id": 17, "amount": 5.0}' in done.stdout
 
 
 def _make_outbox(path: Path) -> None:

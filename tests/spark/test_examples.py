@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -31,9 +32,11 @@ def test_reading_and_writing(spark: SparkSession, monkeypatch: pytest.MonkeyPatc
     ended: list[Any] = []
     monkeypatch.setattr(type(spark), "stop", lambda session: ended.append(session))
     monkeypatch.setattr(sys, "argv", ["spark_read_write.py"])
+    monkeypatch.delenv("PYSPARK_PYTHON")
     runpy.run_path(str(EXAMPLES / "spark_read_write.py"), run_name="__main__")
     assert capsys.readouterr().out == SAYS["spark_read_write.py"]
     assert len(ended) == 1
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable  # as a program it needs no activated environment
 
 
 def test_a_stream_and_its_lag(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
