@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import pairwise
 from time import monotonic, sleep
 from typing import Any
 
@@ -349,6 +350,23 @@ def test_the_rate_holds_for_small_and_large_blocks(write: Write, topics: Topics)
     write(topic, rows(100), rows(20, 100), maxMessagesPerSecond=200)
     assert 0.4 < monotonic() - started < 3
     assert len(topics.read(topic)) == 120
+
+
+def test_rate_saves_up_no_pause(write: Write, topics: Topics) -> None:
+    """After a pause without rows no more is sent beyond the rate than a quarter of a second's."""
+    topic = topics.make(1)
+
+    def feed() -> Iterator[Any]:
+        yield rows(50)
+        sleep(2.0)
+        yield rows(150, 50)
+
+    write(topic, feed=feed(), maxMessagesPerSecond=100)
+    stored = sorted(message.store_time_ms for message in topics.read(topic))
+    assert len(stored) == 200
+    resumed = next(later for before, later in pairwise(stored) if later - before > 1000)
+    first_second = sum(resumed <= at < resumed + 1000 for at in stored)
+    assert 75 <= first_second <= 130, f"{first_second} messages in the second after the pause"
 
 
 def test_a_further_attempt_has_connections_of_its_own(
