@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rmq_async.errors import ConfigError
 from rmq_async.spark.pipelines.files import Files
+from rmq_async.spark.pipelines.given import refuse_topics
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
@@ -86,8 +87,9 @@ def archive(
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
     if bool(wanted) == (pattern is not None):
         raise ConfigError("give the topics to archive, or a pattern of them")
-    if "columns" in (options or {}):
+    if any(name.lower() == "columns" for name in options or {}):
         raise ConfigError("option columns: an archive holds all of them")
+    refuse_topics(options or {})
     place = checkpoint or f"{path.rstrip('/')}/_checkpoint"
     activate(spark)
     before = _before(Files(spark), path, place, wanted, pattern)
