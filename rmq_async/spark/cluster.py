@@ -179,7 +179,8 @@ class Cluster:
 
         here = worker()
         reader = here.reader(options.access, options.group)
-        return here.run(asking())
+        with here.using(reader):
+            return here.run(asking())
 
     def _offsets(self, queues: Iterable[MessageQueue], find: Find) -> Offsets:
         queues = tuple(queues)

@@ -68,13 +68,14 @@ class _Reader:
 
         assert isinstance(partition, Slice)
         if not partition.ranges:
-            return iter(())
+            return
         options = self._options
         context = TaskContext.get()
         again = context is not None and context.attemptNumber() > 0
         here = worker()
         reader = here.reader(options.access, options.group, fresh=again)
-        return record_batches(Puller(here, reader, partition.ranges, options).batches(), options.columns)
+        with here.using(reader):
+            yield from record_batches(Puller(here, reader, partition.ranges, options).batches(), options.columns)
 
     def _cut(self, ranges: Iterable[Range]) -> list[InputPartition]:
         options = self._options

@@ -154,14 +154,15 @@ class _Writer(ABC):
             )  # fmt: skip
         producer = here.producer(self._options, fresh=attempt > 0)
         job = self._job(context)
-        sending = Sending(here, producer, self._options, topic_known=self._topic_known(context))
-        try:
-            for block in blocks_of(iterator, self._options, job, partition):
-                sending.send(block)
-                del block  # before the next one is read, they may be large
-            sending.finish()
-        finally:
-            sending.close()
+        with here.using(producer):
+            sending = Sending(here, producer, self._options, topic_known=self._topic_known(context))
+            try:
+                for block in blocks_of(iterator, self._options, job, partition):
+                    sending.send(block)
+                    del block  # before the next one is read, they may be large
+                sending.finish()
+            finally:
+                sending.close()
         return Sent(partition, attempt, sending.rows, sending.bytes, sending.retried)
 
     @abstractmethod

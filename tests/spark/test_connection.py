@@ -9,11 +9,13 @@ import pickle
 import signal
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rmq_async import Message, Producer
@@ -123,6 +125,20 @@ def in_a_child(work: Any) -> str:
     return told if status == 0 else f"{told} status {status}"
 
 
+def connections_to(port: int) -> int:
+    found = psutil.Process().net_connections(kind="tcp")
+    return sum(bool(each.raddr) and each.raddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in found)
+
+
+def few(count: Callable[[], int], most: int) -> bool:
+    """Whether it becomes so within 5 s."""
+    deadline = time.monotonic() + 5
+    while count() > most and time.monotonic() < deadline:
+        time.sleep(0.02)
+    print(f"{count()} of at most {most}")
+    return count() <= most
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 class TestWorker:
@@ -144,6 +160,60 @@ class TestWorker:
         assert threading.active_count() == threads - 1
         with pytest.raises(ClientStateError):
             again.instance  # noqa: B018
+
+    def test_clients_of_old_credentials_go(self, embedded_topics: Topics) -> None:
+        """30 reads with a new token each: a process keeps few clients, whatever it is asked for."""
+        topic = embedded_topics.make(1)
+        here, port = worker(), int(embedded_topics.namesrv.rpartition(":")[2])
+        for number in range(30):
+            token = {"access_key": "k", "secret_key": HUSH, "security_token": f"{HUSH}{number}"}
+            reader = here.reader(access(nameserver=embedded_topics.namesrv, **token), "group")
+            assert here.run(first_offset(reader, topic)) == 0
+        assert few(lambda: connections_to(port), workers.MOST)
+        assert here.run(first_offset(reader, topic)) == 0
+
+    def test_unused_clients_go_at_next_task(self, embedded_topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+        topic = embedded_topics.make(1)
+        monkeypatch.setattr(workers, "IDLE", 0.05)
+        here, address = worker(), access(nameserver=embedded_topics.namesrv)
+        busy, unused = here.reader(address, "busy"), here.reader(address, "unused")
+        with here.using(busy):
+            time.sleep(0.1)
+            newest = here.reader(address, "newest")
+            assert here.run(first_offset(busy, topic)) == 0
+            with pytest.raises(ClientStateError):
+                here.run(first_offset(unused, topic))
+        time.sleep(0.1)
+        here.reader(address, "another")
+        for gone in (busy, newest):
+            with pytest.raises(ClientStateError):
+                here.run(first_offset(gone, topic))
+
+    @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+    def test_loop_outlives_interrupts(self, ending: type[BaseException]) -> None:
+        async def interrupted() -> None:
+            raise ending
+
+        async def sound() -> int:
+            return 17
+
+        here = worker()
+        with pytest.raises(ending):
+            here.start(interrupted()).result(5)
+        assert here.start(sound()).result(5) == 17
+
+    def test_closed_worker_does_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(workers, "LOOK_EVERY", 0.1)
+        here = worker()
+        here.close()
+
+        async def nothing() -> None:
+            pass
+
+        work = nothing()
+        with pytest.raises(ClientStateError, match="the worker is closed"):
+            here.run(work)
+        work.close()
 
     def test_a_name_server_that_is_not_there_is_told_soon_and_asked_again(self, embedded_topics: Topics) -> None:
         nowhere = access(nameserver="127.0.0.1:1")

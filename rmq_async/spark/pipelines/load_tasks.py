@@ -103,9 +103,11 @@ def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], ob
     """Does the work of a task. ``fresh``: on connections of its own. ``ready`` is called before the clock starts, and may wait for
     the other tasks. Raises what starting the producer raises."""
     here = worker()
-    run = _Run(plan, task, here.producer(plan.options, fresh=fresh))
-    ready()
-    return run.results(here)
+    producer = here.producer(plan.options, fresh=fresh)
+    with here.using(producer):
+        run = _Run(plan, task, producer)
+        ready()
+        return run.results(here)
 
 
 class _Tally:
