@@ -126,12 +126,16 @@ def check_topic(options: WriteOptions) -> None:
 
 
 def warn_of_speculation(session: SparkSession) -> None:
-    """For the driver's own process: nothing that Spark starts for a data source is told of ``spark.speculation``."""
+    """For the driver's own process: what Spark starts there for a data source is not told of ``spark.speculation``; tasks are."""
     if session.conf.get("spark.speculation", "false") == "true":
-        logger.warning(
-            "spark.speculation is on: slow tasks are run twice side by side, and what both of them send is in the topic twice, "
-            "with the same %s", ID_PROPERTY,
-        )  # fmt: skip
+        _warn_of_speculation()
+
+
+def _warn_of_speculation() -> None:
+    logger.warning(
+        "spark.speculation is on: slow tasks are run twice side by side, and what both of them send is in the topic twice, "
+        "with the same %s", ID_PROPERTY,
+    )  # fmt: skip
 
 
 class _Writer(ABC):
@@ -152,6 +156,8 @@ class _Writer(ABC):
                 "partition %d is written for the %d. time: what an earlier attempt has sent comes twice, with the same %s",
                 partition, attempt + 1, ID_PROPERTY,
             )  # fmt: skip
+        if partition == 0 and context.getLocalProperty("spark.speculation") == "true":
+            _warn_of_speculation()
         producer = here.producer(self._options, fresh=attempt > 0)
         job = self._job(context)
         with here.using(producer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import Counter, defaultdict
@@ -18,12 +19,13 @@ from .conftest import Topics, resume
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import udf
 from pyspark.sql.types import StructType
 
 from rmq_async.spark.options import write_options
-from rmq_async.spark.writing import sink_columns, warn_of_speculation
+from rmq_async.spark.writing import BatchWriter, sink_columns, warn_of_speculation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -222,3 +224,33 @@ def test_speculation_is_warned_of(spark: SparkSession, caplog: pytest.LogCapture
     assert not caplog.records
     warn_of_speculation(Session())  # type: ignore[arg-type]
     assert "spark.speculation is on" in caplog.text
+
+
+def test_tasks_warn_of_speculation(spark: SparkSession, embedded_topics: Topics) -> None:
+    """Outside the pipelines too, once a write: what a session says reaches its tasks."""
+    topic = embedded_topics.make(1)
+    writer = BatchWriter(write_options({"nameserver": embedded_topics.namesrv, "topic": topic}, streaming=False), ("body",))
+
+    @udf("string", useArrow=False)
+    def told(number: int) -> str:
+        texts: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("rmq_async").addHandler(handler)
+        try:
+            writer.write(iter([pa.RecordBatch.from_pydict({"body": [str(number)]})]))
+        finally:
+            logging.getLogger("rmq_async").removeHandler(handler)
+        return "; ".join(texts)
+
+    frame = spark.range(0, 2, 1, 2).select(told("id").alias("told"))
+    state = spark._jsparkSession.sessionState().conf()  # what a session takes over from the settings it was started with
+    try:
+        assert [row.told for row in frame.collect()] == ["", ""]
+        state.setConfString("spark.speculation", "true")
+        warned, other = (row.told for row in frame.collect())
+    finally:
+        state.unsetConf("spark.speculation")
+    assert "spark.speculation is on" in warned
+    assert other == ""
+    assert len(embedded_topics.read(topic)) == 4
