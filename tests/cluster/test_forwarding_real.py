@@ -67,7 +67,7 @@ def test_what_comes_from_elsewhere_goes_back(each_cluster: RealCluster | Externa
                 sharding_key="customer-5",
             )
             await producer.send(first, queue=queue)
-            (received,) = (await consumer.pull(queue, 0)).messages
+            (received,) = (await consumer.pull(queue, 0, wait=5.0)).messages  # stored is not yet readable
             assert received.user_properties == {"color": "red"}
             await give_back(address, group, received, 1)
             await give_back(address, group, received, -1)
@@ -82,7 +82,7 @@ def test_what_comes_from_elsewhere_goes_back(each_cluster: RealCluster | Externa
                 copy = Message.from_received(message)
                 assert copy == first
                 offset = (await producer.send(copy, queue=queue)).queue_offset
-                (again,) = (await consumer.pull(queue, offset)).messages
+                (again,) = (await consumer.pull(queue, offset, wait=5.0)).messages
                 assert (again.topic, again.body, again.tags, again.keys, again.flag) == (topic, b"paid", "order", first.keys, 7)
                 assert (again.sharding_key, again.user_properties) == ("customer-5", {"color": "red"})
                 assert again.unique_id != received.unique_id

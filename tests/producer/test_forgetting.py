@@ -68,8 +68,8 @@ async def test_memory_is_flat_over_topics_used_once(batching: bool) -> None:
             before = traced()
             for item in range(number):
                 await sender.send(Message(f"T{item}", b"x"))
-            await until(lambda: names.answered_aside[ROUTE] > number * UNUSED_POLLS, 20)
-            deadline = monotonic() + 10
+            await until(lambda: names.answered_aside[ROUTE] > number * UNUSED_POLLS, 60)
+            deadline = monotonic() + 60  # on a machine that is busy with other things
             while (grown := traced() - before) > left and monotonic() < deadline:
                 await asyncio.sleep(0.1)
         finally:
