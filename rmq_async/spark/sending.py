@@ -118,10 +118,10 @@ class Sending:
 
     async def _begin(self, unit: Unit) -> None:
         self._check()
-        while self._running and (self._pending + unit.bytes > IN_FLIGHT_BYTES or len(self._running) >= AT_ONCE):
+        while self._running and (self._pending + unit.held > IN_FLIGHT_BYTES or len(self._running) >= AT_ONCE):
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
             self._check()
-        self._pending += unit.bytes
+        self._pending += unit.held
         before = self._last.get(unit.queue) if unit.queue is not None else None
         task = asyncio.get_running_loop().create_task(self._one(unit, before), name="rmq_async spark send")
         if unit.queue is not None:
@@ -146,7 +146,7 @@ class Sending:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._pending -= unit.bytes
+            self._pending -= unit.held
 
     async def _confirmed(self, unit: Unit) -> SendResult | BatchSendResult:
         """What came of the unit when a broker has it as ``requireStatus`` wants it."""

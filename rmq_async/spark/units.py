@@ -31,12 +31,14 @@ _BATCH_PROPERTIES: Final = "WAIT\x01true\x02"
 
 
 class Unit(NamedTuple):
-    """``rows``: how many. ``bytes``: of their bodies. ``queue``: where they must go, None where any will do."""
+    """``rows``: how many. ``bytes``: of their bodies. ``held``: of all that is kept until the answer. ``queue``: where they must
+    go, None where any will do."""
 
     outgoing: Outgoing
     queue: MessageQueue | None
     rows: int
     bytes: int
+    held: int
 
 
 def cuts(sizes: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, int]]:
@@ -72,7 +74,8 @@ class SinkProducer(Producer):
         else:
             body = _encoded(bodies, texts, ids, flags or [0] * len(bodies))
             outgoing = encoder.outgoing(part.topic, ids[0], _BATCH_PROPERTIES + namespace, body, 0, 0, tuple(ids))
-        return Unit(outgoing, part.queue, len(bodies), size)
+        held = len(outgoing.body) + len(outgoing.properties)
+        return Unit(outgoing, part.queue, len(bodies), size, held)
 
     async def compact(self, unit: Unit, timeout: float) -> Unit:
         """A single large row compressed, as ``send`` would do it. Raises RequestTimeoutError after ``timeout`` seconds."""

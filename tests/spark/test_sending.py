@@ -228,6 +228,29 @@ def test_bodies_up_to_the_limit_are_bounded_while_unanswered(
     assert [len(message.body) for message in topics.read(topic)] == [4 * 1024 * 1024] * 8
 
 
+def test_unanswered_properties_are_bounded_like_bodies(
+    here: Worker, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop
+) -> None:
+    topic = topics.make()
+    options = _options(servers.namesrv, topic, {"batchBytes": 1 << 20})
+    sending = Sending(here, here.producer(options), options)
+    servers.stall()
+    properties = pa.array([[("baggage", "x" * 30_000)]] * 100, pa.map_(pa.string(), pa.string()))
+    batch = pa.RecordBatch.from_pydict({"body": [b"1"] * 100, "properties": properties})
+    batches = iter([batch] * 10)
+    handing = threading.Thread(target=lambda: [sending.send(block) for block in blocks_of(batches, options, "job:0", 0)])
+    handing.start()
+    handing.join(0.5)
+    waits, left = handing.is_alive(), len(list(batches))
+    resume(loop, servers)
+    handing.join()
+    sending.finish()
+    assert waits, "Spark's thread waits for answers"
+    taken = 10 - left
+    assert (taken - 1) * 100 * 30_000 <= IN_FLIGHT_BYTES
+    assert len(topics.read(topic)) == sending.rows == taken * 100
+
+
 def test_a_broker_that_restarts_is_waited_for(write: Write, topics: Topics, servers: EmbeddedRocketMQ, loop: Loop) -> None:
     topic = topics.make()
     restarting: list[Future[None]] = []
