@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import (
@@ -67,7 +67,10 @@ __all__ = [
     "WrongLoopError",
     "broker_error",
     "own_copy",
+    "without_frames",
 ]
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 _LONGEST_REMARK = 1024
@@ -442,6 +445,14 @@ def own_copy(error: BaseException) -> BaseException:
     twin.__cause__ = error.__cause__
     twin.__suppress_context__ = error.__suppress_context__
     return twin
+
+
+def without_frames(error: Error) -> Error:
+    """The error without the frames that it was raised in: one that is kept would keep them, and through them itself, alive."""
+    error.__traceback__ = None
+    if error.__suppress_context__:
+        error.__context__ = None
+    return error
 
 
 _KNOWN_CODES = frozenset(int(code) for code in ResponseCode)

@@ -66,6 +66,7 @@ class Waits:
             raise
         finally:
             self._scopes.discard(scope)
+            del scope  # it knows the task, which keeps the error, whose traceback has this frame
 
     def stop(self) -> None:
         """Ends all of it. Harmless the second time."""

@@ -78,7 +78,7 @@ class Accepted(Generic[Result]):
         self._on_success = on_success
         self._on_error = on_error
         self.context = copy_context() if on_success is not None or on_error is not None else None
-        """Of the caller, which callbacks run in."""
+        """Of the caller, which callbacks run in, and further attempts where functions of users do."""
         self.work: Withdrawable | None = None
         self.ended = False
         """Its credits are back and its callback is being called, or was."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import Attempt, RequestTimeoutError
+from ..errors import Attempt, RequestTimeoutError, without_frames
 from ..transport import Connection
 from .faults import GivenUpError
 from .lanes import Target
@@ -63,7 +63,7 @@ class AttemptRecord:
             self.maybe_stored = getattr(error, "maybe_stored", False)
         self._tell(error)
         if self.error is None or not isinstance(error, RequestTimeoutError):
-            self.error = error
+            self.error = without_frames(error)
 
     def answered_with(self, error: RocketMQError) -> None:
         """A late or last answer that is an error: now it is known that nothing was stored."""

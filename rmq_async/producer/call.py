@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import ClientStateError, ConnectError, QueueNotExistError, SelectorError
+from ..errors import ClientStateError, ConnectError, QueueNotExistError, SelectorError, without_frames
 from ..transport import Connection, Pending
 from .attempt_record import AttemptRecord
 from .attempts import Attempts
@@ -189,6 +189,7 @@ class SendCall(Generic[Result]):
                 self._outgoing.watch.give_up(self._stopped or GivenUpError("given up, the call is over", maybe_stored=True))
             for record in self._attempts:
                 record.given_up()
+            self._attempts, self._stopped, self._patience = Attempts(), None, None  # they lead back here
 
     def _elsewhere(self, step: Step) -> bool:
         """Whether the next attempt goes to a broker that has none of this call yet."""
@@ -253,7 +254,7 @@ class SendCall(Generic[Result]):
                 if not ended_itself or cast(asyncio.Task[Any], asyncio.current_task()).cancelling():
                     raise
                 error = SelectorError(f"the queue selector ended its own task by {type(error).__name__}")
-            self._no_queue = error
+            self._no_queue = without_frames(error)
             logger.info("no further attempt of %s: %s", self._outgoing.unique_id, error)
             return None
 

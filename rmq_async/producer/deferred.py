@@ -67,10 +67,8 @@ async def deferred(
         credit.give_back(epoch, number, size)
         raise
     accepted = Accepted(credit, epoch, number, size, on_success, on_error)
-    send = DeferredSend(
-        sender, outgoing, lane, target, read, accepted, retries=retries, started=started, deadline=deadline,
-        context=copy_context(),
-    )  # fmt: skip
+    accepted.context = accepted.context or copy_context()
+    send = DeferredSend(sender, outgoing, lane, target, read, accepted, retries=retries, started=started, deadline=deadline)
     try:
         send.start(failed)
     except BaseException:
@@ -138,11 +136,9 @@ class DeferredSend(FirstAttempt[Result]):
         retries: int,
         started: float,
         deadline: float,
-        context: Context | None = None,
     ) -> None:
         super().__init__(sender, outgoing, lane, target, read, fixed=False, retries=retries, started=started, deadline=deadline)
         self._accepted = accepted
-        self._context = context
         accepted.work = self
 
     def start_plain(self, connection: Connection, born_ms: bytes, unique_id: str, body: bytes) -> None:
@@ -157,6 +153,9 @@ class DeferredSend(FirstAttempt[Result]):
             )
         except RocketMQError as error:
             self.set_exception(error)
+
+    def _context(self) -> Context | None:
+        return self._accepted.context
 
     def drop(self) -> None:
         """``start`` raised."""

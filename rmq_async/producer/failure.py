@@ -6,12 +6,12 @@ The text of an error of several attempts stays below a kibibyte, however many th
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from rmq_protocol.errors import RocketMQError
 
 from ..client.text import printable
-from ..errors import Attempt, ConnectError, RequestTimeoutError, SendError
+from ..errors import Attempt, ConnectError, RequestTimeoutError, SendError, own_copy
 from .attempt_record import AttemptRecord
 from .attempts import Attempts, kind_of
 
@@ -39,8 +39,9 @@ def failure(
     assert newest is not None
     last = newest.error
     if attempts.made == 1 and isinstance(last, RocketMQError):
-        last.maybe_stored = newest.maybe_stored
-        return explained(last, topic, newest.broker, elapsed)
+        only = cast(RocketMQError, own_copy(last))  # callers have the other one in their frames
+        only.maybe_stored = newest.maybe_stored
+        return explained(only, topic, newest.broker, elapsed)
     error = SendError(
         _text(topic, attempts, elapsed, unreached),
         [record.public() for record in attempts],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import ClientStateError, QueueNotExistError
+from ..errors import ClientStateError, QueueNotExistError, without_frames
 from ..transport import Connection, Pending
 from .call import ReadReply, SendCall
 from .failure import explained
@@ -39,7 +39,7 @@ class FirstAttempt(Generic[Result]):
     """
 
     __slots__ = (
-        "_begun", "_connection", "_context", "_deadline", "_fixed", "_lane", "_outgoing", "_pending", "_read", "_retries",
+        "_begun", "_connection", "_deadline", "_fixed", "_lane", "_outgoing", "_pending", "_read", "_retries",
         "_sender", "_settled", "_started", "_target", "_task",
     )  # fmt: skip
 
@@ -71,13 +71,15 @@ class FirstAttempt(Generic[Result]):
         self._connection: Connection | None = None
         self._pending: Pending | None = None
         self._task: asyncio.Task[None] | None = None
-        self._context: Context | None = None
-        """The caller's, where selectors or hooks may run in further attempts."""
 
     def _succeed(self, result: Result) -> None:
         raise NotImplementedError
 
     def _fail(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+    def _context(self) -> Context | None:
+        """The caller's, where functions of users may run in further attempts."""
         raise NotImplementedError
 
     def patience(self) -> float:
@@ -184,12 +186,14 @@ class FirstAttempt(Generic[Result]):
 
     def _continue(self, call: SendCall[Result]) -> None:
         self._settled = True
-        context = Context() if self._context is None else self._context.copy()  # callbacks enter it themselves
+        context = self._context()
+        context = Context() if context is None else context.copy()  # callbacks enter it themselves
         self._task = asyncio.get_running_loop().create_task(self._run(call), name="rmq_async send retry", context=context)
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         """Also of a Task that was cancelled by others before it had begun, of which ``_run`` knows nothing."""
+        self._task = None  # it keeps the error that cancelled it, whose frames lead back here
         if task.cancelled():
             self._dropped()
 
@@ -203,7 +207,7 @@ class FirstAttempt(Generic[Result]):
         except asyncio.CancelledError:
             raise  # ``_over`` hears of it
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
-            self._fail(error)
+            self._fail(without_frames(error))
         except BaseException as error:
             self._fail(broken_off(error, maybe_stored=True))
             raise

@@ -294,7 +294,10 @@ async def send_oneway(
                 if sender.faults is not None:
                     sender.faults.failed(target.broker, failed, monotonic() - began, monotonic())
                 sender.topics.doubt(outgoing.topic, failed)
-                raise failed
+                try:
+                    raise failed
+                finally:
+                    del failed  # its traceback has this frame
             continue
         pacing = pacing_of(connection, window) if window else None
         if probes:

@@ -148,6 +148,7 @@ class Ordered:
                 _left(gathering, outgoing, error)
                 raise
         finally:
+            del future, receiver  # an error that they hold has this frame in its traceback
             if epoch is not None:
                 credit.give_back(epoch, call.number, call.size)
 
@@ -248,6 +249,9 @@ class Turn:
             else:
                 self._gathering.left()
             raise
+        finally:
+            self._comes = None
+            del comes  # an error that it holds has this frame in its traceback
 
     async def __aexit__(self, *_: object) -> None:
         self._gathering.ended(self._broker)

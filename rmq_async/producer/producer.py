@@ -125,6 +125,8 @@ class Producer(ProducerLife):
                 except BaseException:
                     gathering.left()
                     raise
+                finally:
+                    del gathered  # an error that it holds has this frame in its traceback
             target = lane.next()
             try:
                 connection = sender.connections[target.address]

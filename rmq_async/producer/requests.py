@@ -155,7 +155,7 @@ async def _sent(replied: asyncio.Future[PushedReply], sending: Awaitable[SendRes
     """The result of sending; None when only the reply is there, which proves that the request arrived."""
     scope, over = asyncio.timeout(None), False
 
-    def hurry(_: object) -> None:
+    def hurry(_: object, scope: asyncio.Timeout = scope) -> None:
         if not over:
             scope.reschedule(asyncio.get_running_loop().time() + ANSWER_AFTER_REPLY)
 
@@ -171,6 +171,8 @@ async def _sent(replied: asyncio.Future[PushedReply], sending: Awaitable[SendRes
         return None
     finally:
         over = True
+        replied.remove_done_callback(hurry)
+        del scope, hurry  # they know the task, which keeps the error, whose traceback has this frame
 
 
 async def _until_replied(

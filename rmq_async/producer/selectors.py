@@ -171,6 +171,8 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
         if isinstance(error, TimeoutError) and scope.expired():
             raise RequestTimeoutError(f"selector {_name(selector)} named no queue in time") from None
         raise _raised(selector, error) from error
+    finally:
+        del scope  # it knows the task, which keeps the error, whose traceback has this frame
 
 
 def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector) -> MessageQueue:

@@ -53,6 +53,8 @@ async def send_gathered(sender: Sender, message: Message, size: int, deadline: f
         except BaseException:
             gathering.left()
             raise
+        finally:
+            del future  # an error that it holds has this frame in its traceback
     finally:
         credit.give_back(epoch, 1, body_size)
 

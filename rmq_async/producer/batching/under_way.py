@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -64,7 +65,6 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
             deadline=self.deadline,
         )  # fmt: skip
         self._batcher = batcher
-        self._context = getattr(members[0][0], "context", None)  # a selector that is asked again is shown the first message
         self._further: SendCall[BatchSendResult | SendResult] | None = None
         self._broker = target.broker
         self._told = False
@@ -73,6 +73,11 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         self.makes_room_at = inf if gathering.in_order or room_at >= self.deadline else room_at
         self.gathering = gathering
         self.entry = entry
+
+    def _context(self) -> Context | None:
+        """Of the first message, which a selector that is asked again is shown; with others there is none."""
+        context: Context | None = getattr(self.entry.members[0][0], "context", None)
+        return context if self._sender.asks else None
 
     @property
     def unwanted(self) -> bool:
