@@ -65,7 +65,10 @@ class Overdue:
     def waits(self, address: str) -> bool:
         """Whether an attempt there is under way, or would have to wait for a connect that is."""
         connection = self._pool.get(address)
-        return self._pool.connecting(address) if connection is None else self._look(address, connection)[0] != 0
+        if connection is None:
+            self._known.pop(address, None)
+            return self._pool.connecting(address)
+        return self._look(address, connection)[0] != 0
 
     def late(self, address: str, now: float) -> bool:
         """Whether an attempt there has waited for longer than the patience, as far as the samples of earlier calls tell."""

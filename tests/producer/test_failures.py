@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rmq_async import ConfigError, Producer, ProducerConfig, errors
+from rmq_async import ConfigError, Producer, ProducerConfig, errors, select_best
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.producer.avoidance import KEPT, MOST_ITEMS
 from rmq_async.producer.failures import Failures
@@ -116,6 +116,20 @@ async def test_batched_sends_avoid_a_silent_broker(pair: Cluster) -> None:
         results = await asyncio.gather(*[sender.send(item) for item in messages(400)])
         assert {result.attempts for result in results} == {1}
         assert at(pair)[0] == before[0]
+
+
+async def test_select_best_avoids_for_selectors(trio: Cluster) -> None:
+    def not_c(queues: Any, item: Any, key: Any) -> Any:
+        return select_best([queue for queue in queues if queue.broker_name != "c"], item, key)
+
+    trio.a.answer = cut
+    async with producer(trio, queue_selector=not_c) as sender:
+        await met(trio, sender)
+        before = at(trio)
+        for _ in range(6):
+            await sender.send(message())
+            await sender.send(message(), selector=select_best)
+        assert at(trio)[0] == before[0]
 
 
 async def test_fixed_queues_and_keys_avoid_no_broker(pair: Cluster) -> None:
