@@ -35,7 +35,7 @@ WAYS: dict[str, tuple[Way, float]] = {  # and the calls that it may take; a chan
     "send": (lambda sender: sender.send(message()), 9.2),
     "send with tags and a key": (lambda sender: sender.send(message(tags="t", keys="k")), 35.2),
     "send by key": (lambda sender: sender.send(message(), key=1), 56.2),
-    "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 53.0),
+    "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 53.2),
     "send_async": (deferred, 25.2),
     "send_oneway": (lambda sender: sender.send_oneway(message()), 8.2),
     "send_batch of one": (lambda sender: sender.send_batch([message()]), 35.2),

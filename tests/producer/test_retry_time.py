@@ -271,8 +271,8 @@ async def test_many_retries_are_spread_over_the_time(cluster: Cluster) -> None:
     assert 0.02 < gaps[0] < 0.1 + late
     assert 0.045 < gaps[1] < 0.2 + late
     assert max(gaps) > 0.15
-    assert not error.maybe_stored
-    assert type(error.__cause__) is ServiceNotAvailableError
+    assert type(error.__cause__) in (ServiceNotAvailableError, RequestTimeoutError)  # the last one may find a busy machine
+    assert error.maybe_stored == isinstance(error.__cause__, RequestTimeoutError)
 
 
 async def test_default_retries_are_three_attempts(cluster: Cluster) -> None:
