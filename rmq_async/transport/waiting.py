@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import Context
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
 from time import monotonic
 from typing import Any, Final, Generic, TypeVar
@@ -20,6 +21,7 @@ BLOCKED_AFTER: Final = 0.1
 GRACE: Final = 0.02
 SCAN_GRAIN: Final = 0.005
 """Seconds by which near deadlines are judged together."""
+AT_ONCE: Final = 256
 LEFT_KEPT: Final = 64
 """Entries of futures that are not waited for any more, kept at least: clearing them out costs a pass over the table."""
 
@@ -75,12 +77,17 @@ class WaitTable(Generic[T]):
             self.leave(future)
 
     def resolve(self, result: T) -> None:
-        """Gives ``result`` to every future in the table."""
-        waiting, self._waiting = self._waiting, {}
+        """Gives ``result`` to every future in the table, in their order, and to ``AT_ONCE`` of them in one turn of the loop.
+
+        None of them is late any more. The turns between are for what the first ones have begun, and for all else on the loop.
+        """
         self._clear()
-        for future in waiting:
+        for future in [*islice(self._waiting, AT_ONCE)]:
+            del self._waiting[future]
             if not future.done():
                 future.set_result(result)
+        if self._waiting:
+            self._loop.call_soon(self.resolve, result)
 
     # -- inside
 

@@ -30,6 +30,31 @@ async def test_results_in_order_of_joining() -> None:
     assert not len(table)
 
 
+async def test_result_for_thousands_comes_in_portions() -> None:
+    """All else on the loop has turns meanwhile, those who leave take none with them, and a deadline that passes is no one's."""
+    table, done, turns = WaitTable[int](), list[int](), list[int]()
+
+    async def wait(number: int) -> None:
+        assert await table.wait(monotonic() + 0.2) == 7
+        done.append(number)
+        if number == 0:
+            time.sleep(0.4)
+
+    tasks = [asyncio.ensure_future(wait(number)) for number in range(3000)]
+    await spin()
+    table.resolve(7)
+    while len(done) < 2000:
+        await asyncio.sleep(0)
+        turns.append(len(done))
+    waiting = [number for number, task in enumerate(tasks) if not task.done()]
+    for number in waiting[::2]:
+        tasks[number].cancel()
+    await asyncio.wait(tasks)
+    assert len({*turns}) >= 5
+    assert done == [number for number in range(3000) if number not in waiting[::2]]
+    assert not len(table)
+
+
 async def test_each_wait_ends_at_its_deadline() -> None:
     table, source = WaitTable[int](), random.Random(5)
     times = [source.uniform(0.0, 0.3) for _ in range(200)]
