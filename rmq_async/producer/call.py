@@ -214,6 +214,8 @@ class SendCall(Generic[Result]):
 
     def _next_step(self) -> Step:
         now = monotonic()
+        if now >= self._deadline:  # as ``next_step`` says, which needs no brokers for it
+            return FAIL
         patience = None if self._patience is None else self._patience() - now
         step = next_step(self._attempts, self._brokers(), self._rules, self._deadline - now, patience)
         if self._no_queue is not None and step.verdict in (Verdict.TRY, Verdict.REACH):

@@ -19,7 +19,7 @@ from rmq_protocol.trace import MessageType
 
 from ..client.instance import ClientInstance
 from ..client.waits import Waits
-from ..errors import ClientStateError, RequestTimeoutError, RocketMQError
+from ..errors import ClientStateError, RequestTimeoutError, RocketMQError, own_copy, without_frames
 from ..transport import Connection, Pending
 from .batching.batcher import Batcher
 from .batching.settings import Batching
@@ -313,7 +313,8 @@ class Sender:
         if self.faults is not None:
             self.faults.failed(target.broker, error, now - started, now)
         self.topics.doubt(topic, error)
-        return explained(error, topic, target.broker, now - started)
+        only = cast(RocketMQError, own_copy(without_frames(error)))  # callers have the other one in their frames
+        return explained(only, topic, target.broker, now - started)
 
     async def connect(self, target: Target, deadline: float) -> RocketMQError | None:
         """Waits for a connection to the target; returns the failure, which is that of an attempt."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from rmq_async import Producer, errors
 from rmq_async.testing import ScriptedPeer, ThreadedRocketMQ, routes_to
@@ -97,8 +101,16 @@ async def test_cancelled_first_sends_leave_others() -> None:
             assert sorted(int(each.body) for each in server.messages(TOPIC)) == [*range(1, 2000, 2)]
 
 
-async def test_late_connect_is_explained() -> None:
-    """A call whose time is over before it has a connection: its error has all that one of several attempts has."""
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_late_connect_is_explained(uncollected: None) -> None:
+    """A call whose time is over before it has a connection: its error has all that one of several attempts has, and no cycle."""
     with black_hole() as hole:
         async with (
             ScriptedPeer(aside=routes_to(hole)) as names,
@@ -110,3 +122,7 @@ async def test_late_connect_is_explained() -> None:
             assert len({id(result) for result in results}) == 300
             assert f"send to topic {TOPIC} failed after 0.2" in str(results[0])
             assert f"no connection to {hole}" in str(results[0])
+            kept = [weakref.ref(result) for result in results]
+            del results
+            await asyncio.sleep(0)
+            assert sum(each() is not None for each in kept) == 0
