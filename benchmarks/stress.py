@@ -9,7 +9,6 @@ Prints one line of JSON for each round; exits with 1 where one broke a promise. 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import logging
 import sys
@@ -26,7 +25,7 @@ ROUND = 40.0
 
 
 def _show(report: Report) -> bool:
-    print(json.dumps(dataclasses.asdict(report)), flush=True)
+    print(json.dumps(vars(report)), flush=True)
     return not report.broken
 
 

@@ -11,6 +11,7 @@ what is left then.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from typing import Any
 
@@ -44,6 +45,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # in the order in which they come, whatever the number of their tests
     return ByGroup(config, log)
+
+
+def pytest_configure() -> None:
+    """A shell without job control starts what it puts in the background with SIGINT ignored, and what ignores a signal has its
+    children ignore it. What has a handler does not: here one that ignores it, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

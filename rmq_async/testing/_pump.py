@@ -182,6 +182,8 @@ class Pump:
         head, size = self._held[0], len(data)
         assert isinstance(head.content, memoryview)
         due = self._due(loop.time()) or 0.0
+        if self._sink.transport.is_closing():  # uvloop's transports raise RuntimeError then
+            raise ConnectionResetError("the connection that the bytes are for is closed")
         self._sink.write(data)
         self._left_at = loop.time()
         self._written, self._written_at = size, max(due, self._left_at - _LATE)

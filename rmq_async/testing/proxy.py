@@ -214,8 +214,9 @@ class _Link:
             for task in done:
                 if (end := task.result()) is not End.EOF:
                     return end
-                with contextlib.suppress(OSError):
-                    ways[task].write_eof()
+                if not ways[task].transport.is_closing():  # uvloop's transports raise RuntimeError then
+                    with contextlib.suppress(OSError):
+                        ways[task].write_eof()
         return End.CLOSE
 
     async def _close(self) -> None:

@@ -200,7 +200,7 @@ async def test_a_far_cluster_gets_what_can_be_sent_and_read_back_in_time() -> No
         server.delay(0.1, broker="broker-a")
         began = time.monotonic()
         ended = await rmq("demo", "--messages", "50000", "--namesrv", server.namesrv)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 15
     assert ended.code == 0, ended.err
     assert "an answer takes 10" in ended.out
     assert "awaited: ended by time after" in ended.out

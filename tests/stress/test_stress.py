@@ -1,0 +1,29 @@
+"""Half a minute of everything at once on embedded brokers; what is stored decides."""
+
+from __future__ import annotations
+
+import os
+import random
+
+from .run import Report, embedded_run
+
+SECONDS = 18.0
+"""Of load; with settling and counting it is half a minute."""
+
+
+def seed_of_run() -> int:
+    return int(os.environ.get("RMQ_STRESS_SEED") or random.randrange(1, 1_000_000))
+
+
+def hold(report: Report) -> None:
+    print(report)
+    assert report.broken == [], f"seed {report.seed}"
+    assert report.ends["acked"] > 2000, f"seed {report.seed}: {report.ends}"
+    assert min(report.ends[end] for end in ("failed", "cancelled", "sent")) > 10, f"seed {report.seed}: {report.ends}"
+    assert len(report.faults) > 8, f"seed {report.seed}: {report.faults}"
+
+
+async def test_stress_on_embedded_brokers() -> None:
+    seed = seed_of_run()
+    print("seed", seed)
+    hold(await embedded_run(seed, SECONDS))
