@@ -136,7 +136,10 @@ class Producer(ProducerLife):
                 failed = await sender.connect_first(lane, target, deadline, sender.retries)
                 connection = sender.connections.get(target.address)
                 if connection is None:
-                    outgoing, began, retries = sender.encoder.encode(message), deadline - sender.timeout, sender.retries
+                    began, retries = deadline - sender.timeout, sender.retries
+                    if failed is not None:
+                        sender.end_if_late(failed, message.topic, target, began, deadline)
+                    outgoing = sender.encoder.encode(message)
                     return await sender.finish(
                         None, outgoing, lane, target, stored_message, began, deadline, retries, failed=failed
                     )  # fmt: skip

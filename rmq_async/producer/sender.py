@@ -296,8 +296,7 @@ class Sender:
                     return result
         elif failed is not None:
             tell_failed(outgoing, target, failed)
-            if not self.closed and (now := monotonic()) >= deadline:
-                raise self._unreached(failed, outgoing.topic, target, started, now)
+            self.end_if_late(failed, outgoing.topic, target, started, deadline)
         call = SendCall(self, outgoing, lane, read, deadline=deadline, started=started, retries=retries)
         if begun is not None:
             call.adopt(target, begun.connection, begun.pending, begun.at or started, error, reply)
@@ -307,14 +306,17 @@ class Sender:
             call.begin_with(target)
         return await call.run()
 
-    def _unreached(self, error: RocketMQError, topic: str, target: Target, started: float, now: float) -> RocketMQError:
-        """What a ``SendCall`` without time or connection would raise, at half the cost, since thousands end at once."""
+    def end_if_late(self, error: RocketMQError, topic: str, target: Target, started: float, deadline: float) -> None:
+        """Raises what a ``SendCall`` without time or connection would, at half the cost, since thousands end at once."""
+        now = monotonic()
+        if now < deadline or self.closed:
+            return
         error.broker, error.address = error.broker or target.broker, error.address or target.address
         if self.faults is not None:
             self.faults.failed(target.broker, error, now - started, now)
         self.topics.doubt(topic, error)
-        only = cast(RocketMQError, own_copy(without_frames(error)))  # callers have the other one in their frames
-        return explained(only, topic, target.broker, now - started)
+        # A copy: callers have the other one in their frames, as this one must not.
+        raise explained(own_copy(without_frames(error)), topic, target.broker, now - started)
 
     async def connect(self, target: Target, deadline: float) -> RocketMQError | None:
         """Waits for a connection to the target; returns the failure, which is that of an attempt."""
