@@ -25,8 +25,9 @@ BOTH: Mapping[str, LoopFactory] = {"asyncio": asyncio.new_event_loop, "uvloop": 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
     """The hook of pytest-asyncio, for a room's conftest to import."""
-    if os.environ.get("RMQ_LOOPS") == "both":
-        return BOTH
+    marker = item.get_closest_marker("asyncio")
+    if os.environ.get("RMQ_LOOPS") == "both" or (marker is not None and marker.kwargs.get("loop_factories")):
+        return BOTH  # a test that names its loop runs on that
     name = sorted(BOTH)[crc32(item.nodeid.encode()) % 2]
     return {name: BOTH[name]}
 

@@ -78,6 +78,7 @@ class SendCall(Generic[Result]):
         self._result: Result | None = None
         self._unconfirmed: Result | None = None
         """Stored, but not as it was asked for: the result if no other broker does better."""
+        self._over = False
         self._aborted = False
         self._stopped: RocketMQError | None = None
         self._no_queue: RocketMQError | None = None
@@ -87,8 +88,14 @@ class SendCall(Generic[Result]):
 
     @property
     def maybe_sent(self) -> bool:
-        """Whether an attempt has begun that no broker has refused."""
-        return self._attempts.maybe_stored or any(record.open and record.opaque for record in self._attempts)
+        """Whether an attempt has begun that no broker has refused, or the call is over."""
+        return (
+            self._over
+            or self._result is not None
+            or self._unconfirmed is not None
+            or self._attempts.maybe_stored
+            or any(record.open and record.opaque for record in self._attempts)
+        )
 
     @property
     def newest_error(self) -> BaseException | None:
@@ -160,7 +167,7 @@ class SendCall(Generic[Result]):
                 if self._aborted or self._sender.closed:
                     if self._unconfirmed is not None:
                         return self._unconfirmed
-                    self._stopped = stopped(maybe_stored=self._attempts.maybe_stored)
+                    self._stopped = stopped(maybe_stored=self.maybe_sent)
                     raise self._stopped
                 self._look_again()
                 step = self._next_step()
@@ -184,6 +191,7 @@ class SendCall(Generic[Result]):
                 self._outgoing.watch.give_up(error)
             raise
         finally:
+            self._over = True
             self._sender.calls.discard(self)
             if self._outgoing.watch is not None:
                 self._outgoing.watch.give_up(self._stopped or GivenUpError("given up, the call is over", maybe_stored=True))

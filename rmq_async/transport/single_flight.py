@@ -110,7 +110,7 @@ class SingleFlight(Generic[T]):
             flight.land(None, _stopping())
             return
         error = task.exception()
-        if error is not None and not isinstance(error, RocketMQError) and not len(flight.waiting):
+        if error is not None and not isinstance(error, (RocketMQError, TimeoutError)) and not len(flight.waiting):
             task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
         flight.land(None if error is not None else task.result(), error)
 
