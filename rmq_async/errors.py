@@ -182,7 +182,7 @@ class BrokerError(RocketMQError):
     response_code: ClassVar[int | None] = None
     never_retried: ClassVar[bool] = False
     always_retried: ClassVar[bool] = False
-    """Whatever ``retry_codes`` says, where the call may go to another queue."""
+    """Without regard to ``retry_codes``, where the call may go to another queue."""
     backs_off: ClassVar[bool] = False
     """A retry waits a little first: the broker said that it has too much to do."""
 

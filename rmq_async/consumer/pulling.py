@@ -320,7 +320,7 @@ class _Held(NamedTuple):
 def _compared(queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages) -> _Held:
     """A closer look at an answer.
 
-    A batch that was stored as one record comes whole, with messages before ``offset``. Nobody is led beyond the end of the queue.
+    A batch that was stored as one record comes whole, with messages before ``offset``. No answer leads beyond the end of the queue.
     Where the message asked for is deleted and something else is in its place, what comes with that may be cut up: the next pull
     has it again. Messages of a light queue are numbered by another queue.
     """

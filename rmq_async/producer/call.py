@@ -84,7 +84,7 @@ class SendCall(Generic[Result]):
         self._no_queue: RocketMQError | None = None
         """Why there is no queue for a further attempt."""
         self._unreached: ConnectError | None = None
-        """What became of waiting for a connection until the time was over."""
+        """Why there was no connection when the time was over."""
 
     @property
     def maybe_sent(self) -> bool:

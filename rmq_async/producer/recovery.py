@@ -1,4 +1,4 @@
-"""Calls that wait for brokers which nobody can connect to: they share the attempts to connect, and are let go bit by bit.
+"""Calls that wait for brokers that cannot be connected to: they share the attempts to connect, and go on bit by bit.
 
 A broker that is restarted may have 65,535 calls waiting for it. None of them has a timer or an attempt of its own meanwhile:
 one task for each address tries to connect, as often as the pool allows, and asks for the routes of those who wait, since the
@@ -106,7 +106,7 @@ class Recovery:
                 continue
             those.remove(waiting)
             if not those.calls:
-                del self._addresses[address]  # first: whoever comes now needs a task that goes on
+                del self._addresses[address]  # first: a call that comes now needs a task that goes on
                 if those.task is not None:
                     those.task.cancel()
 

@@ -185,7 +185,7 @@ class Batcher:
                 gathering.leave()
 
     def go(self, gathering: Gathering, entry: Entry, lane: Lane, target: Target, *, fixed: bool) -> None:
-        """One request with all its attempts. Whatever fails is an error of those who wait for it."""
+        """One request with all its attempts. A failure is raised to those who wait for it."""
         sender = self._sender
         try:
             entry, made = gathering.request(entry, target)

@@ -103,7 +103,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
     def patience(self) -> float:
         """The time of the earliest member, unless there is hardly any left, and never above the producer's own time-out.
 
-        So nobody's share of it is that of a caller with a long time-out.
+        So the share of one caller does not come from the long time-out of another.
         """
         now = monotonic()
         earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
