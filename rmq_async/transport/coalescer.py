@@ -104,8 +104,16 @@ class WriteCoalescer:
 
     def flush(self) -> None:
         """Writes what is gathered, unless the peer does not read."""
+        if not self.paused:
+            self.push()
+
+    def push(self) -> None:
+        """Writes what is gathered, also to a peer that does not read: then it waits in the transport, and leaves in any case.
+
+        uvloop calls ``pause_writing`` some time after the write, so that frames may be gathered by then.
+        """
         frames = self.frames
-        if not frames or self.paused:
+        if not frames:
             return
         self.frames = []
         if not self._due:

@@ -61,7 +61,7 @@ class RequestTable:
         """Those of ``_held`` that nobody answers, and whom to tell of them."""
         self._held_control: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
         self._window = 1 << 30
-        self._deadlines = Deadlines(dead_after, self._writer.flush, self._end_late, die, self._unread)
+        self._deadlines = Deadlines(dead_after, self._writer.push, self._end_late, die, self._unread)
 
     def require_open(self) -> None:
         """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks show that."""
@@ -286,7 +286,7 @@ class RequestTable:
 
     def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
         """Ends every request of ``owner`` with an error of its own, made for whether its frame was written."""
-        self._writer.flush()  # what is gathered leaves in any case
+        self._writer.push()  # what is gathered leaves in any case
         abandoned = [item for item in self._table.items() if item[1].owner is owner]
         for opaque, _ in abandoned:
             self._remove(opaque)

@@ -7,6 +7,7 @@ import gc
 import struct
 import tracemalloc
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
@@ -152,6 +153,24 @@ async def test_a_receiver_may_use_the_transport_while_it_is_told() -> None:
             connection.submit(connection.next_opaque(), pending, frame(ping()))
         connection.close(CloseReason.DEAD)
         assert outcomes == ["ConnectionLostError"] * 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_gathered_frame_of_paused_connection_leaves_as_written(late: bool) -> None:
+    """uvloop calls ``pause_writing`` some time after the write that filled the kernel's buffer: frames are gathered by then."""
+    async with Peer(silence) as peer, connect(peer) as connection:
+        owner, deadline = object(), monotonic() + 0.05 if late else float("inf")
+        notes = [Notes(), Notes()]
+        for each in notes:
+            pending = Pending(each, deadline, deadline, 310, owner=owner)
+            connection.submit(connection.next_opaque(), pending, frame(ping(b"x")))
+        connection.pause_writing()
+        if not late:
+            connection.abandon(owner, lambda written: ConnectionLostError("over", maybe_stored=written))
+        await until(lambda: all(each.told for each in notes))
+        assert [each.told[0].maybe_stored for each in notes] == [True, True]
+        connection.resume_writing()
+        await until(lambda: peer.received == 2)
 
 
 async def test_requests_of_one_owner_end_together() -> None:
