@@ -42,7 +42,7 @@ async def test_the_retry_goes_over_a_new_connection_and_the_old_one_is_drained(c
 async def test_a_server_that_sends_new_connections_away_too_is_not_stormed(cluster: Cluster) -> None:
     cluster.a.answer = refuse(1500, "please go away")
     async with producer(cluster, retries=0) as sender:
-        with timed(0.5, 0.5), pytest.raises(SendError, match="please go away") as caught:
+        with timed(0.45, 0.5), pytest.raises(SendError, match="please go away") as caught:
             await sender.send(message(), timeout=0.5)
         assert {type(attempt.error) for attempt in caught.value.attempts} == {GoAwayError}
         assert (caught.value.code, caught.value.maybe_stored) == (1500, False)
