@@ -1,7 +1,6 @@
 """What real brokers answer while they delete messages, and where offsets are missing by right.
 
-A broker looks for files to delete from 60 s after its start on. This module is the last of its directory, so that the brokers it
-shares are older than that; alone it waits for it.
+A broker looks for files to delete from 60 s after its start on, so the deletions wait for that, in two clusters at the same time.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -33,19 +32,22 @@ from rmq_async.spark.planning import Range
 from rmq_async.spark.pulling import Puller
 from rmq_async.spark.worker import Worker
 from rmq_async.testing._probe import ask
-from rmq_async.testing.cluster import ExternalCluster, RealCluster
+from rmq_async.testing.cluster import DEFAULT_VERSION, OLD_VERSION, ExternalCluster, RealCluster, require
 from rmq_protocol.columns import QUEUE_OFFSET
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import CreateTopicRequestHeader, to_ext
 
+from .conftest import QUICK_TO_CLEAN
+
 BROKER = "broker-a"
+VERSIONS = (DEFAULT_VERSION, OLD_VERSION)
 BODY = os.urandom(16 * 1024)
 COUNT = 4800
 """75 MiB: more than two files."""
 STEP = 300
 """A pull without tags looks at 800 offsets: from some of these starts it finds what is left, from others nothing."""
 READ = 64
-PATIENCE = 90.0
+PATIENCE = 120.0
 
 
 async def configure(address: str, text: str) -> None:
@@ -257,13 +259,29 @@ async def queues_of(consumer: PullConsumer, topic: str) -> tuple[MessageQueue, .
         return ()
 
 
-def test_a_deletion_under_a_reader_is_named(each_cluster: RealCluster | ExternalCluster) -> None:
-    if isinstance(each_cluster, ExternalCluster):
-        pytest.skip("it deletes the messages of all others, too")
-    here = Worker()
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Mapping[str, RealCluster]]:
+    """Clusters with no files but the tests' own: a broker deletes ten at a time."""
+    clusters = {version: RealCluster(version=version, broker_conf=QUICK_TO_CLEAN) for version in VERSIONS}
+
+    async def each(step: Callable[[RealCluster], Awaitable[None]]) -> None:
+        await asyncio.gather(*map(step, clusters.values()))
+
+    for version in VERSIONS:
+        require(version)
+    try:
+        run(each(RealCluster.start))
+        yield clusters
+    finally:
+        run(each(RealCluster.stop))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_deletion_under_a_reader_is_named(fresh: Mapping[str, RealCluster], version: str) -> None:
+    cluster, here = fresh[version], Worker()
 
     async def main() -> None:
-        namesrv, address = each_cluster.namesrv, each_cluster.brokers[0].address
+        namesrv, address = cluster.namesrv, cluster.brokers[0].address
         async with PullConsumer("watches", namesrv=namesrv) as consumer:
             short: set[PullStatus] = set()
             raised: set[str] = set()

@@ -224,8 +224,8 @@ async def test_waiting_call_ends_at_its_deadline(cluster: Cluster) -> None:
         await sender.send(message())
         await cluster.a.stop()
         for options in ({}, {"queue": cluster.queue()}, {"key": 1}):
-            with timed(0.3, 0.3), pytest.raises(SendError) as caught:
-                await sender.send(message(), timeout=0.3, **options)
+            with timed(0.6, 0.6), pytest.raises(SendError) as caught:
+                await sender.send(message(), timeout=0.6, **options)
             error = caught.value
             assert not error.maybe_stored
             assert [type(attempt.error) for attempt in error.attempts] == [ConnectError, ConnectError]
