@@ -92,8 +92,11 @@ async def prepare(settings: Settings) -> None:
     await engine.dispose()
 
 
-async def run_with_kills(cluster: RealCluster, settings: Settings, *, pause: tuple[float, float] = (0.5, 2.5)) -> Count:
-    """Until all orders are committed and their messages sent. ``pause``: seconds from one kill to the next."""
+async def run_with_kills(
+    cluster: RealCluster, settings: Settings, *, pause: tuple[float, float] = (0.5, 2.5), most: int = 1_000_000
+) -> Count:
+    """Until all orders are committed and their messages sent. ``pause``: seconds from one kill to the next; ``most``: kills, after
+    which a slow machine, on which a process does little between its start and its end, comes to the end."""
     began = monotonic()
     chance = random.Random(settings.seed)
     await prepare(settings)
@@ -115,6 +118,9 @@ async def run_with_kills(cluster: RealCluster, settings: Settings, *, pause: tup
     await relay.start()
     try:
         while writer.runs:
+            if kills.total() >= most:
+                await writer.process.wait()
+                break
             await asyncio.sleep(chance.uniform(*pause))
             victim = first.pop() if first else chance.choice((*["writer", "relay"] * 3, "broker"))
             if writer.runs:
