@@ -169,7 +169,7 @@ class EmbeddedFaults(Faults):
     async def queues(self) -> None:
         """An operator takes away queues to write to, or gives them back."""
         for address in self._server.brokers.values():
-            with contextlib.suppress(LookupError, TimeoutError):  # another fault has met this request
+            with contextlib.suppress(LookupError, OSError, EOFError):  # another fault has met this request
                 await set_write_queues(address, self._topic, self.draw.choice((2, 4, 8)), 8)
 
 

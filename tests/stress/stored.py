@@ -6,6 +6,7 @@ It speaks four requests: route of a topic (105), maximum and minimum offset of a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import struct
@@ -75,7 +76,8 @@ class RawConnection:
 
     async def close(self) -> None:
         self._writer.close()
-        await asyncio.wait([asyncio.ensure_future(self._writer.wait_closed())])
+        with contextlib.suppress(OSError):  # reset by a fault
+            await self._writer.wait_closed()
 
 
 async def read_topic(namesrv: str, topic: str, addresses: dict[str, str] | None = None) -> list[StoredRecord]:
@@ -177,7 +179,9 @@ async def set_write_queues(address: str, topic: str, write: int, read: int) -> N
         "topicSysFlag": "0",
         "order": "false",
     }
-    answer, _ = await connection.ask(17, fields)
-    await connection.close()
+    try:
+        answer, _ = await connection.ask(17, fields)
+    finally:
+        await connection.close()
     if answer["code"] != 0:
         raise LookupError(f"topic {topic}: {answer['code']} {answer.get('remark')}")
