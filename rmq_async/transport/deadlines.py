@@ -21,7 +21,12 @@ BLOCKED_AFTER: Final = 0.02
 """Seconds that a look is late after a loop that was blocked."""
 GRACE_STEP: Final = 0.01
 MOST_GRACE: Final = 0.5
-"""Seconds for reading what waited in the socket, whatever its size."""
+"""Seconds for reading what waited in the socket, of any size."""
+FULL_FROM: Final = 32 * 1024
+"""Bytes in the socket from which on its receive window may be full: then more answers wait in the kernel of the peer.
+
+Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part; a reader that reads widens it.
+"""
 GRACE_AFTER_WRITE: Final = 0.1
 """Seconds for the answer to a frame that a blocked loop kept from leaving until its deadline was over."""
 
@@ -62,7 +67,7 @@ class Deadlines:
         self._unread = unread
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._grace: tuple[float, int, int] | None = None
+        self._grace: tuple[float, float, int] | None = None
         """When a grace began, ``received`` at its end, and ``received`` at its last step."""
         self._next_step = inf
         """When the next step of a grace is due."""
@@ -103,11 +108,13 @@ class Deadlines:
     def _more_to_read(self, now: float) -> bool:
         """After a blocked loop: whether what waited in the socket when the loop went on has still to be read.
 
-        Frames that were gathered when the loop blocked leave first, if nothing else has written them since.
+        Frames that were gathered when the loop blocked leave first, if nothing else has written them since. Where the receive
+        window may have been full it is over with the first step that brings nothing.
         """
         if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
             self._flush()
-            self._grace = (now, self.received + self._unread(), -1)
+            unread = self._unread()
+            self._grace = (now, self.received + unread if unread < FULL_FROM else inf, -1)
             return True
         began, whole, before = self._grace
         if self.received >= whole or self.received == before or now - began > MOST_GRACE:
