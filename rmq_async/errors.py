@@ -65,7 +65,6 @@ __all__ = [
     "TopicNotFoundError",
     "TransactionError",
     "WrongLoopError",
-    "broker_error",
     "own_copy",
     "without_frames",
 ]
@@ -74,6 +73,10 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 _LONGEST_REMARK = 1024
+_KNOWN_CODES = frozenset(int(code) for code in ResponseCode)
+_NO_QUEUE = re.compile(
+    r"request queueId\[(-?\d{1,10})\] is illegal, .{0,40}topicName=(.{1,255}), readQueueNums=(\d{1,10}), writeQueueNums=(\d{1,10})"
+)
 
 
 class ConfigError(RocketMQError, ValueError):
@@ -147,8 +150,8 @@ class ConnectError(RocketMQError):
         return self.permanent
 
 
-class ConnectionLostError(RocketMQError):
-    """The connection closed before the answer came. ``maybe_stored``: the request had already been written."""
+class _UnansweredError(RocketMQError):
+    """The answer did not come. ``maybe_stored``: the request had been written, so the broker may have handled it."""
 
     retriable = True
 
@@ -161,19 +164,14 @@ class ConnectionLostError(RocketMQError):
         return self.maybe_stored
 
 
-class RequestTimeoutError(RocketMQError, TimeoutError):
+class ConnectionLostError(_UnansweredError):
+    """The connection closed before the answer came. ``maybe_stored``: the request had already been written."""
+
+
+class RequestTimeoutError(_UnansweredError, TimeoutError):
     """No answer in time (10002). ``maybe_stored``: the request had been written, so the broker may have handled it."""
 
     code = 10002
-    retriable = True
-
-    def __init__(self, message: str = "", *, maybe_stored: bool = False, **details: Any) -> None:
-        super().__init__(message, **details)
-        self.maybe_stored = maybe_stored
-
-    @property
-    def uses_retry(self) -> bool:
-        return self.maybe_stored
 
 
 class BrokerError(RocketMQError):
@@ -458,45 +456,3 @@ def without_frames(error: Error) -> Error:
     if error.__suppress_context__:
         error.__context__ = None
     return error
-
-
-_KNOWN_CODES = frozenset(int(code) for code in ResponseCode)
-
-
-def _subclasses(cls: type[BrokerError]) -> list[type[BrokerError]]:
-    return [cls, *(found for sub in cls.__subclasses__() for found in _subclasses(sub))]
-
-
-_BY_CODE: dict[int, type[BrokerError]] = {
-    cls.response_code: cls
-    for cls in _subclasses(BrokerError)
-    if cls.response_code is not None and "response_code" in cls.__dict__
-}
-_NO_QUEUE_CODES = (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
-"""Of 5.x and of 4.9."""
-_NO_QUEUE_REMARK = "request queueId["
-_NO_QUEUE = re.compile(
-    r"request queueId\[(-?\d{1,10})\] is illegal, .{0,40}topicName=(.{1,255}), readQueueNums=(\d{1,10}), writeQueueNums=(\d{1,10})"
-)
-_AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
-_ACL_EXCEPTION = "AclException"
-"""What a broker of 4.x answers with code 1 where one of 5.x answers 16."""
-_ACL_RIGHTS = ("No default permission", "Need admin permission")
-
-
-def broker_error(
-    code: int, remark: str | None, *, request: str = "", broker: str | None = None, address: str | None = None
-) -> BrokerError:
-    """The error for a server's answer. Codes 1, 16 and 29 mean several things, which only the remark tells apart."""
-    text = remark or ""
-    cls = _BY_CODE.get(code, BrokerError)
-    if code == ResponseCode.NO_PERMISSION:
-        if "has no permission to access" in text:
-            cls = PermissionDeniedError
-        elif text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text:
-            cls = AuthenticationError if any(part in text for part in _AUTHENTICATION_REMARKS) else cls
-    elif code in _NO_QUEUE_CODES and text.startswith(_NO_QUEUE_REMARK):
-        cls = QueueNotExistError
-    elif code == ResponseCode.SYSTEM_ERROR and _ACL_EXCEPTION in text:
-        cls = PermissionDeniedError if any(part in text for part in _ACL_RIGHTS) else AuthenticationError
-    return cls(text, code=code, request=request, broker=broker, address=address)

@@ -15,7 +15,7 @@ from .constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, PropertyName
 
 __all__ = ["holdable", "holdable_properties", "original_topic", "user_properties"]
 
-SYSTEM_NAMES: Final = frozenset(name.value for name in PropertyName) | {"ORIGIN_GROUP"}
+SYSTEM_NAMES: Final = frozenset(name.value for name in PropertyName)
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 """Of properties that brokers hand to consumers and never store."""
 _WAITING_TOPICS: Final = frozenset(
@@ -83,7 +83,7 @@ def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return None
     name = topic.removeprefix(RETRY_TOPIC_PREFIX)
-    group = properties.get("ORIGIN_GROUP")
+    group = properties.get(PropertyName.ORIGIN_GROUP)
     if group and name.startswith((f"{group}_", f"{group}+")):
         return name[len(group) + 1 :]
     return name.partition("+")[2] or None  # no other name may hold it

@@ -12,9 +12,10 @@ from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
 from rmq_protocol.route import TopicRouteData
 
+from ..broker_answers import broker_error
 from ..client import ClientInstance
 from ..client.text import printable
-from ..errors import BrokerNotFoundError, ConfigError, RocketMQError, broker_error
+from ..errors import BrokerNotFoundError, ConfigError, RocketMQError
 
 __all__ = [
     "ask_at",

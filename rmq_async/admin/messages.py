@@ -26,11 +26,12 @@ from rmq_protocol.ids import OffsetId, unpack_offset_id
 from rmq_protocol.message import MessageExt
 from rmq_protocol.stored import DecodedMessages, decode_messages
 
+from ..broker_answers import broker_error
 from ..client import ClientInstance
 from ..client.at_once import for_each
 from ..client.offsets import until_readable
 from ..client.text import printable
-from ..errors import BrokerSystemError, QueryNotFoundError, RequestTimeoutError, broker_error
+from ..errors import BrokerSystemError, QueryNotFoundError, RequestTimeoutError
 from .asking import ask_at, brokers_of, cluster_info, everywhere
 
 __all__ = ["by_key", "view"]

@@ -21,7 +21,8 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfigAndQueueMapping
 
-from ..errors import AuthenticationError, NoPermissionError, PermissionDeniedError, broker_error
+from ..broker_answers import broker_error
+from ..errors import AuthenticationError, NoPermissionError, PermissionDeniedError
 from .text import printable
 
 if TYPE_CHECKING:

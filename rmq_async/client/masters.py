@@ -7,7 +7,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.message import MessageQueue
 
-from ..errors import broker_error
+from ..broker_answers import broker_error
 from .instance import ClientInstance
 
 __all__ = ["has_master", "known_master"]

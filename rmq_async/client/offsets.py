@@ -32,7 +32,8 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import check_topic
 
-from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError, broker_error
+from ..broker_answers import broker_error
+from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError
 from .instance import ClientInstance
 from .route_table import TopicRoute
 from .text import printable

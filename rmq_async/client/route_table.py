@@ -27,7 +27,8 @@ from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import decode_route, route_fingerprint
 
-from ..errors import NameServerError, RocketMQError, TopicNotFoundError, broker_error
+from ..broker_answers import broker_error
+from ..errors import NameServerError, RocketMQError, TopicNotFoundError
 from ..transport import Flight, SingleFlight, WaitFor
 from .name_servers import NameServers, NoUsableAnswerError
 from .text import printable

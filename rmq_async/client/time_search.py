@@ -17,7 +17,7 @@ from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHe
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
-from ..errors import broker_error
+from ..broker_answers import broker_error
 from .instance import ClientInstance
 
 __all__ = ["EXACT_FROM", "TOOLS_GROUP", "first_at_or_after", "store_time_ms"]

@@ -28,8 +28,9 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
 
+from ..broker_answers import broker_error
 from ..client import ClientInstance
-from ..errors import RequestTimeoutError, RocketMQError, broker_error
+from ..errors import RequestTimeoutError, RocketMQError
 from ..results import PullResult, PullStatus
 from ..transport import Connection
 

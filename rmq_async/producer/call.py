@@ -320,7 +320,7 @@ class SendCall(Generic[Result]):
                 await self._wait()
             now = monotonic()
             if self._result is None and not self._aborted and self._deadline - now < SHORTEST_REPEATED:
-                self._unreached = not_reached(*recovery.told(waiting), now - began)
+                self._unreached = not_reached(*recovery.most_failed(waiting), now - began)
                 if self._attempts.made == 1:
                     self._add_unreached(brokers, self._unreached, began)
         finally:

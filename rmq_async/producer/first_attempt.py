@@ -7,6 +7,7 @@ policy allows another, one Task runs the rest of the call.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from contextvars import Context
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -32,7 +33,7 @@ __all__ = ["FirstAttempt", "broken_off"]
 Result = TypeVar("Result")
 
 
-class FirstAttempt(Generic[Result]):
+class FirstAttempt(ABC, Generic[Result]):
     """``_succeed`` and ``_fail`` are told the call's end, once, but for one that ended otherwise: they see to that themselves.
 
     ``fixed``: the call may not change queues. ``retries``: attempts after this one.
@@ -72,15 +73,15 @@ class FirstAttempt(Generic[Result]):
         self._pending: Pending | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def _succeed(self, result: Result) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _succeed(self, result: Result) -> None: ...
 
-    def _fail(self, error: BaseException) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _fail(self, error: BaseException) -> None: ...
 
+    @abstractmethod
     def _context(self) -> Context | None:
         """The caller's, where functions of users may run in further attempts."""
-        raise NotImplementedError
 
     def patience(self) -> float:
         """The end (monotonic) of the time of which an attempt may take its share while another broker is left to try."""

@@ -13,7 +13,8 @@ from rmq_protocol.namespace import is_dlq_topic, is_retry_topic
 from rmq_protocol.recall import decode_recall_handle
 from rmq_protocol.validation import check_topic
 
-from ..errors import BrokerError, BrokerNotFoundError, NoPermissionError, broker_error
+from ..broker_answers import broker_error
+from ..errors import BrokerError, BrokerNotFoundError, NoPermissionError
 from .sender import Sender
 
 __all__ = ["recall"]

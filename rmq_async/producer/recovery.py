@@ -110,7 +110,7 @@ class Recovery:
                 if those.task is not None:
                     those.task.cancel()
 
-    def told(self, waiting: Waiting) -> tuple[str, int, str]:
+    def most_failed(self, waiting: Waiting) -> tuple[str, int, str]:
         """An address that one waits for, how many attempts to connect to it have failed meanwhile, and why the newest one did."""
         found = [
             (those.failed - before, address, those.reason)

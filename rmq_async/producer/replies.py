@@ -9,7 +9,8 @@ from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.send_codec import SendReply
 
-from ..errors import RocketMQError, broker_error
+from ..broker_answers import broker_error
+from ..errors import RocketMQError
 from ..results import BatchSendResult, SendResult, SendStatus
 from .lanes import Target
 from .outgoing import Outgoing

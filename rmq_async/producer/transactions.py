@@ -19,11 +19,12 @@ from rmq_protocol.constants import ResponseCode, SysFlag
 from rmq_protocol.errors import InvalidMessageError, RocketMQError, shown
 from rmq_protocol.message import Message
 
+from ..broker_answers import broker_error
 from ..client.instance import ClientInstance
 from ..client.text import printable
 from ..client.vip import first_port
 from ..config import ClientConfig
-from ..errors import ClientStateError, ConfigError, TransactionError, broker_error
+from ..errors import ClientStateError, ConfigError, TransactionError
 from ..options import lists_options
 from ..results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
 from ..timeouts import checked_timeout

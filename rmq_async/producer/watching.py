@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from time import monotonic
@@ -56,21 +57,21 @@ class Watchers:
         self.active = bool(self.checks or self.before or self.after)
 
 
-class AttemptsWatch:
+class AttemptsWatch(ABC):
     """Shows hooks the attempts of one call, or of one batch of several calls."""
 
     __slots__ = ()
 
+    @abstractmethod
     def begin(self, outgoing: Outgoing, target: Target) -> BegunAttempt:
         """An attempt begins. Raises ForbiddenError when a hook refuses it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def give_up(self, error: BaseException) -> None:
         """It is over: attempts of which no more will be heard ended with ``error``."""
-        raise NotImplementedError
 
 
-class BegunAttempt:
+class BegunAttempt(ABC):
     """One attempt that hooks were shown, until they are shown its end."""
 
     __slots__ = ()
@@ -79,15 +80,15 @@ class BegunAttempt:
         """Shows the hooks the answer and passes it on."""
         return _AnsweredAttempt(self, receiver, outgoing, target)
 
+    @abstractmethod
     def added(self, outgoing: Outgoing) -> Outgoing:
         """What is sent, with the properties that hooks added."""
-        raise NotImplementedError
 
-    def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None: ...
 
-    def failed(self, error: BaseException) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def failed(self, error: BaseException) -> None: ...
 
 
 class Sending(NamedTuple):

@@ -75,7 +75,7 @@ class _Answer(NamedTuple):
         return self.whole.queue
 
     @property
-    def told(self) -> int:
+    def complete_to(self) -> int:
         """Before which offset it says that it holds everything wanted."""
         return min(self.pulled.next_offset, self.end)
 
@@ -117,8 +117,8 @@ class Puller:
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._calls: set[asyncio.Future[RemotingCommand]] = set()
-        self._told: dict[MessageQueue, tuple[range, ...]] = {}
-        """Lost offsets that were told last."""
+        self._reported: dict[MessageQueue, tuple[range, ...]] = {}
+        """The lost offsets that were logged last."""
 
     def batches(self) -> Iterator[Rows]:
         """What has come, in order, as long as there is more. Raises what a pull raises when waiting did not help."""
@@ -134,7 +134,7 @@ class Puller:
                     if rows.full:
                         yield rows
                         rows = Rows(self._options.columns, self._instance.names.shown)
-                if held != answer.told - answer.first and not self._filtered:
+                if held != answer.complete_to - answer.first and not self._filtered:
                     self._compare(answer)
             if len(rows):
                 yield rows
@@ -155,7 +155,7 @@ class Puller:
             rows.stored,
             self._instance.names.wire_queue(answer.queue),
             tags=self._options.tags,
-            offsets=(answer.first, answer.told),
+            offsets=(answer.first, answer.complete_to),
             offset_delta=pulled.offset_delta,
             max_decompressed_size=self._max_decompressed,
             position=position,
@@ -180,7 +180,7 @@ class Puller:
                 pulled.body,
                 held,
                 queue,
-                offsets=(answer.first, answer.told),
+                offsets=(answer.first, answer.complete_to),
                 offset_delta=pulled.offset_delta,
                 max_decompressed_size=self._max_decompressed,
                 position=position,
@@ -189,7 +189,7 @@ class Puller:
             offsets.update(held.int64(QUEUE_OFFSET))
             corrupt += found.corrupt
             position = found.resume
-        missing = missing_offsets(answer.first, answer.told, offsets, corrupt)
+        missing = missing_offsets(answer.first, answer.complete_to, offsets, corrupt)
         if missing and (lost := self._worker.run(self._patient_losses(answer.whole, missing, pulled))):
             self._lost(answer.whole, DELETED, (answer.first, answer.end), (lost[-1].stop, pulled.max_offset), lost)
 
@@ -402,7 +402,7 @@ class Puller:
     def _lost(
         self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
     ) -> None:
-        """``lost``: offsets of the range, where they are known. Each is told once."""
+        """``lost``: offsets of the range, where they are known. Each is logged once."""
         if lost:
             why = f"{why} ({ranges_text(lost)})"
         loss = Loss(whole.queue, why, wanted, there)
@@ -414,8 +414,8 @@ class Puller:
                 lost=lost,
                 broker=whole.broker,
             )
-        if not lost or without_ranges(lost, self._told.get(whole.queue, ())):
-            self._told[whole.queue] = lost
+        if not lost or without_ranges(lost, self._reported.get(whole.queue, ())):
+            self._reported[whole.queue] = lost
             logger.warning("data is lost, the query goes on: %s", loss)
 
     def _corrupt(self, error: CorruptMessageError) -> None:

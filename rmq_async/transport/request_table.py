@@ -9,6 +9,7 @@ Bounds: at most ``window`` requests of producers are on the wire, further ones a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from math import inf
@@ -31,7 +32,7 @@ _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 
 
-class RequestTable:
+class RequestTable(ABC):
     """The half of a connection that sends: requests enter here, and leave with their answer, their deadline or their caller.
 
     ``die``: called when the peer has not sent a byte for ``dead_after`` seconds, counted from the first request written after the
@@ -63,9 +64,9 @@ class RequestTable:
         self._window = 1 << 30
         self._deadlines = Deadlines(dead_after, self._writer.push, self._end_late, die, self._unread)
 
+    @abstractmethod
     def require_open(self) -> None:
         """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks show that."""
-        raise NotImplementedError
 
     # -- what is there
 
@@ -356,9 +357,9 @@ class RequestTable:
 
     # -- deadlines
 
+    @abstractmethod
     def _unread(self) -> int:
         """Bytes that the kernel has and nobody has read yet."""
-        raise NotImplementedError
 
     def _spare(self, before: int, until: float) -> None:
         """Has the requests that leave now, after a blocked loop, wait for their answers until ``until`` at least.

@@ -10,9 +10,10 @@ from time import monotonic
 
 import pytest
 
+from rmq_async.broker_answers import broker_error
 from rmq_async.client.name_servers import NameServers, NoUsableAnswerError
 from rmq_async.config import ClientConfig
-from rmq_async.errors import NameServerError, RequestTimeoutError, broker_error
+from rmq_async.errors import NameServerError, RequestTimeoutError
 from rmq_async.transport import ConnectionPool
 from rmq_protocol.command import RemotingCommand
 

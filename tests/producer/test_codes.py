@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from rmq_async import SendError, SendStatus, errors
+from rmq_async.broker_answers import broker_error
 from rmq_async.producer.attempts import Attempts
 from rmq_async.producer.config import RETRY_CODES
 from rmq_async.producer.faults import Blame, FaultTable, blame
@@ -101,7 +102,7 @@ async def test_an_answer_has_the_outcome_that_is_told(row: Told, pair: Cluster, 
         (line,) = logged
         parts = (outcome.msg_id, outcome.queue.broker_name, r"0\.\d\d\d s", first.name, re.escape(remark))
         assert re.search(r"\b.*\b".join(parts[:-1]) + ".*" + parts[-1], line), line
-        error: errors.BrokerError = errors.broker_error(row.code, remark)
+        error: errors.BrokerError = broker_error(row.code, remark)
     else:
         error = outcome
         assert (len(sends), logged) == (1, [])

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from rmq_async import FaultTable, errors
+from rmq_async.broker_answers import broker_error
 from rmq_async.producer.avoidance import MOST_ITEMS
 from rmq_async.producer.faults import Blame, Faults, GivenUpError, blame
 from rmq_protocol.constants import ResponseCode
@@ -195,10 +196,6 @@ def test_the_detector_asks_those_that_did_not_answer() -> None:
     assert best(faults, "abc", T + 1) == "a"
 
 
-def broker_error(code: int, remark: str = "no") -> errors.RocketMQError:
-    return errors.broker_error(code, remark)
-
-
 @pytest.mark.parametrize(
     ("error", "elapsed", "expected"),
     [
@@ -211,13 +208,13 @@ def broker_error(code: int, remark: str = "no") -> errors.RocketMQError:
         (asyncio.CancelledError(), 0.6, Blame.SLOW),
         (GivenUpError("another attempt was stored"), 0.5, Blame.NONE),
         (GivenUpError("another attempt was stored"), 0.6, Blame.SLOW),
-        (broker_error(ResponseCode.SYSTEM_BUSY), 0.001, Blame.ANSWERED),
-        (broker_error(ResponseCode.SYSTEM_ERROR), 0.001, Blame.ANSWERED),
-        (broker_error(ResponseCode.SERVICE_NOT_AVAILABLE), 0.001, Blame.ANSWERED),
-        (broker_error(ResponseCode.NO_PERMISSION), 0.001, Blame.ANSWERED),
-        (broker_error(ResponseCode.FLOW_CONTROL), 0.001, Blame.ANSWERED),
-        (broker_error(ResponseCode.GO_AWAY), 0.001, Blame.ANSWERED),
-        (broker_error(ResponseCode.MESSAGE_ILLEGAL), 0.001, Blame.NONE),
+        (broker_error(ResponseCode.SYSTEM_BUSY, "no"), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.SYSTEM_ERROR, "no"), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.SERVICE_NOT_AVAILABLE, "no"), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.NO_PERMISSION, "no"), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.FLOW_CONTROL, "no"), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.GO_AWAY, "no"), 0.001, Blame.ANSWERED),
+        (broker_error(ResponseCode.MESSAGE_ILLEGAL, "no"), 0.001, Blame.NONE),
         (broker_error(ResponseCode.NO_PERMISSION, "check signature failed."), 0.001, Blame.NONE),
         (broker_error(ResponseCode.NO_PERMISSION, "User:bob has no permission to access Topic:T"), 0.001, Blame.NONE),
         (errors.RemoteProtocolError("no msgId"), 0.001, Blame.ANSWERED),

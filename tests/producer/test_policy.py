@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rmq_async import errors
+from rmq_async.broker_answers import broker_error
 from rmq_async.producer.attempts import FIRST_KEPT, NEWEST_KEPT, Attempts
 from rmq_async.producer.config import RETRY_CODES
 from rmq_async.producer.policy import (
@@ -22,17 +23,17 @@ from rmq_async.producer.policy import (
 )
 from rmq_protocol.constants import ResponseCode
 
-OOPS = errors.broker_error(1, "oops")
-AWAY = errors.broker_error(1500, "please go away")
+OOPS = broker_error(1, "oops")
+AWAY = broker_error(1500, "please go away")
 LOST = errors.ConnectionLostError("lost", maybe_stored=True)
 UNSENT = errors.ConnectionLostError("lost before it was written")
 UNWRITTEN = errors.RequestTimeoutError("late, and not even written")
 FORBIDDEN = errors.ConnectError("the host is not allowed", permanent=True)
 TIMEOUT = errors.RequestTimeoutError("late", maybe_stored=True)
 REFUSED = errors.ConnectError("refused")
-BUSY = errors.broker_error(ResponseCode.SYSTEM_BUSY, "busy")
-GONE = errors.broker_error(29, "request queueId[7] is illegal, TopicConfig [topicName=T, readQueueNums=4, writeQueueNums=2]")
-ILLEGAL = errors.broker_error(ResponseCode.MESSAGE_ILLEGAL, "too large")
+BUSY = broker_error(ResponseCode.SYSTEM_BUSY, "busy")
+GONE = broker_error(29, "request queueId[7] is illegal, TopicConfig [topicName=T, readQueueNums=4, writeQueueNums=2]")
+ILLEGAL = broker_error(ResponseCode.MESSAGE_ILLEGAL, "too large")
 
 
 class Made(NamedTuple):
@@ -206,7 +207,7 @@ def test_the_own_cap_of_attempts_replaces_the_share() -> None:
 
 @pytest.mark.parametrize("code", list(ResponseCode))
 def test_the_configured_codes_decide_about_answers(code: ResponseCode) -> None:
-    error = errors.broker_error(code, "no")
+    error = broker_error(code, "no")
     assert is_retriable(error, RETRY_CODES) is (code in {1, 2, 14, 16, 17, 204, 205, 1500})
     assert is_retriable(error, frozenset({int(code)}))
     assert not is_retriable(error, frozenset())
@@ -224,26 +225,26 @@ def test_the_configured_codes_decide_about_answers(code: ResponseCode) -> None:
     ],
 )
 def test_refused_credentials_are_never_tried_again(code: int, remark: str, kind: type[errors.BrokerError]) -> None:
-    error = errors.broker_error(code, remark)
+    error = broker_error(code, remark)
     assert type(error) is kind
     assert error.code == code
     assert not is_retriable(error, RETRY_CODES)
 
 
 def test_code_16_without_such_a_remark_is_tried_elsewhere() -> None:
-    error = errors.broker_error(16, "the broker[127.0.0.1] sending message is forbidden")
+    error = broker_error(16, "the broker[127.0.0.1] sending message is forbidden")
     assert type(error) is errors.NoPermissionError
     assert is_retriable(error, RETRY_CODES)
 
 
 @pytest.mark.parametrize("code", [29, 1])
 def test_broker_error_names_a_queue_that_is_gone(code: int) -> None:
-    error = errors.broker_error(code, str(GONE.args[0]).partition("INVALID_PARAMETER: ")[2].rstrip(")"), broker="a")
+    error = broker_error(code, str(GONE.args[0]).partition("INVALID_PARAMETER: ")[2].rstrip(")"), broker="a")
     assert isinstance(error, errors.QueueNotExistError)
     assert (error.code, error.queue_id, error.queues) == (code, 7, 4)
     assert "topic T has no queue 7 on a: it has 4 there" in str(error)
     assert is_retriable(error, frozenset())
-    assert type(errors.broker_error(29, "any other")) is errors.InvalidParameterError
+    assert type(broker_error(29, "any other")) is errors.InvalidParameterError
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ def test_only_a_broker_that_is_too_busy_makes_an_untried_one_wait() -> None:
     assert pause(Made("a", OOPS)) == 0
     assert pause(Made("a", BUSY), Made("b", REFUSED)) == 0
     assert pause(Made("a", BUSY)) == pytest.approx(0.05)
-    assert pause(Made("a", errors.broker_error(215, "flow"))) == pytest.approx(0.05)
+    assert pause(Made("a", broker_error(215, "flow"))) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("error", [BUSY, OOPS, REFUSED, LOST])

@@ -11,6 +11,7 @@ messages: while the broker works on one, the client makes the next. (One part fo
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -61,7 +62,7 @@ def shares(number: int, free: int) -> int:
     return -(-number // requests)
 
 
-class Gathering:
+class Gathering(ABC):
     """``due``: what is here leaves by itself. ``stale``: some of those who wait do so no longer. ``timer``: of the lingering.
 
     ``in_order``: what leaves keeps its order, so a request is under way until it is answered or its time is over.
@@ -122,9 +123,9 @@ class Gathering:
         if self.timer is not None:
             self._batcher.sooner(self, deadline)
 
+    @abstractmethod
     def full(self) -> None:
         """No further message fits in."""
-        raise NotImplementedError
 
     def leave(self) -> None:
         """Lets go what there is, as far as it may go now."""
@@ -139,8 +140,8 @@ class Gathering:
         finally:
             self._leaving = False
 
-    def _leave(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _leave(self) -> None: ...
 
     def _linger_no_longer(self) -> None:
         self.due = False
@@ -157,25 +158,25 @@ class Gathering:
         """Whether messages may leave a request of which no attempt has begun."""
         return True
 
+    @abstractmethod
     def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
         """Makes the batch, where it is, one of what is left in the entry."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, broker: str) -> None:
         """A request that went to ``broker`` is over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def again(self, entries: Sequence[Entry]) -> None:
         """Sends what came back, before all others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
         """What the first attempt sends, None where that is nothing; and those of the entry whose messages are in it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def not_sent(self) -> RequestTimeoutError:
         """The error of a message that is still here when its time is over."""
-        raise NotImplementedError
 
     def take(self) -> Entry:
         """What has gathered, without those who wait no longer; it is gone from here."""

@@ -1,0 +1,45 @@
+"""Makes the error of a server's answer: by its code, and by its remark where a code means several things."""
+
+from __future__ import annotations
+
+from rmq_protocol.constants import ResponseCode
+
+from .errors import AuthenticationError, BrokerError, PermissionDeniedError, QueueNotExistError
+
+__all__ = ["broker_error"]
+
+
+def _subclasses(cls: type[BrokerError]) -> list[type[BrokerError]]:
+    return [cls, *(found for sub in cls.__subclasses__() for found in _subclasses(sub))]
+
+
+_BY_CODE: dict[int, type[BrokerError]] = {
+    cls.response_code: cls
+    for cls in _subclasses(BrokerError)
+    if cls.response_code is not None and "response_code" in cls.__dict__
+}
+_NO_QUEUE_CODES = (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
+"""Of 5.x and of 4.9."""
+_NO_QUEUE_REMARK = "request queueId["
+_AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
+_ACL_EXCEPTION = "AclException"
+"""What a broker of 4.x answers with code 1 where one of 5.x answers 16."""
+_ACL_RIGHTS = ("No default permission", "Need admin permission")
+
+
+def broker_error(
+    code: int, remark: str | None, *, request: str = "", broker: str | None = None, address: str | None = None
+) -> BrokerError:
+    """The error for a server's answer. Codes 1, 16 and 29 mean several things, which only the remark tells apart."""
+    text = remark or ""
+    cls = _BY_CODE.get(code, BrokerError)
+    if code == ResponseCode.NO_PERMISSION:
+        if "has no permission to access" in text:
+            cls = PermissionDeniedError
+        elif text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text:
+            cls = AuthenticationError if any(part in text for part in _AUTHENTICATION_REMARKS) else cls
+    elif code in _NO_QUEUE_CODES and text.startswith(_NO_QUEUE_REMARK):
+        cls = QueueNotExistError
+    elif code == ResponseCode.SYSTEM_ERROR and _ACL_EXCEPTION in text:
+        cls = PermissionDeniedError if any(part in text for part in _ACL_RIGHTS) else AuthenticationError
+    return cls(text, code=code, request=request, broker=broker, address=address)
