@@ -14,24 +14,24 @@ import argparse
 import asyncio
 import os
 import platform
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # PYTHONSAFEPATH leaves out a script's own directory
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from send import BenchmarkError, target
 
 from rmq_async import Message, Producer, RocketMQError
 from rmq_async.testing import ScriptedPeer, routes_to
+from tests.holes import black_hole
 
 BURSTS: Final = ((20_000, None), (65_535, 15.0))
 """Sends, and the ``timeout`` of each; None: the default."""
@@ -65,23 +65,6 @@ class ColdResult(msgspec.Struct, kw_only=True):
     cpu_us: float
     retried: int
     failures: dict[str, int]
-
-
-@contextmanager
-def black_hole() -> Iterator[str]:
-    """An address that neither accepts nor refuses: the backlog of its listener is full, and further SYNs are dropped."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        fillers = [socket.socket() for _ in range(4)]
-        try:
-            for filler in fillers:
-                filler.setblocking(False)
-                filler.connect_ex(listener.getsockname())
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            for filler in fillers:
-                filler.close()
 
 
 # -- one burst, in a process of its own

@@ -136,6 +136,23 @@ def late(seconds: float, then: Answer = stored) -> Answer:
     return answer
 
 
+class MostUnderWay:
+    """Stores, 2 ms later each. ``most``: by queue, how many requests have been unanswered at once."""
+
+    def __init__(self) -> None:
+        self.most: Counter[MessageQueue] = Counter()
+        self._now: Counter[MessageQueue] = Counter()
+
+    def __call__(self, link: Link, sent: Sent) -> None:
+        self._now[sent.queue] += 1
+        self.most[sent.queue] = max(self.most[sent.queue], self._now[sent.queue])
+        asyncio.get_running_loop().call_later(0.002, self._answer, link, sent)
+
+    def _answer(self, link: Link, sent: Sent) -> None:
+        self._now[sent.queue] -= 1
+        stored(link, sent)
+
+
 def twice(first: Answer = stored, second: Answer = stored) -> Answer:
     def answer(link: Link, sent: Sent) -> None:
         first(link, sent)

@@ -28,7 +28,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.constants import RequestCode
 
-from .peers import TOPIC, Cluster, Link, Sent, each, late, refuse, silent, stored
+from .peers import TOPIC, Cluster, Link, MostUnderWay, Sent, each, late, refuse, silent, stored
 from .support import message, messages, outcomes, producer, seeded, spin, timed, until
 
 SENDS = 240
@@ -160,20 +160,8 @@ async def test_broker_that_sends_clients_away_keeps_the_order(cluster: Cluster) 
 @gathering
 async def test_one_request_of_a_queue_is_under_way(cluster: Cluster, batching: bool) -> None:
     """Of all kinds together; those that wait meanwhile travel as one batch."""
-    under_way: Counter[MessageQueue] = Counter()
-    most: Counter[MessageQueue] = Counter()
-
-    def answer(link: Link, sent: Sent) -> None:
-        under_way[sent.queue] += 1
-        most[sent.queue] = max(most[sent.queue], under_way[sent.queue])
-
-        def answered() -> None:
-            under_way[sent.queue] -= 1
-            stored(link, sent)
-
-        asyncio.get_running_loop().call_later(0.002, answered)
-
-    cluster.a.answer = answer
+    under_way = MostUnderWay()
+    cluster.a.answer = under_way
     async with producer(cluster, batching=batching, timeout=10.0) as sender:
         calls: list[Awaitable[Any]] = []
         for number, item in enumerate(messages(100)):
@@ -188,8 +176,8 @@ async def test_one_request_of_a_queue_is_under_way(cluster: Cluster, batching: b
         await asyncio.gather(*calls)
         single = len(cluster.sends)
         await asyncio.gather(*[sender.send(item, key="k") for item in messages(100)])
-    assert set(most.values()) == {1}
-    assert len(most) == 2
+    assert set(under_way.most.values()) == {1}
+    assert len(under_way.most) == 2
     assert len(cluster.sends) - single <= 2, "the first at most by itself, all others together"
 
 

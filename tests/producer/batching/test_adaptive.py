@@ -23,7 +23,7 @@ from rmq_async import (
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.command import RemotingCommand
 
-from ..peers import TOPIC, Answer, Cluster, Link, Sent, each, fields, late, refuse, silent, status, stored
+from ..peers import TOPIC, Answer, Cluster, Link, MostUnderWay, Sent, each, fields, late, refuse, silent, status, stored
 from ..support import Calls, message, messages, outcomes, producer, spin, timed, until
 
 BATCH = 320
@@ -257,20 +257,8 @@ WISHES: dict[str, Callable[[Cluster], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("wish", WISHES)
 async def test_a_lane_that_carries_order_has_exactly_one_request_under_way(pair: Cluster, wish: str) -> None:
-    under_way: Counter[MessageQueue] = Counter()
-    most: Counter[MessageQueue] = Counter()
-
-    def answer(link: Link, sent: Sent) -> None:
-        under_way[sent.queue] += 1
-        most[sent.queue] = max(most[sent.queue], under_way[sent.queue])
-
-        def answered() -> None:
-            under_way[sent.queue] -= 1
-            stored(link, sent)
-
-        asyncio.get_running_loop().call_later(0.002, answered)
-
-    pair.answer(answer)
+    under_way = MostUnderWay()
+    pair.answer(under_way)
     items = messages(200)
     async with producer(pair, batching=Batching(max_messages=16)) as sender:
         options = WISHES[wish](pair)
@@ -282,7 +270,7 @@ async def test_a_lane_that_carries_order_has_exactly_one_request_under_way(pair:
             if item.body.endswith(b"0"):
                 await asyncio.sleep(0.001)
         results = await asyncio.gather(*calls)
-    assert list(most.values()) == [1]
+    assert list(under_way.most.values()) == [1]
     offsets = [result.queue_offset for result in results]
     assert offsets == sorted(offsets)
     assert max(numbers(pair)) > 5
