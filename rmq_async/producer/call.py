@@ -233,7 +233,7 @@ class SendCall(Generic[Result]):
     def _brokers(self) -> Brokers:
         names = self._lane.brokers if self._fixed is None else frozenset((self._fixed.broker,))
         selection, pool = self._sender.selection, self._sender.pool
-        avoided = selection.avoided(names) if selection is not None and self._fixed is None else ()
+        avoided = selection.uninviting(names) if selection is not None and self._fixed is None else ()
         if not self._attempts.made:
             return Brokers(names, avoided)
         down = {broker for broker in names if pool.is_down(self._address(broker))}

@@ -74,8 +74,8 @@ class Rules(NamedTuple):
 class Brokers(NamedTuple):
     """``names``: all that have a queue to send to.
 
-    ``avoided``: those that are left alone at the moment. A step names them too, choosing passes them over; but to have only
-    them left to try is no reason to cut an attempt on a good one short. ``down``: without a connection, and the newest attempt
+    ``avoided``: slow ones that are left alone at the moment. A step names them too, choosing passes them over; but to have
+    only them left to try is no reason to cut an attempt on a good one short. ``down``: without a connection, and the newest attempt
     to make one failed. ``resting``: those of them that no connection is to be tried to yet.
     """
 

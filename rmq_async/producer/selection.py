@@ -156,6 +156,13 @@ class Selection:
             if broker in lane.brokers and len(lane.brokers) > 1:
                 lane.next = Passing(self, cast(Failures, self.faults), lane).next
 
+    def uninviting(self, brokers: Collection[str]) -> Collection[str]:
+        """Those of ``brokers`` that are no reason to cap an attempt on another one: slow ones.
+
+        A broker that did not answer may do so again before the whole budget of a call is over, so it stays a reason.
+        """
+        return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
+
     def avoided(self, brokers: Collection[str]) -> Collection[str]:
         """Those of ``brokers`` that no attempt is going to as long as there are others."""
         faults = self.faults
@@ -300,7 +307,6 @@ class Passing:
             return lane.next()
         avoided = faults.avoided(lane.brokers, now)
         self._good = lane.brokers - avoided or lane.brokers
-        lane.several = len(self._good) > 1  # as ``policy.next_step`` counts for further attempts
         self._until = -inf
         if len(avoided) == len(suspects):
             items = [faults.items[broker] for broker in suspects]
