@@ -26,7 +26,7 @@ logging.setLoggerClass(canaries.CanaryLogger)
 REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
 SPARK = "tests/spark/"
 LAST = ("tests/protocol/",)
-"""Many short ones, for whoever has time. None looks for sockets left behind: Spark's gateway to Java opens some when it likes."""
+"""Many short ones, to fill gaps. None looks for sockets left behind: Spark's gateway to Java opens some when it likes."""
 
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""

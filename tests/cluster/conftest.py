@@ -26,8 +26,8 @@ QUICK_TO_CLEAN: Final = {
     "compactionCqMappedFileSize": "1840",
     "compactionScheduleInternal": "2000",
 }
-"""For ``test_vanished_real``: files that fill soon, looked at each 3 s (a broker begins with that 60 s after its start, whatever is
-set), and compacted topics that are compacted soon."""
+"""For ``test_vanished_real``: files that fill soon, looked at each 3 s (a broker begins with that 60 s after its start, with any
+setting), and compacted topics that are compacted soon."""
 SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
     "two_brokers": lambda: RealCluster(brokers=2, nameservers=2),
     "feature_cluster": lambda: RealCluster(profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"]),

@@ -86,7 +86,7 @@ async def test_levels_above_the_highest_count_as_it(each_cluster: RealCluster | 
             result = await producer.send(Message(topic, b"%d" % level, delay_level=level))
             sent[result.msg_id] = level
         queue = MessageQueue("SCHEDULE_TOPIC_XXXX", result.queue.broker_name, 17)
-        newest = await consumer.pull(queue, max(0, await consumer.max_offset(queue) - 4))
-        while len(newest.messages) < 4:  # a stored message is readable a moment later
-            newest = await consumer.pull(queue, max(0, await consumer.max_offset(queue) - 4))
+        async with asyncio.timeout(20):
+            while len((newest := await consumer.pull(queue, max(0, await consumer.max_offset(queue) - 4))).messages) < 4:
+                await asyncio.sleep(0.05)  # a stored message is readable a moment later
         assert {message.unique_id: message.properties["DELAY"] for message in newest.messages} == dict.fromkeys(sent, "18")

@@ -124,7 +124,7 @@ def test_restarts_of_the_only_broker_fail_no_send() -> None:
                             await asyncio.sleep(chance.uniform(1.0, 3.0))
                             away.append(await restarted(broker, how))
                             waiting, opened = sends.under_way, monotonic()
-                            while sends.under_way > max(RATE / 2, waiting / 100):
+                            while sends.under_way > max(RATE / 2, waiting / 100) and monotonic() < opened + TIMEOUT:
                                 await asyncio.sleep(0.01)
                             print(
                                 f"{how.name}: away for {away[-1]:.1f} s; {waiting} calls went within {monotonic() - opened:.2f} s"

@@ -91,7 +91,7 @@ class Seen:
         self.raised: set[str] = set()
 
     async def pull(self, start: int) -> int:
-        """Each offset is there, or named; the minimum offset that the broker told."""
+        """Each offset is there, or named; the minimum offset that the broker gave."""
         result = await self.consumer.pull(self.queue, start)
         offsets = {message.queue_offset for message in result.messages}
         lost = {offset for part in result.lost for offset in part}
@@ -161,7 +161,7 @@ async def watch(seen: Seen, here: Worker) -> None:
             continue
         for start in range(0, COUNT - READ, STEP):
             low = max(low, await seen.pull(start))
-        assert 0 <= await seen.consumer.search_offset(seen.queue, 1) <= COUNT  # whatever the broker can say of times now
+        assert 0 <= await seen.consumer.search_offset(seen.queue, 1) <= COUNT  # as well as the broker knows times now
         for tags in ("*", "odd"):
             await seen.read(READ, tags)
             await seen.run_task(here, READ, tags)

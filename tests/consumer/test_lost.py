@@ -1,4 +1,4 @@
-"""Messages that a broker deletes under a reader: named, whatever its answer looks like; and gaps that are none."""
+"""Messages that a broker deletes under a reader: named, with every kind of answer; and gaps that are none."""
 
 from __future__ import annotations
 

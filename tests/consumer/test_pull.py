@@ -511,7 +511,7 @@ async def test_a_config_object_and_options_go_together() -> None:
 
 
 async def test_static_queue_is_pulled_without_its_route() -> None:
-    """Nobody has asked for the topic, or it is forgotten: the pseudo broker of the queue says nothing about who holds it."""
+    """The topic was not asked for, or it is forgotten: the pseudo broker of the queue says nothing about who holds it."""
     offsets = {"suggestWhichBrokerId": "0", "nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3"}
     nothing = Answer(code=ResponseCode.PULL_NOT_FOUND, ext_fields=offsets)
     async with ScriptedPeer(aside={**HEARTBEATS, RequestCode.PULL_MESSAGE: nothing}) as broker:

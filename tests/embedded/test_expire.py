@@ -62,7 +62,7 @@ async def test_the_minimum_stays_until_it_is_corrected(server: EmbeddedRocketMQ,
 
 
 async def test_memory_takes_what_was_not_expired() -> None:
-    """Whatever goes next corrects the minimum."""
+    """The next message that goes corrects the minimum."""
     async with EmbeddedRocketMQ(max_memory=40_000) as server, RawClient(server.brokers["broker-a"]) as broker:
         for _ in range(50):
             await broker.send("T", bytes(100))

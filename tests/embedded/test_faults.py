@@ -82,9 +82,12 @@ async def test_delay_holds_answers_back_and_keeps_their_order(server: EmbeddedRo
     assert [(await broker.read()).opaque for _ in range(3)] == opaques
     assert 0.18 < time.monotonic() - start < 1.5
     server.delay(0)
-    start = time.monotonic()
-    await broker.send("T")
-    assert time.monotonic() - start < 0.15
+    seconds = []
+    for _ in range(3):
+        start = time.monotonic()
+        await broker.send("T")
+        seconds.append(time.monotonic() - start)
+    assert min(seconds) < 0.15
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="delay"):
             server.delay(wrong)

@@ -99,9 +99,9 @@ async def loop_errors(tracked: list[Any]) -> AsyncIterator[list[dict[str, Any]]]
     loop.set_exception_handler(lambda _, context: errors.append(context))
     before = sockets()
     yield errors
-    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, 1.0)
-    await until(lambda: sockets() <= before, 1.0)
-    await until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("rmq_async")], 1.0)
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    await until(lambda: sockets() <= before)
+    await until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("rmq_async")])
     left = [(thing, found) for thing in tracked if (found := leftovers(thing))]
     assert not left
     assert not instance._instances

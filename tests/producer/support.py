@@ -97,14 +97,18 @@ class Taken:
         self._tick()
 
     def _tick(self) -> None:
-        due = monotonic() + 0.005
-        self._timer = self._loop.call_later(0.005, self._tock, due)
+        self._due = monotonic() + 0.005
+        self._timer = self._loop.call_later(0.005, self._tock)
 
-    def _tock(self, due: float) -> None:
-        self.lag += max(0.0, monotonic() - due - 0.002)
+    def _tock(self) -> None:
+        self._note()
         self._tick()
 
+    def _note(self) -> None:
+        self.lag += max(0.0, monotonic() - self._due - 0.002)
+
     def stop(self) -> None:
+        self._note()  # the machine may have stood still since the last tick
         self._timer.cancel()
 
 

@@ -66,9 +66,13 @@ async def test_a_code_that_is_retried_and_stays(cluster: Cluster) -> None:
             with pytest.raises(SendError) as caught:
                 await sender.send(message(), timeout=0.5)
             error = caught.value
-            assert error.code == code
-            assert {type(attempt.error) for attempt in error.attempts} == {CLASSES.get(code, type(error.__cause__))}
-            assert len(error.attempts) == 2 or code == ResponseCode.GO_AWAY, "of these no number is too many"
+            attempts = [*error.attempts]
+            if code == ResponseCode.GO_AWAY and isinstance(attempts[-1].error, errors.RequestTimeoutError):
+                attempts.pop()  # of those until the time is over the last one may find a busy machine
+            else:
+                assert error.code == code
+            assert {type(attempt.error) for attempt in attempts} == {CLASSES.get(code, type(error.__cause__))}
+            assert len(attempts) == 2 or code == ResponseCode.GO_AWAY, "of these no number is too many"
 
 
 async def test_a_code_nobody_knows(cluster: Cluster) -> None:

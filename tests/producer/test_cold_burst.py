@@ -120,7 +120,7 @@ async def test_late_connect_is_explained(uncollected: None) -> None:
             assert {type(result) for result in results} == {errors.RequestTimeoutError}
             assert {(result.broker, result.address, result.maybe_stored) for result in results} == {("broker-a", hole, False)}
             assert len({id(result) for result in results}) == 300
-            assert f"send to topic {TOPIC} failed after 0.2" in str(results[0])
+            assert f"send to topic {TOPIC} failed after " in str(results[0])
             assert f"no connection to {hole}" in str(results[0])
             kept = [weakref.ref(result) for result in results]
             del results

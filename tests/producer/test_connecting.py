@@ -93,7 +93,7 @@ async def test_connecting_counts_inside_the_cap(pair: Cluster, send: Send) -> No
                 with timed(most=0.3) as taken:
                     result = await send(sender)
                 assert result.queue.broker_name == "b"
-                assert (taken.seconds > 0.25) is (result.attempts == 2)
+                assert taken.seconds > 0.25 or result.attempts == 1
                 attempts.add(result.attempts)
 
 

@@ -15,7 +15,7 @@ import pytest
 from rmq_async import Message, MessageQueue, Producer
 
 from .peers import Cluster, each, refuse, stored
-from .support import message, producer
+from .support import message, producer, until
 
 OWNER: ContextVar[str] = ContextVar("whose call it is", default="nobody")
 
@@ -74,8 +74,6 @@ async def test_no_context_outlives_its_callers(pair: Cluster, batching: bool) ->
     sender = producer(pair, batching=batching, latency_fault=True, detector=True, heartbeat_interval=0.05)
     try:
         scope = await asyncio.create_task(begin(sender))
-        await asyncio.sleep(0.1)
-        gc.collect()
-        assert scope() is None
+        await until(lambda: gc.collect() >= 0 and scope() is None)
     finally:
         await sender.stop()

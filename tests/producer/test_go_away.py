@@ -44,8 +44,12 @@ async def test_a_server_that_sends_new_connections_away_too_is_not_stormed(clust
     async with producer(cluster, retries=0) as sender:
         with timed(0.45, 0.5), pytest.raises(SendError, match="please go away") as caught:
             await sender.send(message(), timeout=0.5)
-        assert {type(attempt.error) for attempt in caught.value.attempts} == {GoAwayError}
-        assert (caught.value.code, caught.value.maybe_stored) == (1500, False)
+        attempts = [*caught.value.attempts]
+        if isinstance(attempts[-1].error, errors.RequestTimeoutError):
+            attempts.pop()  # the last one may find a busy machine
+        else:
+            assert (caught.value.code, caught.value.maybe_stored) == (1500, False)
+        assert {type(attempt.error) for attempt in attempts} == {GoAwayError}
         assert 3 <= cluster.a.accepted < 8
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -113,9 +113,11 @@ async def test_health_while_brokers_stall() -> None:
         server.stall("broker-a")
         queue = queues["broker-a"]
         spread = [queue._replace(queue_id=number % 4) for number in range(7)]  # of each queue one request is under way
+        began = time.monotonic()
         sends = [asyncio.create_task(producer.send(item(), queue=each, timeout=20)) for each in spread]
         await asyncio.sleep(SILENT_AFTER / 3)
-        assert codes(producer) == [], "it is not silent for long enough"
+        found = codes(producer)
+        assert found == [] or time.monotonic() - began >= SILENT_AFTER, "it is not silent for long enough"
         await until(lambda: codes(producer))
         health = producer.health()
         assert codes(producer) == [("broker_silent", "broker-a")]
@@ -224,7 +226,7 @@ async def test_health_while_the_loop_is_blocked() -> None:
             await asyncio.sleep(0.1)
             began = time.monotonic()
             thread.join(10.0)  # blocks the loop
-            assert 0.8 < time.monotonic() - began < 4.0
+            assert 0.5 < time.monotonic() - began < 4.0  # 1 to 2 s; the newest beat of a busy machine's loop is older
         finally:
             thread.join()
         assert (seen[0].live, seen[0].ready, seen[-1].ready) == (True, True, False)
@@ -306,13 +308,13 @@ async def test_health_asked_by_other_threads_all_the_time() -> None:
                 await asyncio.gather(*[producer.send(item(b"%d" % n, f"Topic{number}")) for n in range(40)])
                 if number % 5 == 0:
                     server.drop_connections()
+            await until(lambda: min(asked) > 100 or failures)
         finally:
             over.set()
             sys.setswitchinterval(interval)
             for thread in threads:
                 thread.join()
         assert not failures
-        assert min(asked) > 100
 
 
 async def test_health_when_no_credit_is_left() -> None:
@@ -352,13 +354,11 @@ async def test_age_of_the_last_success(serialize_type: str) -> None:
                 lambda: producer.send_batch([item(), item()]),
                 lambda: producer.send(item(), key=1),
             ):
-                await asyncio.sleep(0.05)
-                before = age()
+                began = time.monotonic()
                 await send()  # type: ignore[no-untyped-call]
-                after = age()
-                assert after is not None
-                assert after < 0.04
-                assert before is None or before > after
+                newest = age()
+                assert newest is not None
+                assert newest <= time.monotonic() - began, "it is that of an earlier one"
 
             await asyncio.sleep(0.05)
             server.fail_next(13)

@@ -168,9 +168,10 @@ async def test_no_connection(cluster: Cluster, name: str) -> None:
     seen = Seen()
     await cluster.a.stop()
     async with producer(cluster, hooks=[seen], retries=1, async_retries=1) as sender:
+        await sender.fetch_publish_queues("T")
         for options in ({}, {"queue": cluster.queue()}):
             with pytest.raises(SendError) as told:
-                await WAYS[name](sender, timeout=0.2, **options)
+                await WAYS[name](sender, timeout=0.4, **options)
             assert [type(attempt.error) for attempt in told.value.attempts] == [ConnectError, ConnectError]
         assert seen.ended == [(1, "ConnectError"), (2, "ConnectError")] * 2
 

@@ -1,4 +1,4 @@
-"""Bodies that are compressed and decompressed in threads: calls end in time, whatever the threads have to do."""
+"""Bodies that are compressed and decompressed in threads: calls end in time, however busy the threads are."""
 
 from __future__ import annotations
 

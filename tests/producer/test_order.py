@@ -339,7 +339,7 @@ async def test_a_keyed_send_that_waits_in_line_is_not_late_for_a_blocked_loop(cl
     async with producer(cluster, timeout=1.0) as sender:
         calls = [asyncio.ensure_future(by_key(sender, item)) for item in messages(20)]
         await asyncio.sleep(0.02)
-        time.sleep(0.6)  # answers come while nobody looks
+        time.sleep(0.6)  # answers come while the loop stands still
         results = await asyncio.gather(*calls)
     assert len(results) == 20
 

@@ -192,12 +192,12 @@ async def test_queues_do_not_wait_for_one_another(cluster: Cluster) -> None:
         cluster.a.answer = answer
         first = asyncio.ensure_future(sender.send(message(b"first"), queue=cluster.queue(queue_id=0)))
         await until(lambda: cluster.sends[-1].body == b"first")
-        waiting = [
-            asyncio.ensure_future(sender.send(item, queue=cluster.queue(queue_id=0), timeout=0.2)) for item in messages(20)
-        ]
-        with timed(most=0.1):
-            await asyncio.gather(*[sender.send(item, queue=cluster.queue(queue_id=1)) for item in messages(200)])
-        with timed(0.1, 0.2):
+        with timed(0.2, 0.2):
+            waiting = [
+                asyncio.ensure_future(sender.send(item, queue=cluster.queue(queue_id=0), timeout=0.2)) for item in messages(20)
+            ]
+            with timed(most=0.1):
+                await asyncio.gather(*[sender.send(item, queue=cluster.queue(queue_id=1)) for item in messages(200)])
             ended = await outcomes(*waiting)
         assert {(type(error), error.maybe_stored) for error in ended} == {(errors.RequestTimeoutError, False)}
         assert "was not sent: it waited" in str(ended[0])
@@ -365,11 +365,11 @@ async def test_hooks_see_each_attempt_of_each_message(cluster: Cluster, number: 
 async def test_hook_sees_the_end_of_a_member_when_it_ends(cluster: Cluster) -> None:
     """One is cancelled and one has less time while their batch is under way."""
     hook = Watching()
-    cluster.a.answer = late(0.3)
+    cluster.a.answer = late(0.6)
     async with producer(cluster, hooks=[hook], topics=[TOPIC]) as sender:
         kept, gone, short = [
             asyncio.ensure_future(sender.send(item, key="k", timeout=timeout))
-            for item, timeout in zip(messages(3), (2.0, 2.0, 0.1), strict=True)
+            for item, timeout in zip(messages(3), (3.0, 3.0, 0.3), strict=True)
         ]
         await until(lambda: cluster.sends)
         gone.cancel()

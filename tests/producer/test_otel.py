@@ -159,7 +159,7 @@ async def test_what_fails_says_so(telemetry: Telemetry) -> None:
     async with Cluster(1) as cluster:
         cluster.a.answer = each(refuse(999), refuse(13), silent)
         async with producer(cluster, hooks=[telemetry.hook], retries=0) as sender:
-            results = await outcomes(*[sender.send(message(), timeout=0.1) for _ in range(3)])
+            results = await outcomes(*[sender.send(message(), timeout=0.5) for _ in range(3)])
             assert all(isinstance(result, errors.RocketMQError) for result in results)
             sending = asyncio.create_task(sender.send(message()))
             await until(lambda: len(cluster.sends) == 4)
@@ -167,7 +167,7 @@ async def test_what_fails_says_so(telemetry: Telemetry) -> None:
             await outcomes(sending)
             cluster.name_server.routes["nowhere"] = cluster.route()
             await cluster.a.stop()
-            await outcomes(sender.send(message(), timeout=0.1))
+            await outcomes(sender.send(message(), timeout=0.3))
     told = [
         (span.attributes["error.type"], span.attributes["rmq_async.maybe_stored"])
         for span in telemetry.spans

@@ -1,4 +1,4 @@
-"""Messages made of received ones: whatever was received, the result can be sent, and carries what the first sender gave."""
+"""Messages made of received ones: each result can be sent, and carries what the first sender gave."""
 
 from __future__ import annotations
 

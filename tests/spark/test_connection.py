@@ -162,7 +162,7 @@ class TestWorker:
             again.instance  # noqa: B018
 
     def test_clients_of_old_credentials_go(self, embedded_topics: Topics) -> None:
-        """30 reads with a new token each: a process keeps few clients, whatever it is asked for."""
+        """30 reads with a new token each: a process keeps few clients."""
         topic = embedded_topics.make(1)
         here, port = worker(), int(embedded_topics.namesrv.rpartition(":")[2])
         for number in range(30):

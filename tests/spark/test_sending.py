@@ -388,8 +388,8 @@ def test_rate_saves_up_no_pause(write: Write, topics: Topics) -> None:
     stored = sorted(message.store_time_ms for message in topics.read(topic))
     assert len(stored) == 200
     resumed = next(later for before, later in pairwise(stored) if later - before > 1000)
-    first_second = sum(resumed <= at < resumed + 1000 for at in stored)
-    assert 75 <= first_second <= 130, f"{first_second} messages in the second after the pause"
+    at_once = sum(resumed <= at < resumed + 250 for at in stored)  # 50; all of them where the pause counted
+    assert at_once <= 100, f"{at_once} messages in the quarter of a second after the pause"
 
 
 def test_a_further_attempt_has_connections_of_its_own(

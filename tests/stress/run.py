@@ -137,7 +137,7 @@ async def _replies(namesrv: str, topic: str, seed: int) -> None:
                 async for message in consumer.read(topic, start=start, end=None):
                     start = {message.queue: message.queue_offset + 1}
                     await producer.reply(message, b"re:" + message.body.partition(b":")[0])
-            except RocketMQError:  # who asked is told so by the time that is over
+            except RocketMQError:  # the request ends with its own time
                 await asyncio.sleep(0.05)
 
 
@@ -228,7 +228,7 @@ async def real_run(seed: int, seconds: float, cluster: RealCluster) -> Report:
             await set_write_queues(address, free, QUEUES, QUEUES)
             await set_write_queues(address, ordered, QUEUES // 2, QUEUES // 2)
             await set_write_queues(address, asked, 1, 1)
-        await asyncio.sleep(1.0)  # brokers tell their name servers
+        await asyncio.sleep(1.0)  # brokers register with their name servers
         faults = RealFaults(cluster, proxy, account, f"{seed} faults")
         await _drive(report, account, faults, topics, proxy.namesrv, seconds, 0.5)
         await cluster.heal()

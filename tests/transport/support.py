@@ -183,6 +183,7 @@ class Exact:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.lag = max(self.lag, monotonic() - self._due)  # the machine may have stood still since the last tick
         self._timer.cancel()
 
     def _next(self) -> None:

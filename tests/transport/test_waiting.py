@@ -87,7 +87,7 @@ async def test_past_deadline_suspends_once() -> None:
     table = WaitTable[int]()
     began = monotonic()
     assert await table.wait(began - 1) is None
-    assert monotonic() - began < 0.1
+    assert monotonic() - began < 1.0
 
 
 async def test_result_after_blocked_loop() -> None:

