@@ -106,7 +106,7 @@ class PullStatus(Enum):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """What one pull found. ``next_offset`` is where to go on, whatever the status; ``corrupt`` tells of records left out.
+    """What one pull found. ``next_offset`` is where to go on, with any status; ``corrupt`` lists records left out.
 
     ``lost``: offsets from the one asked for up to ``next_offset`` that a pull without tags should have given and did not: their
     messages were deleted. With tags it is empty, since nothing shows what the broker passed over.

@@ -150,7 +150,7 @@ def read_columns(
     """Adds the messages of a pull's body, from byte ``position`` on, to ``into``; the same ones that ``decode_pull`` gives.
 
     ``offsets``: first and end of what is kept, by the offset that includes ``offset_delta``; damaged records known to be outside
-    are not told either. ``only_queue``: as for ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` that name none.
+    are not reported either. ``only_queue``: as for ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` that name none.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
     block.queue = queue

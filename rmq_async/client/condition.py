@@ -1,4 +1,4 @@
-"""What a client instance knows about its loop, its name servers and its brokers without asking anybody.
+"""What a client instance knows about its loop, its name servers and its brokers without a request.
 
 Read by ``health()``, from any thread: attributes are read once each, and dictionaries copied, which no other thread can
 interrupt, before they are looked at.

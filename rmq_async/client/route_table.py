@@ -4,7 +4,7 @@ The hot path is ``cached``, a dict look-up. A miss costs one request however man
 the topic is not known and may be created by sending. Every topic in use is asked for again every ``route_poll_interval``, and
 sooner when somebody has a reason to (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a
 route that was good: the brokers themselves are the better witnesses. Equal answers are recognised by their digests, so polling
-an unchanged cluster decodes nothing; ``version`` grows only when a route really changed. A topic that nobody used for some polls
+an unchanged cluster decodes nothing; ``version`` grows only when a route really changed. A topic that was not used for some polls
 is forgotten, and asked for anew at its next use; ``use`` says which those are.
 """
 

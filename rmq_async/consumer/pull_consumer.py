@@ -83,10 +83,10 @@ class PullConsumer(ClientUser):
         """One answer of the broker: the messages at ``offset`` and after it, as many as it cares to give.
 
         ``tags``: "*" or "a || b". ``wait``: seconds the broker may hold the pull while it has nothing (0: it answers at once).
-        An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out and told in
-        ``corrupt``, messages that were deleted in ``lost`` (without tags). Raises BrokerNotFoundError, ConnectError,
+        An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out and listed
+        in ``corrupt``, deleted messages in ``lost`` (without tags). Raises BrokerNotFoundError, ConnectError,
         ConnectionLostError, RequestTimeoutError (no answer within ``wait`` + ``request_timeout`` seconds), RemoteProtocolError for
-        an answer from which nothing leads on, and BrokerError for whatever the broker refuses.
+        an answer from which nothing leads on, and BrokerError for what the broker refuses.
         """
         instance = self._client()
         queue = check_queue(queue)

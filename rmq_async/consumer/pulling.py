@@ -283,7 +283,7 @@ def _found(reply: PullReply, address: str) -> PulledBody:
 def _result(
     instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages
 ) -> PullResult:
-    """``lost`` is what is missing, for whatever reason."""
+    """``lost`` is what is missing, by right or not."""
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address
     messages = decoded.messages

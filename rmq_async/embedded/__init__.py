@@ -174,7 +174,7 @@ class EmbeddedRocketMQ:
 
         As there, the queue's minimum offset stays where it is until it is corrected (here: until a call with ``corrected``, or
         until ``max_memory`` takes another message of the queue). Until then a pull from below ``before`` passes over what is gone:
-        it gives messages from ``before`` on, or is told to go on later where these are more than 800 offsets away. Raises
+        it gives messages from ``before`` on, or a later ``next_offset`` alone where these are more than 800 offsets away. Raises
         ValueError for a queue that no broker has, and for an offset beyond its end.
         """
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)

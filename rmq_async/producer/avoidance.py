@@ -30,7 +30,7 @@ class Suspect:
         """Of its master, when it was first suspected."""
         self.available_from = 0.0
         self.noted = 0.0
-        """When the newest fault was told."""
+        """When the newest fault was noted."""
 
 
 S = TypeVar("S", bound=Suspect)
@@ -64,7 +64,7 @@ class Avoidance(ABC, Generic[S]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {sorted(self.items)}>"
 
-    # -- what attempts tell
+    # -- what attempts show
 
     @abstractmethod
     def succeeded(self, broker: str, latency: float, now: float) -> None:

@@ -1,6 +1,6 @@
 """What a call that failed raises: the error of its only attempt, or one that names the first and the newest of several.
 
-The text of an error of several attempts stays below a kibibyte, however many there were and whatever brokers said.
+The text of an error of several attempts stays below a kibibyte, however many there were and however much brokers said.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Brokers that do not answer, told by the attempts that failed (``latency_fault="failures"``, the default).
+"""Brokers that do not answer, found by the attempts that failed (``latency_fault="failures"``, the default).
 
 The success of an attempt costs nothing while nothing is held against its broker: no clock is read, no function called.
 """
@@ -18,7 +18,7 @@ FIRST: Final = 1.0
 LONGEST: Final = 30.0
 """Seconds that a broker is left alone after its first failure, doubled by each attempt on trial that fails; at most."""
 TRIAL: Final = 1.0
-"""Seconds that an attempt on trial keeps others away before it is under way for all to see, or where it ends untold."""
+"""Seconds that an attempt on trial keeps others away before it is under way for all to see, or where its end is not reported."""
 SHORTEST: Final = 0.05
 """Seconds: an attempt that was given less says nothing when it times out."""
 

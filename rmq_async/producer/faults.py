@@ -134,7 +134,7 @@ class FaultItem(Suspect):
 
 
 class Faults(Avoidance[FaultItem]):
-    """``late``: brokers that have kept one waiting for longer than ``patience``, to be set by whoever watches."""
+    """``late``: brokers that have kept one waiting for longer than ``patience``, set by the task that watches."""
 
     __slots__ = ("late", "table")
 

@@ -1,4 +1,4 @@
-"""How a producer is, for probes and alerts: gathered from what is known, without asking anybody and without waiting."""
+"""How a producer is, for probes and alerts: gathered from what is known, without a request and without waiting."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ async def accept_oneway(
 async def watched_oneway(
     sender: Sender, outgoing: Outgoing, target: Target, deadline: float, epoch: Epoch, size: int, *, probes: bool = False
 ) -> None:
-    """``send_oneway`` for a call whose attempt hooks are told of."""
+    """``send_oneway`` for a call whose attempt hooks watch."""
     attempt = cast(Watch, outgoing.watch).begin(outgoing, target)
     try:
         outgoing = msgspec.structs.replace(attempt.added(outgoing), watch=None)

@@ -92,7 +92,7 @@ class BegunAttempt(ABC):
 
 
 class Sending(NamedTuple):
-    """What hooks are told about the producer. ``max_size``: bytes of a body; the rest as in ``SendContext``."""
+    """What hooks learn of the producer. ``max_size``: bytes of a body; the rest as in ``SendContext``."""
 
     group: str
     namespace: str

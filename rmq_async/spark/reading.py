@@ -90,7 +90,7 @@ class _Reader:
             logger.warning("data is lost, the query goes on: %s", loss)
 
     def _ranges(self, starts: Offsets, ends: Offsets, there: Extents) -> list[Range]:
-        """What of them is there; the rest is told as lost. Where only a replica was asked nothing is cut off and nothing is lost:
+        """What of them is there; the rest counts as lost. Where only a replica was asked nothing is cut off and nothing is lost:
         the task waits for what the replica lacks."""
         self._tell(_losses(starts, ends, there))
         return [

@@ -5,7 +5,7 @@ before it is needed, what is made is kept for the process that made it (by its p
 back: readers are in no consumer group. A task that is tried again gets new connections (``fresh``): the old ones may be why.
 A worker outlives tasks and their credentials, so at the next task clients go that none has used for ``IDLE`` seconds, and the
 longest unused ones beyond ``MOST``.
-Whoever only reads does not load what writes: each query begins with new processes, and waits for their imports.
+A process that only reads does not load what writes: each query begins with new processes, and waits for their imports.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Worker:
             return kept.client
 
     def _close_unused(self, wanted: object) -> None:
-        """Of the others; they end on the loop, nobody waits for that."""
+        """Of the others; they end on the loop, and no call waits for that."""
         now = monotonic()
         unused = [(kept.used, key) for key, kept in self._clients.items() if not kept.users and key != wanted]
         unused.sort(key=lambda pair: pair[0])

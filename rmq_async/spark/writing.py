@@ -126,7 +126,7 @@ def check_topic(options: WriteOptions) -> None:
 
 
 def warn_of_speculation(session: SparkSession) -> None:
-    """For the driver's own process: what Spark starts there for a data source is not told of ``spark.speculation``; tasks are."""
+    """For the driver's own process: what Spark starts there for a data source does not see ``spark.speculation``; tasks do."""
     if session.conf.get("spark.speculation", "false") == "true":
         _warn_of_speculation()
 

@@ -98,7 +98,7 @@ class ExternalCluster:
         self.nameservers = [Server(f"namesrv-{number}", address) for number, address in enumerate(addresses)]
         self.brokers: list[Server] = []
         self.replicas: list[Server] = []
-        """None, whatever the cluster has: nothing here controls them."""
+        """None, also where the cluster has some: nothing here controls them."""
 
     async def start(self) -> None:
         """Reads the brokers. Raises ClusterError when no name server lists any."""

@@ -359,7 +359,7 @@ class RequestTable(ABC):
 
     @abstractmethod
     def _unread(self) -> int:
-        """Bytes that the kernel has and nobody has read yet."""
+        """Bytes that the kernel has and that are not read yet."""
 
     def _spare(self, before: int, until: float) -> None:
         """Has the requests that leave now, after a blocked loop, wait for their answers until ``until`` at least.

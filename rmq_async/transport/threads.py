@@ -1,6 +1,6 @@
 """Threads for what would hold the loop up: compressing and decompressing large bodies, reading the system's certificates.
 
-They are the library's own. The loop's default executor belongs to the service, which fills it with blocking calls; whatever waits
+They are the library's own. The loop's default executor belongs to the service, which fills it with blocking calls; what waits
 behind them waits for seconds. A process has one set of threads, as many as it has processors and at most ``MOST``, made when they
 are first needed and ended when the last client stops. Clients wait for them with a deadline: work that has not begun by then never
 begins, the result of work that has is dropped.

@@ -59,7 +59,7 @@ class InOrder(Gathering):
         self._add(receiver, outgoing, size, deadline)
 
     def add_alone(self, receiver: Receiver, outgoing: Outgoing, read: Any, deadline: float) -> None:
-        """A request of its own, in its place. It lingers for nobody, and what it is behind does so no longer."""
+        """A request of its own, in its place. It does not linger, nor does what it is behind any longer."""
         self._seal(Entry([(receiver, outgoing, deadline)], read=read), deadline)
 
     def begin_at_once(self) -> bool:

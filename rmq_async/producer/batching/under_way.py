@@ -129,7 +129,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
         return min(earliest, self.makes_room_at) if self._in_lane else earliest
 
     def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
-        """Ends the wait of some members. ``alone``: nobody else waits for the request."""
+        """Ends the wait of some members. ``alone``: no other member waits for the request."""
         sent = self._may_be_sent
         can_leave = not sent and (alone or self.gathering.can_shrink(self._outgoing))
         withdrawn = can_leave or (alone and self._withdrawn())

@@ -73,7 +73,7 @@ def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[Mess
 
 
 class Arrivals:
-    """By how much topics have grown since this was made, as masters tell it: a replica may lack what was acknowledged."""
+    """By how much topics have grown since this was made, by the offsets of masters: a replica may lack what was acknowledged."""
 
     def __init__(self, access: Access, topics: Iterable[str]) -> None:
         self._access = access
