@@ -23,7 +23,7 @@ class Withdrawable(Protocol):
 
 
 class _SendFuture(asyncio.Future[Result]):
-    """Tells its send when somebody cancels it, at once rather than an iteration later."""
+    """Notifies its send when it is cancelled, at once rather than an iteration later."""
 
     __slots__ = ("_owner",)  # without a dict, 150 bytes less for each send in flight
 
@@ -33,13 +33,13 @@ class _SendFuture(asyncio.Future[Result]):
 
     def cancel(self, msg: Any = None) -> bool:
         owner = self._owner
-        if owner is None or owner.ended or not super().cancel(msg):  # ended: by a callback of its own, which is told already
+        if owner is None or owner.ended or not super().cancel(msg):  # ended: its own callback, which has the result, cancels
             return False
         owner.cancelled()
         return True
 
     def let_go(self) -> None:
-        """Its send is over: without a cycle both are freed as soon as nobody wants the result."""
+        """Its send is over: without a cycle both are freed as soon as the result is not referenced any more."""
         self._owner = None
 
 
@@ -85,7 +85,7 @@ class Accepted(Generic[Result]):
         self.future: _SendFuture[Result] = _SendFuture(self)
 
     def drop(self) -> None:
-        """The call that accepted it raises: nobody gets the future, and nobody is told."""
+        """The call that accepted it raises: the future is dropped and no callback is called."""
         if not self.ended:
             self._end()
 

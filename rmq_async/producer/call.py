@@ -2,7 +2,7 @@
 
 The happy path never makes one of these. A call owns its attempts: each has an entry in some connection's table, and entries
 whose attempt is over stay there until the call ends, because a late "stored" still resolves the call. Deciding is
-``policy.next_step``; this module does what it says. Whatever happens to an attempt (answer, error, connect) ends in
+``policy.next_step``; this module does what it says. Each event of an attempt (answer, error, connect) ends in
 ``notify``; ``run`` sleeps until then and needs no timer of its own, since the connections watch the deadlines, but to pause and
 to wait for a broker that cannot be reached.
 """
@@ -183,7 +183,8 @@ class SendCall(Generic[Result]):
                     continue
                 await self._pause(step)
                 target = await self._choose(step.brokers)
-                if target is not None and self._result is None and not self._aborted:
+                # After a pause or a selector the time may be over: what is written then is sent for no caller.
+                if target is not None and self._result is None and not self._aborted and monotonic() < self._deadline:
                     await self._attempt(target, step.cap)
             return self._result
         except asyncio.CancelledError as error:
@@ -251,7 +252,7 @@ class SendCall(Generic[Result]):
         selection = self._sender.selection
         if selection is None:
             return self._lane.next_of(brokers)
-        if not self._sender.asks or self._outgoing.message is None:  # a reply's: its queue is nobody's choice
+        if not self._sender.asks or self._outgoing.message is None:  # a reply's: no selector has a say in its queue
             return selection.next(self._lane, brokers)
         task = asyncio.get_running_loop().create_task(
             self._sender.choose(self._outgoing, None, self._lane, brokers, self._deadline), name="rmq_async selector"
@@ -358,7 +359,7 @@ class SendCall(Generic[Result]):
                     watched.failed(record.error)
                 return
             record.connection = connection
-            if cap is not None:  # connecting may have taken it all, and what nobody can answer in time is only sent twice
+            if cap is not None:  # connecting may have taken it all, and what cannot be answered in time is only sent twice
                 deadline = min(self._deadline, max(deadline, monotonic() + cap / 2))
             pending = self._sender.submit(connection, target, self._outgoing, record, deadline, self._deadline, watched)
             record.opaque = pending.opaque
@@ -429,7 +430,7 @@ class _UnconfirmedError(RocketMQError):
 
 
 def stopped(*, maybe_stored: bool) -> ClientStateError:
-    """What a call under way is told when its producer stops."""
+    """The error of a call under way when its producer stops."""
     if maybe_stored:
         error = ClientStateError("the producer was stopped before the answer came; the message may have been stored")
     else:

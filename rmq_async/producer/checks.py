@@ -1,13 +1,13 @@
 """Brokers asking what became of a transaction (CHECK_TRANSACTION_STATE), and answering them.
 
-A broker asks about a half message that nobody ended: it stores it anew, so its offsets are others each time, and sends one
+A broker asks about a half message that has no end: it stores it anew, so its offsets are others each time, and sends one
 of the group's connections a one-way request with the message. The answer, an END_TRANSACTION, goes back on that connection.
-Losing a question does no harm, the broker asks again; so whatever is too much here is dropped.
+Losing a question does no harm, the broker asks again; so questions beyond the limits are dropped.
 
-An answer with offsets that a newer question has replaced would end a copy that nobody looks at any more, and the newest copy
+An answer with offsets that a newer question has replaced would end a copy that is not used any more, and the newest copy
 would be asked about and delivered a second time. Therefore each question about the same message replaces the one before, also
 while ``check`` runs, and also while the local transaction itself still runs in this process: that one then ends with the newest.
-A real broker decides whom to ask up to a second before it asks, so it asks about messages that have ended meanwhile, too. What
+A real broker chooses the producer up to a second before it asks, so it asks about messages that have ended meanwhile, too. What
 it holds then is a copy more, and where this process knows that from its own connection, it says ROLLBACK.
 """
 
@@ -98,7 +98,7 @@ class Dispatch:
 
 
 class _Which(NamedTuple):
-    """Tells messages apart also where callers chose the same id for several; a message's copies all have the same."""
+    """Distinguishes messages also where callers chose the same id for several; a message's copies all have the same."""
 
     msg_id: str
     born_time_ms: int

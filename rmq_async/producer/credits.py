@@ -2,7 +2,7 @@
 
 A free credit costs two comparisons and two subtractions (0.1 us); a semaphore costs six times that. The hot path of ``send``
 does them itself, on the open attributes, as ``try_take`` and ``give_back`` do. First come, first served:
-while anybody waits, nobody passes. Credits come back in one place, ``give_back``, once per call.
+while any call waits, none passes it. Credits come back in one place, ``give_back``, once per call.
 
 ``flush`` must wait for what was accepted *so far*, while new calls go on: every taken credit belongs to an epoch, a flush begins
 a new one and waits for the older ones to empty. Only older ones are counted, from the moment they end: of the one that goes on,
@@ -62,9 +62,9 @@ class Credits:
         self._limit = self.free = limit
         self._byte_limit = self.free_bytes = byte_limit
         self.contended = False
-        """Somebody waits for credits, or nobody gets any more."""
+        """A call waits for credits, or no call gets any more."""
         self.watched = False
-        """Somebody waits for credits that come back."""
+        """A call or a flush waits for credits that come back."""
         self._waiters: deque[_Waiter] = deque()
         self._given_up = 0
         """Of ``_waiters``: those that wait no longer, and have been counted."""
@@ -129,6 +129,7 @@ class Credits:
         finally:
             self._table.leave(future)
             self._drop(waiter)
+            del future, waiter  # an error that the future holds has this frame in its traceback
         raise BackpressureError(
             f"no room for {number} more {self._what} within {monotonic() - started:.3g} s: {self.taken} of {self._limit} messages, "
             f"{self.taken_bytes} of {self._byte_limit} bytes are unfinished"
@@ -163,7 +164,7 @@ class Credits:
         return await finished(self.so_far(), deadline)
 
     def refuse(self, error: Callable[[], RocketMQError]) -> None:
-        """From now on nobody gets a credit: those who wait and all who come get an error of their own."""
+        """From now on no call gets a credit: those that wait and all that come get an error of their own."""
         self._refusal = error
         self.contended = True
         while self._waiters:

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 def check_callback(name: str, callback: object) -> None:
-    """Raises TypeError unless ``callback`` is None or a plain function: nobody would await a coroutine function's result."""
+    """Raises TypeError unless ``callback`` is None or a plain function: a coroutine function's result would never be awaited."""
     if callback is None:
         return
     if not callable(callback):
@@ -120,7 +120,7 @@ def begun_plainly(
 
 
 class DeferredSend(FirstAttempt[Result]):
-    """The attempts of one accepted ``send_async``; ``accepted`` is told their end."""
+    """The attempts of one accepted ``send_async``; ``accepted`` receives their end."""
 
     __slots__ = ("_accepted",)
 

@@ -1,4 +1,4 @@
-"""The end of a transaction as brokers are told it (END_TRANSACTION), and what a half message's reply must say for that."""
+"""The end of a transaction as brokers receive it (END_TRANSACTION), and what a half message's reply must say for that."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Half(SendResult, frozen=True, gc=False):
 
 
 def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
-    """As ``stored_message``; an offset id that names no offset proves nothing, since nobody could end that transaction."""
+    """As ``stored_message``; an offset id that names no offset proves nothing: no request could end that transaction."""
     result = stored(reply, outgoing.unique_id, target, attempts)
     if result is None:
         return None
@@ -100,7 +100,7 @@ def trace_end(
     address: str,
     region: str | None = None,
 ) -> None:
-    """Into the trace, where there is one: what the broker at ``address`` is told."""
+    """Into the trace, where there is one: the end sent to the broker at ``address``."""
     if tracer is not None:
         tracer.end_transaction(
             message,

@@ -100,7 +100,7 @@ def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
 
     A message that is refused for what it is, for who sends it, or for a queue that is gone, and a call that gave its broker less
     time than the table's lowest threshold, say nothing. Any code that another attempt might cure does, and so does one that says
-    "too much". An attempt that was given up while nobody had answered is only as bad as the time it had.
+    "too much". An attempt that was given up before any answer came is only as bad as the time it had.
     """
     match error:
         case AuthenticationError() | PermissionDeniedError() | QueueNotExistError():
@@ -151,7 +151,7 @@ class Faults(Avoidance[FaultItem]):
         self.patience = table.patience
         self.late: frozenset[str] = frozenset()
 
-    # -- what attempts tell
+    # -- what attempts report
 
     def succeeded(self, broker: str, latency: float, now: float) -> None:
         self.update(broker, latency, isolated=False, reachable=True, now=now)

@@ -1,6 +1,6 @@
-"""The first attempt of a call that is nobody's coroutine: without a Task while nothing fails.
+"""The first attempt of a call that no coroutine runs: without a Task while nothing fails.
 
-It is itself the receiver of its answer, so that goes straight from the connection to whoever it is for. When the attempt fails and
+It is itself the receiver of its answer, so that goes straight from the connection to the caller. When the attempt fails and
 policy allows another, one Task runs the rest of the call.
 """
 
@@ -207,7 +207,7 @@ class FirstAttempt(ABC, Generic[Result]):
             result = await call.run()
         except asyncio.CancelledError:
             raise  # ``_over`` hears of it
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must hear of it
+        except Exception as error:  # noqa: BLE001 - of any kind: the caller gets it
             self._fail(without_frames(error))
         except BaseException as error:
             self._fail(broken_off(error, maybe_stored=True))

@@ -1,7 +1,7 @@
-"""What users hang into a producer, and what they are told.
+"""Hooks of users in a producer, and what they are given.
 
 A hook is asked only where it defines the method, so one that watches sends costs requests nothing. Hooks run on the loop, in the
-order given, and must not block. What ``check_forbidden`` raises ends the call; whatever else a hook raises goes to the loop's
+order given, and must not block. What ``check_forbidden`` raises ends the call; anything else that a hook raises goes to the loop's
 exception handler, and no message is the worse for it.
 """
 
@@ -112,7 +112,7 @@ class Hook:
     def before_request(self, address: str, command: RemotingCommand) -> None:
         """Called before each request is signed and written (``RPCHook.doBeforeRequest``).
 
-        It may add texts to ``command.ext_fields``; whatever else it changes is reported and taken back.
+        It may add texts to ``command.ext_fields``; any other change is reported and taken back.
         """
 
     def after_request(

@@ -184,6 +184,7 @@ class LaneTable:
 
         async def look() -> None:
             pause = FIRST_PAUSE
+            await asyncio.sleep(0)  # all who wait are there by then, also where Tasks begin at once
             while not is_there() and self._returning.waiting(key):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)

@@ -40,7 +40,7 @@ class LaneSettings:
     def __init__(self, group: str, config: ProducerConfig, client: ClientConfig, id_length: int) -> None:
         self.namespace = client.namespace or ""
         self.outside: set[str] = set()
-        """Topics that are in no namespace, beside those that a name tells as the system's."""
+        """Topics that are in no namespace, beside those whose name shows that they are the system's."""
         self.group = with_namespace(self.namespace, group)
         self.create_topic_key = config.create_topic_key
         self.default_topic_queues = config.default_topic_queues

@@ -53,7 +53,7 @@ class ProducerLife:
         self._sender: Sender = cast(Sender, None)
         self._loop_runs: Callable[[], bool] = _never
         self._thread = 0
-        """Together they tell, at half the price of asking for the running loop, that it is the one this was started on."""
+        """Together they show, at half the price of asking for the running loop, that it is the one this was started on."""
         self._changing: asyncio.Future[None] | None = None
         """Resolved when a start or a stop that is under way is over."""
         self._starting = Waits(partial(_stopped_early, self.group))
@@ -120,8 +120,8 @@ class ProducerLife:
     async def stop(self, timeout: float | None = None) -> None:
         """Takes no more messages, waits up to ``timeout`` seconds (default ``stop_timeout``) for those accepted, then closes.
 
-        What is unanswered then fails with ClientStateError. Allowed before ``start()``, during it and more than once; whoever
-        calls while it stops waits for that. The producer can be started anew.
+        What is unanswered then fails with ClientStateError. Allowed before ``start()``, during it and more than once; a
+        call while it stops waits for that. The producer can be started anew.
         """
         budget = stop_budget(timeout, self.config.stop_timeout)
         if self._state in (ProducerState.STARTING, ProducerState.STOPPING):

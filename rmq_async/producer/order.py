@@ -77,14 +77,16 @@ class Place:
         """Waits for those who came before. Raises BackpressureError at ``deadline`` (monotonic)."""
         if self._line.is_first(self):
             return
-        self.waits = asyncio.get_running_loop().create_future()
+        self.waits = waits = asyncio.get_running_loop().create_future()
         try:
-            if not await wait_until(self.waits, deadline):
+            if not await wait_until(waits, deadline):
                 raise BackpressureError("earlier sends in the same order did not get away in time")
-            self.waits.result()
+            waits.result()
         finally:
-            if not self.waits.cancel() and not self.waits.cancelled():
-                self.waits.exception()  # seen, also by a call that was cancelled meanwhile
+            if not waits.cancel() and not waits.cancelled():
+                waits.exception()  # seen, also by a call that was cancelled meanwhile
+            self.waits = None
+            del waits  # an error that it holds has this frame in its traceback
 
     def leave(self) -> None:
         if not self.left:

@@ -40,7 +40,7 @@ class Outgoing(msgspec.Struct, gc=False):
 
     ``batch_ids``: the unique ids of a batch's messages. ``code``: request code in its short form, 0 for the usual ones.
     ``message``: where a selector is asked for each attempt, what it is shown, a batch's first; it must not lead back to here, for
-    no collector looks at this. ``watch``: where hooks are told of the attempts, see ``Watched``.
+    no collector looks at this. ``watch``: shows hooks the attempts, see ``Watched``.
     """
 
     topic: str

@@ -1,6 +1,6 @@
 """What a send call does next: pure decisions over the attempts it has made.
 
-The rules (docs/producer.md tells them to users): a retry goes to a broker not yet tried while there is one, and never to the
+The rules (described in docs/producer.md): a retry goes to a broker not yet tried while there is one, and never to the
 one tried last while there is another; once all have been tried, attempts are spaced out over the time that is left, and where
 no broker can be connected to the call waits until one can. An attempt that surely reached no broker is none of those that
 ``retries`` counts. An attempt is capped while another untried broker is left, so that one silent broker cannot eat the whole

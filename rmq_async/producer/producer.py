@@ -390,7 +390,7 @@ class Producer(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> MessageExt:
-        """Sends a message that asks, and returns the reply that whoever consumed it sends (``reply``).
+        """Sends a message that asks, and returns the reply that its consumer sends (``reply``).
 
         ``timeout``: seconds for both ways, by default the producer's. The request is sent as by ``send``, raises what that raises,
         and keeps its credit until the reply is there. Raises ReplyTimeoutError when it is stored and no reply came in time,

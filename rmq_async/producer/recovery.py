@@ -107,8 +107,9 @@ class Recovery:
             those.remove(waiting)
             if not those.calls:
                 del self._addresses[address]  # first: a call that comes now needs a task that goes on
-                if those.task is not None:
-                    those.task.cancel()
+                task, those.task = those.task, None  # it keeps the error that cancels it, whose frames lead to here
+                if task is not None:
+                    task.cancel()
 
     def most_failed(self, waiting: Waiting) -> tuple[str, int, str]:
         """An address that one waits for, how many attempts to connect to it have failed meanwhile, and why the newest one did."""
@@ -167,8 +168,14 @@ class Recovery:
 
     async def _let_go(self, connection: Connection, those: _Address) -> None:
         most, waiting = FIRST_GO, list(reversed(those.calls))
+        before, stored_at, share = 0, connection.stored_at, 0
         while connection.is_open:
-            free = most - connection.sends_under_way
+            under_way = connection.sends_under_way
+            free = most - under_way
+            if free <= 0:  # others send as well: where the broker keeps up with them, those who wait get their share
+                keeps_up = connection.stored_at > stored_at and under_way <= before
+                free = share = min(max(1, 2 * share), FIRST_GO) if keeps_up else 0
+            before, stored_at = under_way, connection.stored_at
             while free > 0 and waiting:
                 each = waiting.pop()
                 if not each.over and each in those.calls:

@@ -1,4 +1,4 @@
-"""Request and reply: a message that asks, and the one that answers, which the broker pushes to whoever asked.
+"""Request and reply: a message that asks, and the one that answers, which the broker pushes to the client that asked.
 
 A broker finds the asking client by its id, which it knows from heartbeats, and only its own connections count. So before the first
 request every broker through which a reply may come has answered a heartbeat: those of the cluster's reply topic, not only those

@@ -46,7 +46,7 @@ SWEEP_COST: Final = 0.0002
 
 
 class Overdue:
-    """Tells for how long a producer's attempts have been waiting, without a note of each: by the opaques given out meanwhile.
+    """Measures for how long a producer's attempts have been waiting, without a note of each: by the opaques given out meanwhile.
 
     ``owner`` marks the producer's entries in the connections' tables.
     """
@@ -71,7 +71,7 @@ class Overdue:
         return self._look(address, connection)[0] != 0
 
     def late(self, address: str, now: float) -> bool:
-        """Whether an attempt there has waited for longer than the patience, as far as the samples of earlier calls tell."""
+        """Whether an attempt there has waited for longer than the patience, as far as the samples of earlier calls show."""
         connection = self._pool.get(address)
         if connection is None:
             self._known.pop(address, None)

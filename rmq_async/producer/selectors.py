@@ -150,7 +150,7 @@ def ask(
         return selector(queues, message, key)
     except RocketMQError:
         raise
-    except (Exception, asyncio.CancelledError) as error:  # nobody can cancel a call that does not wait
+    except (Exception, asyncio.CancelledError) as error:  # a call that does not wait cannot be cancelled
         raise _raised(selector, error) from error
 
 

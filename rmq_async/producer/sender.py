@@ -152,7 +152,7 @@ class Sender:
         return self._settings.group
 
     def outside_namespaces(self, topic: str) -> None:
-        """Says that the topic belongs to the brokers, whatever its name."""
+        """Says that the topic belongs to the brokers and is in no namespace, regardless of its name."""
         self._settings.outside.add(topic)
 
     def _look_again(self) -> None:

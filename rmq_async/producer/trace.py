@@ -50,9 +50,9 @@ AT_ONCE: Final = 4
 """Trace messages that are on their way at the same time."""
 TIMEOUT: Final = 5.0
 REGION: Final = "DefaultRegion"
+"""Where a broker does not say which region it is in."""
 REGIONS_KEPT: Final = 1024
 """Brokers whose regions are known."""
-"""Where a broker does not say which region it is in."""
 
 
 class Record(NamedTuple):
@@ -133,7 +133,7 @@ class Tracer:
         from_check: bool = False,
         region: str | None = None,
     ) -> None:
-        """``state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW. ``address``: of the broker that was told."""
+        """``state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW. ``address``: of the broker that it was sent to."""
         bean = TraceBean(
             topic=message.topic,
             msg_id=msg_id,

@@ -1,7 +1,7 @@
 """Messages that are seen only when a local transaction has been committed.
 
-The half message is sent like any other and seen by nobody. Then the local transaction runs, and its outcome is told to the broker
-that stored the half message. Where nobody tells it, the broker asks the producers of the group (``checks``).
+The half message is sent like any other; consumers do not see it. Then the local transaction runs; its outcome goes to the broker
+that stored the half message. Where none arrives, the broker asks the producers of the group (``checks``).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class TransactionProducer(Producer):
 
     ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction``, in its caller's task, once the half
     message is stored. It gets a copy of the message that has its ``unique_id``, to be kept with what the transaction writes.
-    ``check(message)`` tells a broker, which heard of no end, how a transaction ended; it may be one of another process of the
+    ``check(message)`` returns how a transaction ended that its broker has no end of; it may be one of another process of the
     group, or of one that is no more. Both return a TransactionStatus and may be coroutine functions; what they raise means
-    UNKNOWN; brokers are told, for their logs, the type of that and nothing more.
+    UNKNOWN; brokers get, for their logs, the type of that and nothing more.
 
     At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of bodies; those
     beyond are left to be asked again.
@@ -88,11 +88,11 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, arg: Any = None, *, timeout: float | None = None
     ) -> TransactionSendResult:
-        """Sends a half message, runs ``execute(message, arg)``, and tells the broker how that ended.
+        """Sends a half message, runs ``execute(message, arg)``, and sends the broker its outcome.
 
         ``timeout``: seconds for sending the half message, as in ``send``; ``execute`` takes as long as it takes, and then the
         broker has ``request_timeout`` to confirm. COMMIT and ROLLBACK are confirmed by the broker before this returns. UNKNOWN
-        is told and not confirmed; the broker asks later. A half message that is stored but not SEND_OK is rolled back, and
+        is sent and not confirmed; the broker asks later. A half message that is stored but not SEND_OK is rolled back, and
         nothing is executed.
 
         What ``execute`` raises is reported to the loop's exception handler and returned as ``local_error``, with UNKNOWN.
@@ -170,7 +170,7 @@ class TransactionProducer(Producer):
         return first_port(address) if sender.instance.config.vip_channel else address
 
     def _tell_unknown(self, sender: Sender, half: Half, end: End, why: str | None) -> None:
-        """At once or not at all: it only spares whoever reads the broker's log a riddle."""
+        """At once or not at all: it only explains the question in the broker's log."""
         connection = sender.connections.get(half.address)
         if connection is not None:
             tell(connection, end_command(end, TransactionStatus.UNKNOWN, why))

@@ -1,4 +1,4 @@
-"""Round robin over whatever queues of a topic there are to choose from, which may be others each time.
+"""Round robin over the queues of a topic that a selector offers, which may be others each time.
 
 A counter modulo their number would do for lists that stay the same. Selectors that offer other queues each time could fall in step
 with a counter and get the same queue for ever; so each queue's last turn is kept, and the one whose turn is longest ago is next.

@@ -1,7 +1,7 @@
 """Hooks around the attempts of sends: a call whose producer has any carries a ``Watch``, and all others cost nothing.
 
-Each attempt is told twice, before and after, whatever becomes of it. The receiver of a watched attempt is wrapped, so that the
-answer is told before it is passed on; attempts that end without an answer are told by whoever ends them. Hooks run in the context
+Hooks see each attempt twice, before and after, however it ends. The receiver of a watched attempt is wrapped, so that hooks see
+the answer before it is passed on; the code that ends an attempt without an answer reports that to them. Hooks run in the context
 (of ``contextvars``) that the call was made in, each in a copy, also where an attempt begins or ends in another Task.
 """
 
@@ -127,7 +127,7 @@ class Watch(AttemptsWatch):
         self._open: list[WatchedAttempt] = []
 
     def begin(self, outgoing: Outgoing, target: Target) -> WatchedAttempt:
-        """Tells the hooks that an attempt begins. Raises ForbiddenError when one of them refuses it."""
+        """Shows the hooks that an attempt begins. Raises ForbiddenError when one of them refuses it."""
         self._number += 1
         sending = self.sending
         context = SendContext(
@@ -164,7 +164,7 @@ class Watch(AttemptsWatch):
             self._context.copy().run(guarded, after, attempt.context)
 
     def give_up(self, error: BaseException) -> None:
-        """The call is over: attempts that nobody will tell of any more ended with ``error``."""
+        """The call is over: attempts whose end is not known yet ended with ``error``."""
         for attempt in tuple(self._open):
             attempt.failed(error)
 
@@ -253,7 +253,7 @@ def message_type(message: Message, sys_flag: int) -> MessageType:
 
 
 def tell_failed(outgoing: Outgoing, target: Target, error: BaseException) -> None:
-    """Tells the hooks, where the call has any, of an attempt that found no connection. Raises ForbiddenError as ``begin`` does."""
+    """Shows the hooks, where the call has any, an attempt that found no connection. Raises ForbiddenError as ``begin`` does."""
     if outgoing.watch is not None:
         outgoing.watch.begin(outgoing, target).failed(error)
 

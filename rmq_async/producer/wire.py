@@ -47,7 +47,7 @@ class Wire:
         call_deadline: float,
         attempt: BegunAttempt | None = None,
     ) -> Pending:
-        """Puts one attempt on its way. ``attempt``: what hooks were told of it already."""
+        """Puts one attempt on its way. ``attempt``: what hooks have seen of it already."""
         if target.general or outgoing.watch is not None or outgoing.code:
             return self._general(connection, target, outgoing, receiver, deadline, call_deadline, attempt)
         batch = outgoing.batch_ids is not None

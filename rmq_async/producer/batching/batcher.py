@@ -153,6 +153,8 @@ class Batcher:
 
     def soon(self, gathering: Gathering, deadline: float) -> None:
         """Has it leave at the end of this iteration of the loop, or when messages have lingered; ``deadline``: of the first."""
+        if self._linger and not gathering.in_order:  # plain messages may join, which have no more time and do not ask
+            deadline = min(deadline, monotonic() + self._sender.timeout)
         if deadline < self.alarm:
             self.watch_until(deadline)
         if self._linger:
@@ -232,7 +234,7 @@ class Batcher:
     # -- those who wait no longer
 
     def look_after(self, gathering: Gathering) -> None:
-        """Soon ends those of its requests that nobody waits for: they would be in the way of others."""
+        """Soon ends those of its requests that no caller waits for: they would be in the way of others."""
         if not self._left:
             self._loop.call_soon(self._end_unwanted)
         self._left.add(gathering)
@@ -299,7 +301,7 @@ class Batcher:
 
 
 def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
-    """Tells those whose time is over; returns the earliest deadline of the others."""
+    """Ends the wait of those whose time is over; returns the earliest deadline of the others."""
     earliest = inf
     for receiver, _, deadline in members:
         if receiver.done():

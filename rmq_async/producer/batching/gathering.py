@@ -150,7 +150,7 @@ class Gathering(ABC):
             self.timer = None
 
     def left(self) -> None:
-        """Somebody waits no longer: was cancelled, or told of a failure."""
+        """A caller waits no longer: it was cancelled, or has failed."""
         self.stale = True
         self._batcher.look_after(self)
 

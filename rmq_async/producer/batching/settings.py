@@ -1,4 +1,4 @@
-"""What a producer is told about gathering messages into batches."""
+"""The settings of a producer that gathers messages into batches."""
 
 from __future__ import annotations
 

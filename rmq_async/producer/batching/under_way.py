@@ -1,4 +1,4 @@
-"""One batch under way: what becomes of it is told to each of those whose messages it carries."""
+"""One batch under way: its outcome goes to the caller of each message that it carries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["UnderWay"]
 ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
 """What a broker says of a batch of which one message is wrong (or the whole too large for it): it has stored none of them."""
 SAME_END: Final = 0.02
-"""Seconds. Who gives up so much earlier than the request itself is told what that is told, so many seconds late at most."""
+"""Seconds. A caller whose time ends so shortly before the request's gets the request's own outcome, this much late at most."""
 
 
 class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
@@ -81,7 +81,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
 
     @property
     def unwanted(self) -> bool:
-        """Nobody waits for it any more."""
+        """Whether no caller waits for it any more."""
         return all(member[0].done() for member in self.entry.members)
 
     def give_up(self) -> None:
@@ -227,7 +227,7 @@ class UnderWay(FirstAttempt["BatchSendResult | SendResult"]):
 
 
 def _one_is_to_blame(error: BaseException) -> bool:
-    """Whether none of the batch was stored, and sending its parts can tell the message that is at fault."""
+    """Whether none of the batch was stored, and sending its parts can show which message is at fault."""
     if refused_by_hook(error):
         return not getattr(error, "maybe_stored", False)
     if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):
