@@ -1,7 +1,7 @@
 """The body of SEND_BATCH_MESSAGE, which is also the body of an inner batch in the store (``MessageDecoder.encodeMessage``).
 
 Each message, one after the other: TOTALSIZE 4 (22 + body + properties), MAGICCODE 4 and BODYCRC 4 (both 0), FLAG 4, body
-length 4, body, properties length 2, properties. Readers step by the two lengths; nobody looks at the first three.
+length 4, body, properties length 2, properties. Readers step by the two lengths; the first three are not read.
 """
 
 from __future__ import annotations

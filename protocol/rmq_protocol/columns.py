@@ -1,4 +1,4 @@
-"""Stored records read into columns: for whoever wants many messages and no object for each.
+"""Stored records read into columns: for callers that want many messages and no object for each.
 
 A record as nearly all are (version 1, IPv4 hosts, body neither compressed nor a batch, lengths that agree, the right CRC) costs
 one unpack and the slices that are wanted; its fixed part is kept as it is, so that numbers of all rows are taken out at once,

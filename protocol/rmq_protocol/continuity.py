@@ -7,6 +7,7 @@ cannot be read, a compacted topic, the change of a static topic's queue from one
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -43,15 +44,32 @@ def missing_offsets(
 
 def without_ranges(ranges: Iterable[range], others: Iterable[range]) -> tuple[range, ...]:
     """What of ``ranges`` lies in none of ``others``."""
-    left = [each for each in ranges if each]
-    for other in others:
-        left = [
-            part
-            for each in left
-            for part in (range(each.start, min(each.stop, other.start)), range(max(each.start, other.stop), each.stop))
-            if part
-        ]
+    gaps = _merged(others)
+    stops = [gap.stop for gap in gaps]
+    left: list[range] = []
+    for each in ranges:
+        at = each.start
+        for number in range(bisect_right(stops, at), len(gaps)):
+            gap = gaps[number]
+            if gap.start >= each.stop:
+                break
+            if gap.start > at:
+                left.append(range(at, gap.start))
+            at = gap.stop
+        if at < each.stop:
+            left.append(range(at, each.stop))
     return tuple(left)
+
+
+def _merged(ranges: Iterable[range]) -> list[range]:
+    """The same offsets in ranges that rise and do not touch."""
+    merged: list[range] = []
+    for each in sorted([each for each in ranges if each], key=lambda each: each.start):
+        if merged and each.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, each.stop))
+        else:
+            merged.append(each)
+    return merged
 
 
 def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]:
@@ -91,9 +109,11 @@ def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bo
     fixed = FIXED[sys_flag & HOSTS_V6]
     if len(body) - position < fixed.size:
         return None
-    topic_at = position + fixed.size + fixed.unpack_from(body, position)[-1] + (1 if magic == MAGIC_CODE_V1 else 2)
+    length_at = position + fixed.size + fixed.unpack_from(body, position)[-1]
+    topic_at = length_at + (1 if magic == MAGIC_CODE_V1 else 2)
     topic = queue.topic.encode()
-    return offset, total, queue_id != queue.queue_id or body[topic_at : topic_at + len(topic)] != topic
+    other = int.from_bytes(body[length_at:topic_at], "big") != len(topic) or body[topic_at : topic_at + len(topic)] != topic
+    return offset, total, other or queue_id != queue.queue_id
 
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:

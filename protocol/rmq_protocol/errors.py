@@ -1,6 +1,6 @@
 """Errors of the codec. Blame is in the type: ``LocalProtocolError`` is the caller's fault, ``RemoteProtocolError`` the peer's.
 
-Retry policy lives here as class attributes, so that whoever sends has no lists of codes or classes: ``retriable`` (another
+Retry policy lives here as class attributes, so that the sender has no lists of codes or classes: ``retriable`` (another
 attempt may help), ``maybe_stored`` (a send that failed so may still be stored), ``uses_retry``. No other exception leaves this
 package.
 """

@@ -4,7 +4,7 @@ A route comes from a name server, which may be old, wrong or hostile: ``decode_r
 write and bounds what it says, and the functions that turn a route into queues are pure, so that they can be asked again
 at any time. They follow ``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, quirks included:
 an ``orderTopicConf`` wins over permissions and masters, static topics live on a pseudo broker. Beyond Java they leave out
-brokers whose master address nobody could connect to.
+brokers whose master address cannot be connected to.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def is_address(text: str) -> bool:
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
-    """Equal for routes that say the same: what they list, in whatever order (``TopicRouteData.topicRouteDataChanged``)."""
+    """Equal for routes that say the same: what they list, in any order (``TopicRouteData.topicRouteDataChanged``)."""
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
     for name in ("queueDatas", "brokerDatas"):

@@ -476,7 +476,7 @@ class Block:
         return self._end
 
     def _no_message(self, position: int, total: int, magic: int) -> int:
-        """A blank filler, which is skipped, or a magic code that nobody knows."""
+        """A blank filler, which is skipped, or an unknown magic code."""
         if magic != BLANK_MAGIC_CODE:
             return self._lost(position, total, f"unknown magic code {magic & 0xFFFFFFFF:#010x}")
         if _HEAD.size <= total <= self._end - position:

@@ -65,18 +65,22 @@ class GapTable:
         missing: tuple[range, ...],
         *,
         static: bool = False,
+        timeout: float | None = None,
         calls: set[asyncio.Future[RemotingCommand]] | None = None,
     ) -> tuple[range, ...]:
         """What of the offsets ``missing`` in an answer to a pull without a filter was deleted.
 
-        ``static``: the answer is about a queue of a static topic. ``calls``: as for ``ClientInstance.ask_broker``. Raises what
-        asking the broker raises; where the user may not see the topic's settings, everything missing counts as deleted.
+        ``static``: the answer is about a queue of a static topic. ``timeout``: seconds for asking, default: ``request_timeout``.
+        ``calls``: as for ``ClientInstance.ask_broker``. Raises what asking the broker raises; where the user may
+        not see the topic's settings, everything missing counts as deleted.
         """
         broker_name = instance.routes.broker_of(queue)
         key = (broker_name, queue.topic)
         known = self._known.get(key)
         if static or known is None or known.until <= monotonic():
-            config = await _settings(instance, broker_name, queue.topic, calls)
+            longest = instance.config.request_timeout
+            budget = longest if timeout is None else min(timeout, longest)
+            config = await _settings(instance, broker_name, queue.topic, budget, calls)
             self._known.pop(key, None)
             self._known[key] = known = _Settings(config, monotonic() + FRESH)
             if len(self._known) > MOST:
@@ -93,13 +97,11 @@ def _compacted(config: TopicConfigAndQueueMapping) -> bool:
 
 
 async def _settings(
-    instance: ClientInstance, broker_name: str, topic: str, calls: set[asyncio.Future[RemotingCommand]] | None
+    instance: ClientInstance, broker_name: str, topic: str, timeout: float, calls: set[asyncio.Future[RemotingCommand]] | None
 ) -> TopicConfigAndQueueMapping:
     header = GetTopicConfigRequestHeader(topic=topic, lo=True)
     command = RemotingCommand(code=RequestCode.GET_TOPIC_CONFIG, ext_fields={**to_ext(header)})
-    response, address = await instance.ask_broker(
-        broker_name, topic, command, instance.config.request_timeout, any_replica=True, calls=calls
-    )
+    response, address = await instance.ask_broker(broker_name, topic, command, timeout, any_replica=True, calls=calls)
     if response.code in _UNKNOWN_THERE:
         return _NOTHING_SPECIAL
     error: RocketMQError

@@ -8,7 +8,7 @@ back. Two unanswered ones in a row prove a connection dead, and it is closed.
 
 To push a reply a broker looks the client up by its id, and that entry is easily lost: any producer group that leaves takes the id
 along, and so does a former connection that ends after a new one was introduced. It comes back only with a group that is new to the
-broker on that connection, so one of those that stay leaves and joins again; where nobody has ever waited for a reply, none does.
+broker on that connection, so one of those that stay leaves and joins again; where no call has ever waited for a reply, none does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNANSWERED_LIMIT = 2
 RECONNECTS = 6
 """Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
 MISSED_FOR = 5.0
-"""Seconds for which nobody waits for a broker that did not answer its first heartbeat."""
+"""Seconds for which no call waits for a broker that did not answer its first heartbeat."""
 FORMER_NOTICED = 0.5
 """Seconds that a broker gets to notice the end of a former connection."""
 
@@ -90,7 +90,7 @@ class Heartbeats:
         self._missed: dict[str, float] = {}
         """Until when a broker that could not be met is not waited for."""
         self._meets = False
-        """Whether anybody has ever waited for brokers to know this client."""
+        """Whether a call has ever waited for brokers to know this client."""
         self._later: set[asyncio.TimerHandle] = set()
         self._soon: asyncio.Handle | None = None
         self._body = b""

@@ -2,7 +2,7 @@
 
 One instance per running loop and equal config, counted by its users. The first user starts it and the others wait for that same
 start; the last one to leave closes it. Starting runs as a task of its own, so that a cancelled user neither stops it for the
-others nor leaves anything behind: whoever leaves last cleans up, cancelled or not. Taking down is synchronous up to the point
+others nor leaves anything behind: the last to leave cleans up, cancelled or not. Taking down is synchronous up to the point
 where only the loop is needed to finish (cancelled tasks, closing sockets), so a second cancellation cannot tear it apart.
 """
 
@@ -227,8 +227,7 @@ class ClientInstance:
         """One request to a broker: look-up, connecting and answer within ``timeout`` seconds; the answer and its address.
 
         ``calls``: holds the future of the answer while it is waited for, so that the owner can end the wait.
-        ``sent_away``: as for ``ConnectionPool.request``. Raises what these
-        raise; the error names the broker.
+        ``sent_away``: as for ``ConnectionPool.request``. Raises what these raise; the error names the broker.
         """
         deadline = monotonic() + timeout
         try:
@@ -320,7 +319,7 @@ class ClientInstance:
         return connection.local_ip if connection is not None else ""
 
     def _start_over(self, starting: asyncio.Task[None]) -> None:
-        """After a start that failed: those who waited for it leave, and whoever comes next begins a new one."""
+        """After a start that failed: those that waited for it leave, and the next caller begins a new one."""
         if starting.cancelled() or starting.exception() is not None:
             self._unlist()
 

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 H = TypeVar("H", bound=Header)
 
 _TELLS_NONE_FROM: Final = 413
-"""``MQVersion.V5_0_0``: from here on a broker can be told not to say 0 for none."""
+"""``MQVersion.V5_0_0``: from here on a request can forbid a broker to say 0 for none."""
 _NO_QUEUE_ID: Final = 1 << 31
 """Queue ids are below it: they go in 32 bits with a sign."""
 _FIRST_REST: Final = 0.001
@@ -83,7 +83,7 @@ async def until_readable(
     ``timeout`` seconds (default: ``request_timeout``).
 
     A broker acknowledges what is in its commit log and builds the queues from it a moment later (measured on 5.5.0: every
-    second ``max_offset`` that follows an acknowledged send at once does not count it, whatever its ``committed`` field says).
+    second ``max_offset`` that follows an acknowledged send at once does not count it, without regard to its ``committed`` field).
     Only its runtime information tells how far behind the queues are; it costs the broker 60 ms, so this is for the beginning
     of a reading. In its first second a broker has none and fails over it (5.5.0 and 4.9.7): it is asked again, and so is a busy
     one. A broker that does not give it is taken at its word.

@@ -2,7 +2,7 @@
 
 The hot path is ``cached``, a dict look-up. A miss costs one request however many callers wait for it, and one more for TBW102 when
 the topic is not known and may be created by sending. Every topic in use is asked for again every ``route_poll_interval``, and
-sooner when somebody has a reason to (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a
+sooner after an error (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a
 route that was good: the brokers themselves are the better witnesses. Equal answers are recognised by their digests, so polling
 an unchanged cluster decodes nothing; ``version`` grows only when a route really changed. A topic that was not used for some polls
 is forgotten, and asked for anew at its next use; ``use`` says which those are.
@@ -179,7 +179,7 @@ class RouteTable:
         return answer.route
 
     def refresh_soon(self, topic: str) -> None:
-        """Begins a refresh in the background, at most one each second for one topic; for whoever met an error.
+        """Begins a refresh in the background, at most one each second for one topic; for callers that met an error.
 
         Does nothing once closed: calls that the end of the client breaks off meet errors, too.
         """
@@ -277,7 +277,7 @@ class RouteTable:
         model = await self._ask_aside(create_key, self._patience())
         if model.route is None:
             raise self._not_found(topic, answer, create_key)
-        known = self._routes.get(topic)  # somebody else's look-up may have found it meanwhile
+        known = self._routes.get(topic)  # another look-up may have found it meanwhile
         return known if known is not None else self._create_by_sending(topic, model, default_queues)
 
     async def _ask(self, topic: str, deadline: float) -> _Answer:

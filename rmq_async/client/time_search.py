@@ -95,9 +95,11 @@ async def store_time_ms(
             return -1
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
-    delta = from_ext(PullMessageResponseHeader, response.ext_fields).offsetDelta or 0
+    delta = from_ext(PullMessageResponseHeader, response.ext_fields).offsetDelta
     messages = decode_messages(response.body, check_crc=False).messages
     if not messages:
         text = f"the record at offset {offset} of {queue} cannot be read, so its time is not known"
         raise RemoteProtocolError(text, broker=queue.broker_name, address=address)
-    return messages[0].store_time_ms if messages[0].queue_offset + delta == offset else -1
+    found = messages[0]
+    own = found.topic == queue.topic and (delta is not None or found.queue.queue_id == queue.queue_id)
+    return found.store_time_ms if own and found.queue_offset + (delta or 0) == offset else -1

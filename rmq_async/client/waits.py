@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Waits:
-    """Whatever is waited for in here until ``stop``. ``error``: what those are told who wait then, or begin to later."""
+    """Waits that end at ``stop``. ``error``: makes the error of those that wait then, or begin to later."""
 
     __slots__ = ("_error", "_joined", "_scopes", "_stopped")
 

@@ -19,7 +19,8 @@ from rmq_protocol.continuity import first_queue_offset
 from rmq_protocol.message import MessageQueue
 
 from ..client import ClientInstance
-from ..errors import BrokerNotFoundError
+from ..client.masters import has_master
+from ..errors import BrokerNotFoundError, OffsetRangeError
 from ..results import PullStatus
 from .pulling import Calls, pull_body
 
@@ -64,7 +65,8 @@ async def deleted_among(
 ) -> tuple[tuple[range, ...], int]:
     """What of ``passed`` is no longer stored, and where the queue ends; it may have been deleted before it was looked at.
 
-    Raises what a pull raises, and BrokerNotFoundError where the broker that answers is behind.
+    Raises what a pull raises, OffsetRangeError where the queue now ends before ``passed`` does, and BrokerNotFoundError where that
+    is the word of a replica without a master.
     """
     at, stop = passed[0].start, passed[-1].stop
     high, static, odd = stop, False, False
@@ -85,6 +87,15 @@ async def deleted_among(
                 continue
         if after <= at:
             shown = instance.names.shown_queue(queue)
+            if answer.max_offset < stop and await has_master(instance, queue):
+                raise OffsetRangeError(
+                    f"offset {stop} of {shown} is outside {answer.min_offset}..{answer.max_offset}",
+                    min_offset=answer.min_offset,
+                    max_offset=answer.max_offset,
+                    request="PULL_MESSAGE",
+                    broker=queue.broker_name,
+                    address=answer.address,
+                )
             raise BrokerNotFoundError(
                 f"whether offset {at} of {shown} was deleted cannot be found out: the queue ends at {answer.max_offset} there",
                 broker=queue.broker_name,

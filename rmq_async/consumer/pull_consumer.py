@@ -44,7 +44,7 @@ MAX_PULL: Final = 1024
 
 @lists_options(ClientConfig)
 class PullConsumer(ClientUser):
-    """Reads queues at offsets of your choice; brokers know it as a member of ``group`` and keep no position for it unless told.
+    """Reads queues at offsets of your choice; brokers know it as a member of ``group`` and keep a position only by ``commit``.
 
     ``options``: any field of ClientConfig. Raises InvalidGroupError for a bad group name, TypeError for an unknown option.
     """
@@ -101,7 +101,7 @@ class PullConsumer(ClientUser):
         budget = instance.config.request_timeout
         if wait > 0:
             # A broker looks at held pulls every 5 s only. So that the call is not as late as that, the held pull is given up
-            # at its time and one that is not held tells what there is; it also tells a silent broker from an empty queue.
+            # at its time and one that is not held shows what there is; it also distinguishes a silent broker from an empty queue.
             deadline = monotonic() + wait
             with suppress(RequestTimeoutError):
                 return await pull(suspend=wait, timeout=wait)
@@ -150,6 +150,7 @@ class PullConsumer(ClientUser):
             opening,
             follow=end is None,
             topic=topic if queues is None else None,
+            named=chosen is not None,
             calls=self._calls,
             running=self._readers,
         )

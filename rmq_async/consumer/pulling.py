@@ -1,7 +1,7 @@
 """One pull: the request, its answer and what it means.
 
 PULL_MESSAGE (11) with the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs to know nothing
-of the group beforehand, and every version serves it. Where the broker's connection is open and nobody wants to see the command, the
+of the group beforehand, and every version serves it. Where the broker's connection is open and no hook needs the command, the
 request is written from a template and an answer with messages read into one Struct (``AskedPull``); everything else takes the
 general way of all requests. An answer is held against its request: as many messages as there are offsets from the one asked for to
 the one to go on at, and the first is the one asked for, is what nearly all answers are; only another one is looked at closely.
@@ -77,7 +77,7 @@ class AskedPull:
         self.deadline = deadline
 
     def forget(self) -> None:
-        """Nobody waits for it any more."""
+        """Gives the answer up."""
         self.connection.forget(self.opaque)
         self.future.cancel()
 
@@ -145,18 +145,21 @@ async def pull_once(
         calls=calls,
         asked=asked,
     )
+    until = since + timeout + (instance.config.request_timeout if suspend else 0.0)
+    if asked is not None:  # its answer may have waited for the caller
+        until = max(until, monotonic() + instance.config.request_timeout)
     decoded = _NOTHING
     if answer.status is PullStatus.FOUND:
         decode = _decoder(instance, answer.body, queue, tags, answer.offset_delta)
         if len(answer.body) < DECODE_IN_THREAD:
             decoded = decode()
         else:
-            until = since + timeout + (instance.config.request_timeout if suspend else 0.0)
             decoded = await _decoded(instance, decode, until, calls, queue, answer)
     result = _result(instance, queue, offset, tags, answer, decoded)
     if result.lost:
         static = answer.offset_delta is not None
-        lost = await instance.gaps.losses(instance, queue, result.lost, static=static, calls=calls)
+        left = max(until - monotonic(), 0.0)
+        lost = await instance.gaps.losses(instance, queue, result.lost, static=static, timeout=left, calls=calls)
         result = replace(result, lost=lost)
     return result
 
@@ -208,7 +211,7 @@ async def pull_body(
 ) -> PulledBody:
     """One request. ``suspend``: seconds the broker may hold it while it has nothing; ``timeout``: seconds for all of it.
 
-    Raises BrokerError for an answer that is no pull result, and whatever finding and asking the broker raises.
+    Raises BrokerError for an answer that is no pull result, and what finding and asking the broker raises.
     """
     if asked is None:
         asked = start_pull(
@@ -332,6 +335,7 @@ def _compared(queue: MessageQueue, offset: int, tags: str, answer: PulledBody, d
         return _Held((), (), after, missing_offsets(offset, min(after, answer.min_offset), ()) if tags == "*" else ())
     if answer.body and first_queue_offset(answer.body, queue, offset, answer.offset_delta) is None:
         return _Held((), (), offset + 1, (range(offset, offset + 1),) if tags == "*" else ())
+    after = max(after, offset)  # only an offset that the queue does not hold leads back
     messages = tuple([message for message in decoded.messages if offset <= message.queue_offset < after])
     if decoded.resume_at is None:
         after = min(after, max(answer.max_offset, messages[-1].queue_offset + 1 if messages else offset))

@@ -2,7 +2,7 @@
 
 Each queue has at most one pull under way and one answer waiting, so messages of a queue keep their order and the memory held
 is bounded: while the caller works on one answer the next one of that queue is fetched. A bounded read has at most eight pulls
-under way whatever the number of queues; one that follows for ever has a long poll on every queue. Pulls belong to the reader and
+under way for any number of queues; one that follows for ever has a long poll on every queue. Pulls belong to the reader and
 end with it, be it by the last message, an error, ``aclose``, a ``break`` (when the iterator goes away) or the consumer's stop.
 
 A pull is a future: its answer is decoded when the caller comes to it, and the next pull of the queue is on its way before the
@@ -69,6 +69,7 @@ class Reader:
     """One run of ``PullConsumer.read``. ``opening``: makes the cursors, called at the first step.
 
     ``follow``: for ever. ``topic``: its new queues are followed too; None where only given ones are wanted.
+    ``named``: the cursors are those of named queues; others that the topic has already are left out.
     ``running``: the readers between their first step and their end.
     """
 
@@ -81,6 +82,7 @@ class Reader:
         *,
         follow: bool,
         topic: str | None,
+        named: bool,
         calls: Calls,
         running: set[Reader],
     ) -> None:
@@ -90,9 +92,12 @@ class Reader:
         self._opening = opening
         self._follow = follow
         self._topic = topic if follow else None
+        self._named = named
         self._calls = calls
         self._running = running
         self._known: set[MessageQueue] = set()
+        self._gone: dict[MessageQueue, Cursor] = {}
+        """Where queues were read that left the route, for when they are back."""
         self._held: set[str] = set()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
@@ -150,8 +155,10 @@ class Reader:
         self._hold({cursor.queue.topic for cursor in cursors}.union(() if self._topic is None else (self._topic,)))
         if self._topic is not None:
             route = self._instance.routes.cached(self._topic)
-            if route is not None:
+            if route is not None and self._named:
                 self._known.update(route.subscribe_queues)
+            elif route is not None:
+                self._route_changed(route)  # a queue may have come since the cursors were made
             self._instance.routes.on_change.append(self._route_changed)
 
     def _hold(self, topics: set[str]) -> None:
@@ -184,7 +191,7 @@ class Reader:
         cursor, asked = self._asked.pop(future, (None, None))
         if cursor is None or asked is None:
             if not future.cancelled():
-                future.exception()  # nobody wants to know any more
+                future.exception()  # read, or the loop would report it
             return
         if future.exception() is None and isinstance(future.result(), PullReply):
             self._ready.append((cursor, asked))
@@ -197,7 +204,7 @@ class Reader:
         after = cursor.offset
         try:
             result = small_result(self._instance, cursor.queue, cursor.offset, self._tags, asked)
-            batch = None if result is None or (result.lost and not cursor.at_first) else self._take(cursor, result)
+            batch = None if result is None else self._take(cursor, result)  # without a loss, which only a task finds out
         except RocketMQError:
             batch = None
         if batch is not None and (batch.messages or batch.error is not None):
@@ -227,7 +234,7 @@ class Reader:
             self._ready.append((cursor, task))
             self._wake()
         else:
-            task.exception()  # nobody wants to know any more
+            task.exception()  # read, or the loop would report it
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -250,8 +257,9 @@ class Reader:
         for queue in route.subscribe_queues:
             if queue not in self._known:
                 self._known.add(queue)
-                logger.info("topic %s has a new queue, read from its first message: %s", route.topic, queue)
-                self._idle.append(Cursor(queue, 0, None, at_first=True))
+                cursor = self._gone.pop(queue, None) or Cursor(queue, 0, None, at_first=True)
+                logger.info("topic %s has a new queue, read from offset %d on: %s", route.topic, cursor.offset, queue)
+                self._idle.append(cursor)
         self._start_pulls()
 
     async def _close(self) -> None:
@@ -294,6 +302,7 @@ class Reader:
                 if self._follow and isinstance(error, BrokerError) and self._is_gone(cursor.queue):
                     logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
                     self._known.discard(cursor.queue)
+                    self._gone[cursor.queue] = cursor
                     return None
                 await asyncio.sleep(trouble.rest(error))
                 continue

@@ -3,7 +3,7 @@
     async with EmbeddedRocketMQ() as server:
         ...  # any client at server.namesrv
 
-Speaks the remoting protocol on real sockets, so whatever speaks it can connect. Messages live as long as the object does.
+Speaks the remoting protocol on real sockets, so every client that speaks it can connect. Messages live as long as the object does.
 """
 
 from __future__ import annotations
@@ -168,6 +168,10 @@ class EmbeddedRocketMQ:
     def clear(self) -> None:
         """Forgets every message. Topics and committed offsets stay, and queues go on counting: minimum becomes maximum."""
         self._log.clear()
+        for broker in self._brokers:
+            for topic in broker.state.topics:
+                for queue in topic.queues():
+                    queue.correct()
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
         """Deletes the messages of ``queue`` below offset ``before``, as a broker does whose oldest files are removed.

@@ -56,7 +56,7 @@ class ClientProcessor:
         }
 
     def close(self) -> None:
-        """Tells nobody any more."""
+        """Sends no more notices."""
         self._changed.clear()
         if self._notify_handle is not None:
             self._notify_handle.cancel()

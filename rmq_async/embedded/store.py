@@ -29,7 +29,7 @@ __all__ = ["CommitLog", "Queue", "tag_code"]
 RECORD_OVERHEAD: Final = 128
 _CUT_FROM: Final = 1024
 _FIXED_SIZE: Final = 80
-"""Bytes of a record up to its store time, whatever hosts are in it."""
+"""Bytes of a record up to its store time, with any kind of hosts."""
 _LOOK_UP_COST: Final = 16
 """Looking a record of a queue up in the log costs so many times what it costs to pass one by."""
 _SWEEP_EVERY: Final = 256
@@ -39,8 +39,8 @@ _SWEEP_EVERY: Final = 256
 class Queue:
     """One queue of a topic on one broker: its records in order, the hash codes of their tags, their store times.
 
-    ``broker_name``: owner. ``min_offset`` is the oldest record still there, ``max_offset`` the next to be written. ``oldest`` is
-    above ``min_offset`` where records were expired and the minimum was not corrected yet.
+    ``broker_name``: owner. ``oldest`` is the oldest record still there, ``max_offset`` the next to be written. ``min_offset``,
+    which pulls report, is below ``oldest`` where records were expired and the minimum was not corrected yet.
     """
 
     __slots__ = ("_codes", "_expired", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")

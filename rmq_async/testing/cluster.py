@@ -90,7 +90,7 @@ def require(version: str = DEFAULT_VERSION) -> None:
 
 
 class ExternalCluster:
-    """A cluster that somebody else runs, with the same attributes; its servers cannot be controlled."""
+    """A cluster that others run, with the same attributes; its servers cannot be controlled."""
 
     def __init__(self, namesrv: str) -> None:
         self.namesrv = namesrv

@@ -57,7 +57,7 @@ class WriteCoalescer:
         self.frames: list[bytes] = []
         """What is gathered: whole small frames, and large ones in parts."""
         self.room = 0
-        """Up to how many ``frames`` small ones may simply be appended: somebody will look at them in time."""
+        """Up to how many ``frames`` small ones may simply be appended: they will be looked at in time."""
         self.paused = False
         """The peer does not read: the transport's buffer is not empty."""
         self.writes = 0
@@ -72,7 +72,7 @@ class WriteCoalescer:
         return sum(map(len, self.frames))
 
     def idle(self) -> bool:
-        """Whether nothing is kept here: no frame, no timer, nobody who waits to hear of a write."""
+        """Whether nothing is kept here: no frame, no timer, no callback of a write."""
         return not (self.frames or self._written or self._timer)
 
     def queue(self, parts: bytes | list[bytes], *, urgent: bool = False) -> None:
@@ -147,7 +147,7 @@ class WriteCoalescer:
         self.flush()
 
     def close(self) -> None:
-        """Drops what is gathered, and tells those who wait for a write."""
+        """Drops what is gathered, and runs the callbacks of writes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -56,8 +56,8 @@ class Connection(RequestTable, asyncio.Protocol):
 
     ``on_request`` answers the server's own requests (None: no answer); without a handler they get REQUEST_CODE_NOT_SUPPORTED.
     ``dead_after``: seconds without any byte, counted from the first request written after the last byte came, after which the
-    connection is closed as dead. ``on_retired``: told when the server wants its clients elsewhere (GO_AWAY); the connection then
-    takes no new requests, and whoever is told closes it when those under way have ended.
+    connection is closed as dead. ``on_retired``: called when the server wants its clients elsewhere (GO_AWAY); the connection
+    then takes no new requests, and the callback has it closed when those under way have ended.
     """
 
     __slots__ = (
@@ -138,7 +138,7 @@ class Connection(RequestTable, asyncio.Protocol):
         long_poll: bool = False,
         calls: set[asyncio.Future[RemotingCommand]] | None = None,
     ) -> RemotingCommand:
-        """Sends ``command`` under an opaque of this connection and returns the answer, whatever its code.
+        """Sends ``command`` under an opaque of this connection and returns the answer, of any code.
 
         ``calls``: holds the future of the answer while it is waited for, so that others can end the wait. Raises
         RequestTimeoutError after ``timeout`` seconds and ConnectionLostError when the connection closes first.
@@ -204,7 +204,7 @@ class Connection(RequestTable, asyncio.Protocol):
                         if pending.typed and pending.sequence:
                             receiver = pending.receiver
                             if reply.code == _GO_AWAY:
-                                self.retire()  # first: whoever tries again at once must not be given this connection
+                                self.retire()  # first: a sender that tries again at once must not be given this connection
                             if not receiver.done():
                                 receiver.set_result(reply)
                             continue
@@ -307,7 +307,7 @@ class Connection(RequestTable, asyncio.Protocol):
             self.is_open = False
 
     def retire(self) -> None:
-        """The server sent us away: no new requests; ``on_retired`` is told, once."""
+        """The server sent us away: no new requests; ``on_retired`` is called, once."""
         if self._state is ConnectionState.READY:
             self.retired = True
             self.drain()
@@ -333,7 +333,7 @@ class Connection(RequestTable, asyncio.Protocol):
         waiting, oneways = self._take_all()
         try:
             if self._on_closed is not None:
-                self._on_closed(self)  # first: whoever tries again at once must not be given this connection
+                self._on_closed(self)  # first: a sender that tries again at once must not be given this connection
         finally:
             for pending in waiting:
                 if not pending.receiver.done():
@@ -352,7 +352,7 @@ class Connection(RequestTable, asyncio.Protocol):
         return error
 
     def ending(self) -> str:
-        """Why it takes no more requests, as users are told."""
+        """Why it takes no more requests, as errors say it."""
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
         silent = not self.heard and why in (CloseReason.PEER, CloseReason.RESET)
         return ending(why, self.close_cause) + (silent_end(self._transport) if silent else "")

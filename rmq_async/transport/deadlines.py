@@ -27,6 +27,10 @@ FULL_FROM: Final = 32 * 1024
 
 Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part; a reader that reads widens it.
 """
+MOST_PUT_OFF: Final = 1.0
+"""Seconds for graces in a row while nothing waits in the socket: in some services each turn of the loop is a block."""
+MOST_GRACES: Final = 32
+"""In a row, while bytes wait there: a turn of the loop reads 256 KiB, and a system keeps up to 8 MiB."""
 GRACE_AFTER_WRITE: Final = 0.1
 """Seconds for the answer to a frame that a blocked loop kept from leaving until its deadline was over."""
 
@@ -41,8 +45,8 @@ class Deadlines:
     """
 
     __slots__ = (
-        "_die", "_expire", "_flush", "_grace", "_loop", "_next_step", "_timer", "_unread", "at", "dead_after", "received",
-        "silent_since",
+        "_die", "_expire", "_flush", "_grace", "_graces", "_loop", "_next_step", "_timer", "_unread", "at", "dead_after",
+        "received", "silent_since",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +60,7 @@ class Deadlines:
         self.dead_after = dead_after
         """Seconds of silence while an answer is due."""
         self.at = inf
-        """When the next look is due; whoever has an earlier deadline calls ``arm``."""
+        """When the next look is due; a request with an earlier deadline calls ``arm``."""
         self.silent_since = inf
         """When the first request was written that nothing has been heard after."""
         self.received = 0
@@ -69,6 +73,8 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._grace: tuple[float, float, int] | None = None
         """When a grace began, ``received`` at its end, and ``received`` at its last step."""
+        self._graces = (0, inf)
+        """How many began since requests were judged last, and when the first of them did."""
         self._next_step = inf
         """When the next step of a grace is due."""
 
@@ -77,7 +83,7 @@ class Deadlines:
             self._timer.cancel()
         now = monotonic()
         self.at = max(at, now)
-        # In nobody's context, since each scan sets the timer of the next.
+        # In a context of its own, since each scan sets the timer of the next.
         self._timer = self._loop.call_later(self.at - now, self._scan, context=Context())
 
     def stop(self) -> None:
@@ -97,6 +103,7 @@ class Deadlines:
         self._timer = None
         self.at = inf
         self._grace = None
+        self._graces = (0, inf)
         if dead:
             self._die()
             return
@@ -113,7 +120,10 @@ class Deadlines:
         """
         if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
             self._flush()
-            unread = self._unread()
+            unread, (begun, since) = self._unread(), self._graces
+            if begun >= MOST_GRACES or (not unread and now - since > MOST_PUT_OFF):
+                return False
+            self._graces = (begun + 1, min(since, now))
             self._grace = (now, self.received + unread if unread < FULL_FROM else inf, -1)
             return True
         began, whole, before = self._grace

@@ -2,7 +2,7 @@
 
 Deciding is pure (``Backoff``), acting is the pool: any number of callers share one connect, which no caller's cancellation
 stops; each waits with its own deadline. After a failed connect the address is left alone for a growing moment, at most one
-second, so that a dead broker costs neither a storm of SYNs nor a send its whole budget. Connections that nobody used for
+second, so that a dead broker costs neither a storm of SYNs nor a send its whole budget. Connections without a use for
 ``idle_timeout`` are closed by one timer for the whole pool.
 """
 
@@ -150,7 +150,7 @@ class ConnectionPool:
         return address in self._backoffs and address not in self.open
 
     def refusal(self, address: str) -> ConnectError | None:
-        """What to tell whoever does not wait until an address that is backing off is tried again; None where none is."""
+        """The error of a caller that does not wait until an address that is backing off is tried again; None where it is not."""
         if not self.backing_off(address):
             return None
         return ConnectError(f"{address} is left alone for a moment: {self._backoffs[address].reason}", address=address)

@@ -59,7 +59,7 @@ class RequestTable(ABC):
         self._flushed = 0
         self._held: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
         self._held_oneways: dict[int, tuple[Callable[[int], None], int]] = {}
-        """Those of ``_held`` that nobody answers, and whom to tell of them."""
+        """Those of ``_held`` that get no answer, and the callbacks for them."""
         self._held_control: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
         self._window = 1 << 30
         self._deadlines = Deadlines(dead_after, self._writer.push, self._end_late, die, self._unread)
@@ -88,7 +88,7 @@ class RequestTable(ABC):
     def unanswered(self, owner: object, since: int = 0) -> tuple[int, int]:
         """Opaques: of the owner's oldest request that has no answer yet (0: none), and the newest that was given out.
 
-        Opaques rise, so whoever noted the newest one a while ago can tell how old the oldest is. ``since``: an opaque before which
+        Opaques rise, so a caller that noted the newest one earlier knows how old the oldest is. ``since``: an opaque before which
         the owner has nothing under way, as it knows from asking before; with it the cost is that of what is newer.
         """
         table, newest = self._table, self._opaque
@@ -144,7 +144,7 @@ class RequestTable(ABC):
     def start_pull(self, template: PullTemplate, offset: int, max_messages: int, receiver: Receiver, deadline: float) -> int:
         """A pull by template; returns its opaque. The receiver gets a PullReply, or a RemotingCommand if there are no messages.
 
-        Its frame leaves at once unless others are gathered: whoever asked is about to decode the answer before, and the peer should
+        Its frame leaves at once unless others are gathered: the caller is about to decode the answer before, and the peer should
         work meanwhile.
         """
         opaque = self.next_opaque()
@@ -251,7 +251,7 @@ class RequestTable(ABC):
     def when_written(self, written: Callable[[int], None]) -> None:
         """Calls ``written(0)`` once the last byte of what is queued from here on is in the kernel, or never will be.
 
-        Whoever is told may have queued several frames meanwhile.
+        The callback may find that several frames were queued meanwhile.
         """
         self._writer.when_written(written, 0)
 
@@ -268,7 +268,7 @@ class RequestTable(ABC):
     # -- requests leave
 
     def forget(self, opaque: int) -> None:
-        """Takes a request out of the table: nobody waits for its answer any more."""
+        """Takes a request out of the table: its answer is not waited for any more."""
         pending = self._remove(opaque)
         self._drop_held(opaque)
         self._release_held()
@@ -347,7 +347,7 @@ class RequestTable(ABC):
         self._writer.queue(parts)
 
     def _take_all(self) -> tuple[list[Pending], list[tuple[Callable[[int], None], int]]]:
-        """Empties the table: those that wait for an answer, and whom to tell of one-way frames that were held back."""
+        """Empties the table: those that wait for an answer, and the callbacks of one-way frames that were held back."""
         waiting, oneways = list(self._table.values()), list(self._held_oneways.values())
         self._table = {}
         self._held.clear()
@@ -371,7 +371,7 @@ class RequestTable(ABC):
                 pending.deadline = until
 
     def _end_late(self, now: float) -> float:
-        """Tells those whose deadline has come; returns the earliest of the others."""
+        """Ends those whose deadline has come; returns the earliest of the others."""
         past, earliest = overdue(self._table, now)
         for opaque, pending in past:
             earliest = min(earliest, self._expire(opaque, pending, now))
@@ -380,7 +380,7 @@ class RequestTable(ABC):
         return earliest
 
     def _expire(self, opaque: int, pending: Pending, now: float) -> float:
-        """Tells the receiver that it is too late; returns the entry's next deadline, infinity when it is gone."""
+        """Gives the receiver the error of a late answer; returns the entry's next deadline, infinity when it is gone."""
         written = self.was_written(pending)
         call_over = pending.call_deadline <= now or not written  # what never left needs no answer, and must not leave later
         if call_over:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import CancelledError as JobCancelled
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, TypeVar
 
+from ..errors import ClientStateError
 from .waiting import WaitTable
 
 __all__ = ["MOST", "Threads"]
@@ -84,7 +86,8 @@ class Threads:
     async def run(self, work: Callable[[], T], deadline: float, calls: set[asyncio.Future[Any]] | None = None) -> T:
         """What ``work()`` returns or raises, in a thread. Raises TimeoutError at ``deadline`` (``time.monotonic``).
 
-        ``calls``: holds a future while it is waited for, so that others can end the wait with an exception.
+        Raises ClientStateError where the last client stops before the work has begun. ``calls``: holds a future while it is
+        waited for, so that others can end the wait with an exception.
         """
         future = self._waits.join(deadline)
         job = None
@@ -96,6 +99,8 @@ class Threads:
             if await future is None:
                 raise TimeoutError
             return job.result()
+        except JobCancelled:
+            raise ClientStateError("the client was stopped before the work had begun") from None
         finally:
             self._waits.leave(future)
             if calls is not None:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class WaitTable(Generic[T]):
-    """Futures with deadlines: one timer for all of them, whatever their number. To join and to leave are O(1).
+    """Futures with deadlines: one timer for all of them. To join and to leave are O(1).
 
     A future gets its result from outside, or None at its deadline.
     """
@@ -60,7 +60,7 @@ class WaitTable(Generic[T]):
         return future
 
     def leave(self, future: asyncio.Future[T | None]) -> None:
-        """Whoever has joined calls this once, whatever has become of the future."""
+        """Ends a ``join``; called once for each, also where the future is done."""
         self._waiting.pop(future, None)
         if not self._waiting:
             self._clear()
