@@ -33,19 +33,25 @@ SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
     "feature_cluster": lambda: RealCluster(profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"]),
     "cluster": lambda: RealCluster(broker_conf=QUICK_TO_CLEAN),
     "old_cluster": lambda: RealCluster(version=OLD_VERSION, broker_conf=QUICK_TO_CLEAN),
+    "fresh_cluster": lambda: RealCluster(broker_conf=QUICK_TO_CLEAN),
+    "fresh_old_cluster": lambda: RealCluster(version=OLD_VERSION, broker_conf=QUICK_TO_CLEAN),
 }
 """In the order in which they are needed, after tests that have servers of their own."""
+EARLY: Final = ("fresh_cluster", "fresh_old_cluster")
+"""Started with the first test that asks for ``old_cluster``: their brokers delete nothing in their first 60 s."""
 
 _SHARED_CLUSTERS: Final = pytest.StashKey["SharedClusters"]()
 _LAST_OF: Final = pytest.StashKey[list[str]]()
 """The clusters that no test after this one asks for."""
+_EARLY_AT: Final = pytest.StashKey[list[str]]()
+"""The clusters that a later test asks for and that start with this one."""
 
 
 def shared_by(item: pytest.Item) -> list[str]:
     """The clusters of ``SHARED`` that a test asks for."""
     asked = {*getattr(item, "fixturenames", ())}
     if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-        asked.add(item.callspec.params.get("each_cluster"))
+        asked |= {item.callspec.params.get("each_cluster"), item.callspec.params.get("each_fresh_cluster")}
     return [name for name in SHARED if name in asked]
 
 
@@ -55,7 +61,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turns = {name: turn for turn, name in enumerate(SHARED)}
     mine.sort(key=lambda item: [turns[name] for name in shared_by(item)])
     last = {name: item for item in mine for name in shared_by(item)}
+    first = next((item for item in mine if "old_cluster" in shared_by(item)), None)
     for place, item in zip(places, mine, strict=True):
+        item.stash[_EARLY_AT] = [name for name in EARLY if name in last] if item is first else []
         item.add_marker(pytest.mark.cluster)
         item.stash[_LAST_OF] = [name for name in shared_by(item) if last[name] is item]
         items[place] = item
@@ -112,6 +120,12 @@ def shared_clusters(request: pytest.FixtureRequest) -> Iterator[SharedClusters]:
     clusters.stop_all()
 
 
+@pytest.fixture(autouse=True)
+def _early_clusters(request: pytest.FixtureRequest) -> None:
+    for name in request.node.stash[_EARLY_AT]:
+        request.getfixturevalue("shared_clusters").get(name)
+
+
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> RealCluster | ExternalCluster:
     """One name server, one broker, profile correctness; or the cluster that NAMESRV_ADDR names."""
@@ -155,3 +169,10 @@ def started(real: RealCluster) -> Iterator[RealCluster]:
         yield real
     finally:
         run(real.stop())
+
+
+@pytest.fixture(params=["fresh_cluster", "fresh_old_cluster"], ids=["5.5.0", "4.9.7"])
+def each_fresh_cluster(request: pytest.FixtureRequest, shared_clusters: SharedClusters) -> RealCluster:
+    """A cluster with no files but those of the tests that ask for it (a broker deletes ten at a time), of each version."""
+    found: RealCluster = shared_clusters.get(request.param)
+    return found

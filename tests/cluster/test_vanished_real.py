@@ -10,7 +10,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -32,15 +32,12 @@ from rmq_async.spark.planning import Range
 from rmq_async.spark.pulling import Puller
 from rmq_async.spark.worker import Worker
 from rmq_async.testing._probe import ask
-from rmq_async.testing.cluster import DEFAULT_VERSION, OLD_VERSION, ExternalCluster, RealCluster, require
+from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.columns import QUEUE_OFFSET
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import CreateTopicRequestHeader, to_ext
 
-from .conftest import QUICK_TO_CLEAN
-
 BROKER = "broker-a"
-VERSIONS = (DEFAULT_VERSION, OLD_VERSION)
 BODY = os.urandom(16 * 1024)
 COUNT = 4800
 """75 MiB: more than two files."""
@@ -259,26 +256,8 @@ async def queues_of(consumer: PullConsumer, topic: str) -> tuple[MessageQueue, .
         return ()
 
 
-@pytest.fixture(scope="module")
-def fresh() -> Iterator[Mapping[str, RealCluster]]:
-    """Clusters with no files but the tests' own: a broker deletes ten at a time."""
-    clusters = {version: RealCluster(version=version, broker_conf=QUICK_TO_CLEAN) for version in VERSIONS}
-
-    async def each(step: Callable[[RealCluster], Awaitable[None]]) -> None:
-        await asyncio.gather(*map(step, clusters.values()))
-
-    for version in VERSIONS:
-        require(version)
-    try:
-        run(each(RealCluster.start))
-        yield clusters
-    finally:
-        run(each(RealCluster.stop))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_deletion_under_a_reader_is_named(fresh: Mapping[str, RealCluster], version: str) -> None:
-    cluster, here = fresh[version], Worker()
+def test_a_deletion_under_a_reader_is_named(each_fresh_cluster: RealCluster) -> None:
+    cluster, here = each_fresh_cluster, Worker()
 
     async def main() -> None:
         namesrv, address = cluster.namesrv, cluster.brokers[0].address
