@@ -136,7 +136,7 @@ def test_a_paused_broker_costs_no_send_more_than_its_cap(two_brokers: RealCluste
         assert history.slowest <= cap + LATE + not_ours
         assert healthy < cap
         assert rate > 0.9 * RATE
-        assert after.count(victim.name) > 0.4 * len(after) > 0.36 * RATE
+        assert after.count(victim.name) > 0.4 * len(after) > 0.08 * RATE, "it serves its half again, of however few"
         assert faults(history, read) == []
 
     run(main())

@@ -96,7 +96,7 @@ async def flood(cluster: RealCluster, frames: Frames) -> None:
                 f"{count} one-way messages in {seconds:.3f} s ({count / seconds:.0f}/s); so far sent {sent}, stored {stored}, "
                 f"{frames.oneway} one-way frames and {frames.ordinary} ordinary requests, slowest window {frames.slowest:.3f} s"
             )
-            few = count < 512 or 0 < frames.ordinary <= sent / 512
+            few = count < 512 or 0 < frames.ordinary <= 16 + sent / 512
             if frames.slowest > 0.75 * PATIENCE and not (stored == sent and few):
                 raise BrokerPausedError
             assert stored == sent

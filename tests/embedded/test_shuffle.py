@@ -24,9 +24,13 @@ def stored(server: EmbeddedRocketMQ) -> list[bytes]:
     return [message.body for message in server.messages("T")]
 
 
-async def in_flight(broker: RawClient) -> list[int]:
-    """Sends all of NUMBERS at once and reads the answers; returns which request each of these is for."""
+async def in_flight(server: EmbeddedRocketMQ, broker: RawClient) -> list[int]:
+    """Has the broker read all of NUMBERS at once, and reads the answers; returns which request each of these is for."""
+    server.stall("broker-a")
     opaques = [broker.write(310, send_fields("T"), body) for body in NUMBERS]
+    await broker.writer.drain()
+    await asyncio.sleep(0.05)  # on a busy machine the kernel delivers in parts
+    server.resume("broker-a")
     answers = [await broker.read() for _ in NUMBERS]
     assert [answer.code for answer in answers] == [0] * len(NUMBERS)
     return [opaques.index(answer.opaque) for answer in answers]
@@ -35,7 +39,7 @@ async def in_flight(broker: RawClient) -> list[int]:
 async def test_shuffled_requests_change_places(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     """Each is served once, and answered when it is."""
     server.shuffle(seeded())
-    order = await in_flight(broker)
+    order = await in_flight(server, broker)
     assert order != sorted(order)
     assert stored(server) == [NUMBERS[number] for number in order]
     assert sorted(order) == list(range(len(NUMBERS)))
@@ -66,7 +70,7 @@ async def test_seed_repeats_the_order() -> None:
         async with EmbeddedRocketMQ() as server:
             server.shuffle(seed)
             async with RawClient(server.brokers["broker-a"]) as broker:
-                orders.append(await in_flight(broker))
+                orders.append(await in_flight(server, broker))
     assert orders[0] == orders[1]
 
 
@@ -79,7 +83,7 @@ async def test_shuffle_ends_with_none(server: EmbeddedRocketMQ, broker: RawClien
     assert sorted(stored(server)) == NUMBERS
     assert len([await broker.read() for _ in opaques[1:]]) == len(NUMBERS) - 1
     server.clear()
-    assert await in_flight(broker) == list(range(len(NUMBERS)))
+    assert await in_flight(server, broker) == list(range(len(NUMBERS)))
     with pytest.raises(ValueError, match="broker-x"):
         server.shuffle(1, broker="broker-x")
 
