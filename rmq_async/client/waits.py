@@ -61,12 +61,12 @@ class Waits:
                     self._scopes.add(scope)
                 return await waiting
         except TimeoutError:
-            if scope.expired():
-                raise self._error() from None
-            raise
+            if not scope.expired():
+                raise
         finally:
             self._scopes.discard(scope)
             del scope  # it knows the task, which keeps the error, whose traceback has this frame
+        raise self._error()  # here: as a context the TimeoutError has a frame that knows the scope, too
 
     def stop(self) -> None:
         """Ends all of it. Harmless the second time."""

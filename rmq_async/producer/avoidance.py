@@ -96,18 +96,13 @@ class Avoidance(ABC, Generic[S]):
 
     # -- what selecting asks
 
-    def available(self, broker: str, now: float) -> bool:
-        """Whether it is not left alone."""
-        item = self.items.get(broker)
-        return item is None or now >= item.available_from
-
     def on_trial(self, broker: str, now: float) -> bool:
         """Whether its time is over, and no attempt has shown yet that it works."""
         item = self.items.get(broker)
         return item is not None and now >= item.available_from
 
     def usable(self, broker: str, now: float) -> bool:
-        """Whether it is available, and not on trial with an attempt under way."""
+        """Whether it is not left alone, and not on trial with an attempt under way."""
         item = self.items.get(broker)
         return item is None or (now >= item.available_from and not self._busy(broker))
 

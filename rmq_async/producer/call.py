@@ -23,11 +23,12 @@ from ..errors import ClientStateError, ConnectError, QueueNotExistError, Selecto
 from ..transport import Connection, Pending
 from .attempt_record import AttemptRecord
 from .attempts import Attempts
-from .failure import failure, no_time, not_reached
+from .failure import failure, no_time, not_reached, reached_late
 from .faults import GivenUpError
 from .lanes import Lane, Target
 from .outgoing import Outgoing
 from .policy import FAIL, SHORTEST_REPEATED, WAIT, Brokers, Rules, Step, Verdict, next_step, pause_before
+from .recovery import Waiting
 from .replies import reply_error
 from .watching import tell_failed
 
@@ -321,12 +322,19 @@ class SendCall(Generic[Result]):
                 await self._wait()
             now = monotonic()
             if self._result is None and not self._aborted and self._deadline - now < SHORTEST_REPEATED:
-                self._unreached = not_reached(*recovery.most_failed(waiting), now - began)
+                self._unreached = self._too_late(waiting, now - began)
                 if self._attempts.made == 1:
                     self._add_unreached(brokers, self._unreached, began)
         finally:
             timer.cancel()
             recovery.leave(waiting)
+
+    def _too_late(self, waiting: Waiting, seconds: float) -> ConnectError:
+        """Why a call is over that waited for brokers: there is still no connection, or its turn did not come."""
+        for address in waiting.addresses:
+            if self._sender.pool.get(address) is not None:
+                return reached_late(address, seconds)
+        return not_reached(*self._sender.recovery.most_failed(waiting), seconds)
 
     def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
         """To have waited for the brokers is the second attempt of a call, though it was no more than connecting."""

@@ -15,7 +15,7 @@ from ..errors import Attempt, ConnectError, RequestTimeoutError, SendError, own_
 from .attempt_record import AttemptRecord
 from .attempts import Attempts, kind_of
 
-__all__ = ["explained", "failure", "no_time", "not_reached"]
+__all__ = ["explained", "failure", "no_time", "not_reached", "reached_late"]
 
 MOST_BYTES: Final = 1000
 MOST_SHOWN: Final = 4
@@ -73,6 +73,15 @@ def not_reached(address: str, count: int, reason: str, seconds: float) -> Connec
     tries = f"{count} more attempts to connect failed" if count != 1 else "1 more attempt to connect failed"
     why = f", the newest: {printable(reason, LONGEST_REASON)}" if reason else ""
     return ConnectError(f"no connection to {address} for {seconds:.3g} s; {tries}{why}", address=address)
+
+
+def reached_late(address: str, seconds: float) -> ConnectError:
+    """Why a call is over that waited for a broker that is connected to: the calls before it go first, a few at a time."""
+    return ConnectError(
+        f"{address} was connected to again, but the turn of this call, behind others, did not come within {seconds:.3g} s; "
+        "a longer timeout gives it more time",
+        address=address,
+    )
 
 
 def _text(topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None) -> str:

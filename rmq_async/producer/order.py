@@ -31,10 +31,6 @@ class Line:
         self._left = 0
         """Of ``places``: those whose call has left."""
 
-    @property
-    def waiting(self) -> int:
-        return len(self.places)
-
     def join(self) -> Place:
         place = Place(self)
         self.places.append(place)

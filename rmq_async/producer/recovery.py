@@ -148,7 +148,7 @@ class Recovery:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
+            _report(f"{task.get_name()} failed", error)
 
     async def _run(self, address: str, those: _Address) -> None:
         while True:
@@ -157,11 +157,13 @@ class Recovery:
                 connection = await self._pool.connect(address, CONNECT_FOR)
             except ClientStateError:
                 return
-            except RocketMQError as error:
+            except Exception as error:  # noqa: BLE001 - of any kind: those who wait, and those who come, have no other task
                 those.failed += 1
                 those.reason = str(error)
                 for topic in those.topics:
                     self._ask(topic)
+                if not isinstance(error, RocketMQError):
+                    _report(f"connecting to {address} failed, it is tried again", error)
             else:
                 await self._let_go(connection, those)
             await asyncio.sleep(max(0.0, began + SPACING - monotonic()))
@@ -186,3 +188,7 @@ class Recovery:
             await asyncio.sleep(TICK)
             if connection.sends_under_way <= most // 2:
                 most = min(2 * most, self._most)
+
+
+def _report(what: str, error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})

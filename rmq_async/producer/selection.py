@@ -198,7 +198,10 @@ class Selection:
     def ask(
         self, selector: Selector | None, lane: Lane, brokers: Collection[str], message: Message, key: object, deadline: float
     ) -> MessageQueue | Coroutine[Any, Any, MessageQueue]:
-        """What a selector says of the queues of ``brokers``, or will say. Without one: the producer's own, or by hash."""
+        """What a selector says of the queues of ``brokers``, or will say. Without one: the producer's own, or by hash.
+
+        RequestTimeoutError where it is said at ``deadline`` or later, so that nothing is written then.
+        """
         selector = selector or (self.selector if self.custom else select_by_hash)
         queues = lane.queues if brokers is lane.brokers else lane.queues_of(brokers)
         pick = partial(self.pick, lane)
@@ -206,13 +209,13 @@ class Selection:
             chosen = ask(selector, queues, message, key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
             return self._awaited(selector, chosen, queues, pick, deadline)
-        return one_of(chosen, queues, selector)
+        return one_of(chosen, queues, selector, deadline)
 
     async def _awaited(
         self, selector: Selector, choosing: Awaitable[MessageQueue], queues: Sequence[MessageQueue], pick: Pick, deadline: float
     ) -> MessageQueue:
         with picking(pick):
-            return one_of(await awaited(selector, choosing, deadline), queues, selector)
+            return one_of(await awaited(selector, choosing, deadline), queues, selector, deadline)
 
     def pick(self, lane: Lane, queues: Sequence[MessageQueue]) -> MessageQueue:
         """``next`` over any of the lane's queues; ``select_best`` does this while a selector is asked."""

@@ -168,17 +168,22 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
             raise
         raise _raised(selector, error) from error  # what it waited for was cancelled, and not the call
     except Exception as error:
-        if isinstance(error, TimeoutError) and scope.expired():
-            raise RequestTimeoutError(f"selector {_name(selector)} named no queue in time") from None
-        raise _raised(selector, error) from error
+        if not isinstance(error, TimeoutError) or not scope.expired():
+            raise _raised(selector, error) from error
     finally:
         del scope  # it knows the task, which keeps the error, whose traceback has this frame
+    # Here: as a context the TimeoutError has a frame that knows the scope, too.
+    raise RequestTimeoutError(f"selector {_name(selector)} named no queue in time", maybe_stored=False)
 
 
-def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector) -> MessageQueue:
-    """``chosen``; raises SelectorError when it is not one of ``queues``."""
+def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector, deadline: float) -> MessageQueue:
+    """``chosen``; raises SelectorError when it is not one of ``queues``, RequestTimeoutError at ``deadline`` and later."""
     if chosen not in queues:
         raise SelectorError(f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues it was given")
+    late = monotonic() - deadline
+    if late >= 0:  # it, or another part of the program, has blocked the loop; what is written now is sent for no caller
+        text = f"selector {_name(selector)} named a queue {late:.3g} s after the time of the call was over; nothing was sent"
+        raise RequestTimeoutError(text, maybe_stored=False)
     return chosen
 
 

@@ -399,7 +399,7 @@ class Sender:
         chosen = ask(selector, lane.queues, message, key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
             chosen = await self.unless_stopped(awaited(selector, chosen, deadline))
-        return lane.target(one_of(chosen, lane.queues, selector))
+        return lane.target(one_of(chosen, lane.queues, selector, deadline))
 
     # -- the end
 

@@ -289,7 +289,8 @@ class ConnectionPool:
         except TimeoutError as error:
             raise ConnectError(f"no connection to {address} within {timeout:.3g} s", address=address) from error
         except (OSError, ValueError) as error:  # ValueError: names that cannot be looked up
-            why = handshake_reason(error) if self._tls is not None else error
+            # A text: the error itself, which has this frame in its traceback, would be one of the frame's variables.
+            why = str(error) if self._tls is None else handshake_reason(error)
             raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
 
     async def _open_at(self, address: str, ip: str, host: str, port: int) -> Connection:

@@ -126,7 +126,7 @@ def leftovers(thing: Any) -> list[str]:
         case Batcher():
             names = ["requests", "_in_order", "_finding", "_timer"]
         case Line():
-            names = ["waiting"]
+            names = ["places"]
         case Recovery():
             names = ["_addresses", "_tasks"]
         case OnewayPacing():

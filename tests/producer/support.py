@@ -11,6 +11,7 @@ from typing import Any
 
 from rmq_async import ClientConfig, Message, MessageQueue, Producer, ProducerConfig
 from rmq_async.client.route_table import TopicRoute
+from rmq_async.producer.avoidance import Avoidance
 from rmq_async.producer.lanes import Lane, LaneSettings
 from rmq_protocol.route import TopicRouteData
 
@@ -143,6 +144,12 @@ def lane_of(queues_per_broker: list[str]) -> Lane:
     addresses = {broker: {0: "127.0.0.1:1"} for broker in counts}
     route = TopicRoute("T", TopicRouteData((), ()), publish, (), addresses, 1)
     return Lane(route, LaneSettings("group", ProducerConfig(), ClientConfig(), 32))
+
+
+def is_available(faults: Avoidance[Any], broker: str, now: float) -> bool:
+    """Whether the broker is not left alone then."""
+    item = faults.items.get(broker)
+    return item is None or now >= item.available_from
 
 
 class Calls:

@@ -56,7 +56,7 @@ def sends_pending(sender: Producer) -> int:
 
 def waiting(sender: Producer) -> int:
     lines = sender._sender.ordered._lines.values()
-    return sum(line.waiting for line in lines) + len(sender._sender._waits) + len(sender._sender.calls)
+    return sum(len(line.places) for line in lines) + len(sender._sender._waits) + len(sender._sender.calls)
 
 
 async def cancel_after(sender: Producer, call: Call, steps: int) -> bool:

@@ -1,22 +1,27 @@
-"""What a call that failed leaves behind: nothing that only the garbage collector can free."""
+"""What a call leaves behind that failed, or whose wait was ended: nothing that only the garbage collector can free."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import rmq_async
 from rmq_async import Message, Producer, RocketMQError
+from rmq_async.errors import ClientStateError, RequestTimeoutError
 
 from .peers import TOPIC, Cluster, refuse, silent
-from .support import message, messages, producer, until
+from .support import message, messages, outcomes, producer, until
 
 CALLS = 10
+PACKAGE = str(Path(rmq_async.__file__).parent)
 
 Way = Callable[..., Awaitable[Any]]
 
@@ -55,7 +60,7 @@ async def failing(way: Way, timeout: float, cancelled: bool) -> None:
 
 def is_of_a_call(thing: object) -> bool:
     if isinstance(thing, FrameType):
-        return "rmq_async/producer" in thing.f_code.co_filename
+        return thing.f_code.co_filename.startswith(PACKAGE)
     return isinstance(thing, RocketMQError) or type(thing).__module__.startswith("rmq_async.producer")
 
 
@@ -98,6 +103,23 @@ def frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
+@asynccontextmanager
+async def no_cycle(what: str) -> AsyncIterator[None]:
+    """Fails a block that leaves something of a call to the collector, which does not run meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = Counter(name_of(thing) for thing in gc.garbage if is_of_a_call(thing))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left, f"{what} leave {left}"
+
+
 @pytest.mark.parametrize("batching", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_failed_calls_leave_no_cycle(pair: Cluster, frozen: None, fault: str, batching: bool) -> None:
@@ -106,17 +128,66 @@ async def test_failed_calls_leave_no_cycle(pair: Cluster, frozen: None, fault: s
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
         await begin(pair)
         for name, way in ways(sender).items():
-            gc.collect()
-            gc.disable()
-            try:
+            async with no_cycle(f"{CALLS} calls of {name} that failed ({fault})"):
                 await asyncio.gather(*[failing(way, timeout, cancelled) for _ in range(CALLS)])
                 await until(lambda: sender._sender.credits.taken == 0)
                 await asyncio.sleep(0.005)
-                gc.set_debug(gc.DEBUG_SAVEALL)
-                gc.collect()
-                left = Counter(name_of(thing) for thing in gc.garbage if is_of_a_call(thing))
-            finally:
-                gc.set_debug(0)
-                gc.garbage.clear()
-                gc.enable()
-            assert not left, f"{CALLS} calls of {name} that failed ({fault}) leave {left}"
+
+
+# -- waits that something else than an answer ends
+
+
+async def hang(*_: object) -> Any:
+    await asyncio.Event().wait()
+
+
+async def for_credits(sender: Producer, cluster: Cluster) -> None:
+    await stopped(sender, [sender.send(message()) for _ in range(4)])
+
+
+async def in_line(sender: Producer, cluster: Cluster) -> None:
+    await stopped(sender, [sender.send(message(), key="k") for _ in range(4)])
+
+
+async def for_turns(sender: Producer, cluster: Cluster) -> None:
+    ways = (sender.send, *[sender.send_oneway] * 3)
+    await stopped(sender, [way(message(), queue=cluster.queue()) for way in ways])
+
+
+async def for_selectors(sender: Producer, cluster: Cluster) -> None:
+    await stopped(sender, [sender.send(message(), selector=hang) for _ in range(2)])
+
+
+async def stopped(sender: Producer, calls: list[Any]) -> None:
+    running = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.sleep(0.02)
+    await sender.stop(0.0)
+    assert {type(error) for error in await outcomes(*running)} == {ClientStateError}
+
+
+async def for_late_selectors(sender: Producer, cluster: Cluster) -> None:
+    for _ in range(4):
+        assert isinstance((await outcomes(sender.send(message(), selector=hang, timeout=0.01)))[0], RequestTimeoutError)
+
+
+async def for_brokers(sender: Producer, cluster: Cluster) -> None:
+    await cluster.a.stop()
+    for _ in range(2):
+        call = asyncio.ensure_future(sender.send(message()))
+        await until(lambda: len(sender._sender.recovery))
+        call.cancel()
+        await asyncio.wait([call])
+    await until(lambda: not sender._sender.recovery._tasks)
+    await until(lambda: not sender._sender.pool.connecting(cluster.a.address))
+
+
+@pytest.mark.parametrize("wait", [for_credits, in_line, for_turns, for_selectors, for_late_selectors, for_brokers])
+async def test_ended_waits_leave_no_cycle(
+    cluster: Cluster, frozen: None, wait: Callable[[Producer, Cluster], Awaitable[None]]
+) -> None:
+    async with producer(cluster, async_limit=1 if wait in (for_credits, in_line) else 100, stop_timeout=0.0) as sender:
+        await sender.send(message())
+        cluster.answer(silent)
+        async with no_cycle(f"waits {wait.__name__}"):
+            await wait(sender, cluster)
+            await asyncio.sleep(0.005)

@@ -20,7 +20,7 @@ from rmq_async.producer.avoidance import KEPT, MOST_ITEMS
 from rmq_async.producer.failures import Failures
 
 from .peers import TOPIC, Cluster, cut, late, refuse, silent, stored
-from .support import Send, Taken, awaited, every_way, message, messages, outcomes, producer, timed, until
+from .support import Send, Taken, awaited, every_way, is_available, message, messages, outcomes, producer, timed, until
 
 TIMEOUT = 0.9
 """Seconds of a call: a first attempt has 0.3 of them while another broker is left."""
@@ -341,7 +341,7 @@ def test_failures_of_one_freeze_are_one() -> None:
     failures = Failures()
     for step in range(200):  # under way when it froze; each timed out after a second
         failures.failed("a", LATE, 1.0, T + step / 200)
-    assert not failures.available("a", T + 1.99)
+    assert not is_available(failures, "a", T + 1.99)
     assert failures.on_trial("a", T + 2.0)
 
 

@@ -12,6 +12,8 @@ from rmq_async.producer.avoidance import MOST_ITEMS
 from rmq_async.producer.faults import Blame, Faults, GivenUpError, blame
 from rmq_protocol.constants import ResponseCode
 
+from .support import is_available
+
 V5, V4 = FaultTable.V5, FaultTable.V4
 T = 1000.0
 """Where the clock stands when a test begins."""
@@ -33,7 +35,7 @@ def test_nobody_is_suspected_at_first() -> None:
     faults = Faults(V5)
     brokers = frozenset("ab")
     assert faults.best(brokers, T) is brokers
-    assert all([faults.available("a", T), faults.reachable("a", T), faults.usable("a", T)])
+    assert all([is_available(faults, "a", T), faults.reachable("a", T), faults.usable("a", T)])
     succeeded(faults, "a", T)
     assert len(faults.items) == 0
 
@@ -44,9 +46,9 @@ def test_nobody_is_suspected_at_first() -> None:
 def test_a_failed_broker_is_left_alone_and_that_ends_by_itself(table: FaultTable, seconds: float) -> None:
     faults = Faults(table)
     failed(faults, "a")
-    assert not faults.available("a", T + seconds - 0.01)
+    assert not is_available(faults, "a", T + seconds - 0.01)
     assert not faults.reachable("a", T + seconds - 0.01)
-    assert faults.available("a", T + seconds)
+    assert is_available(faults, "a", T + seconds)
     assert faults.reachable("a", T + seconds)
     assert best(faults, "ab", T + seconds - 0.01) == "b"
     assert best(faults, "ab", T + seconds) == "ab"
@@ -58,25 +60,25 @@ def test_a_slow_broker_is_left_alone_for_as_long_as_the_table_says(latency: floa
     succeeded(faults, "a", T, latency)
     assert len(faults.items) == (seconds > 0)
     assert faults.reachable("a", T)
-    assert faults.available("a", T + seconds)
-    assert seconds == 0 or not faults.available("a", T + seconds - 0.01)
+    assert is_available(faults, "a", T + seconds)
+    assert seconds == 0 or not is_available(faults, "a", T + seconds - 0.01)
 
 
 def test_a_shorter_time_does_not_cut_a_longer_one_short() -> None:
     faults = Faults(V5)
     failed(faults, "a")
     succeeded(faults, "a", T + 1, latency=0.6)
-    assert not faults.available("a", T + 9.9)
+    assert not is_available(faults, "a", T + 9.9)
     failed(faults, "a", T + 5)
-    assert not faults.available("a", T + 14.9)
-    assert faults.available("a", T + 15)
+    assert not is_available(faults, "a", T + 14.9)
+    assert is_available(faults, "a", T + 15)
 
 
 def test_a_quick_success_that_began_after_the_fault_clears_the_broker() -> None:
     faults = Faults(V5)
     failed(faults, "a")
     succeeded(faults, "a", T + 0.1, latency=0.2)  # it was under way when the other one failed
-    assert not faults.available("a", T + 0.1)
+    assert not is_available(faults, "a", T + 0.1)
     assert faults.reachable("a", T + 0.1)
     succeeded(faults, "a", T + 0.2, latency=0.1)
     assert len(faults.items) == 0
@@ -101,7 +103,7 @@ def test_after_its_time_a_broker_gets_one_attempt_until_that_succeeds() -> None:
     assert best(faults, "ab", T + 10) == "ab"
     under_way.update("ab")
     assert best(faults, "ab", T + 10.001) == "b"
-    assert faults.available("a", T + 10.001)
+    assert is_available(faults, "a", T + 10.001)
     under_way.remove("a")
     assert best(faults, "ab", T + 10.002) == "ab"
     under_way.add("a")
@@ -162,8 +164,8 @@ def test_outcomes_of_attempts() -> None:
     faults.failed("c", GivenUpError("late"), 0.6, T)
     faults.failed("d", errors.SystemBusyError("busy"), 0.001, T)
     faults.failed("e", errors.ConnectError("refused"), 0.001, T)
-    assert [faults.available(broker, T + 1.9) for broker in "abcde"] == [True, True, False, False, False]
-    assert [faults.available(broker, T + 2) for broker in "abcde"] == [True, True, True, False, False]
+    assert [is_available(faults, broker, T + 1.9) for broker in "abcde"] == [True, True, False, False, False]
+    assert [is_available(faults, broker, T + 2) for broker in "abcde"] == [True, True, True, False, False]
     assert [faults.reachable(broker, T + 1) for broker in "abcde"] == [True, True, True, True, False]
 
 
@@ -181,8 +183,8 @@ def test_the_table_is_bounded() -> None:
     for number in range(MOST_ITEMS + 10):
         failed(faults, f"b{number}")
     assert len(faults.items) == MOST_ITEMS
-    assert faults.available("b9", T)
-    assert not faults.available("b10", T)
+    assert is_available(faults, "b9", T)
+    assert not is_available(faults, "b10", T)
 
 
 def test_the_detector_asks_those_that_did_not_answer() -> None:

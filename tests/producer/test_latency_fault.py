@@ -17,7 +17,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
 from .peers import TOPIC, Broker, Cluster, Link, Sent, late, refuse, silent, stored
-from .support import Send, Taken, every_way, message, messages, outcomes, producer, spin, timed, until
+from .support import Send, Taken, every_way, is_available, message, messages, outcomes, producer, spin, timed, until
 
 QUICK = FaultTable((0.02, 0.1), (0.0, 0.3), isolation=0.2)
 """Answers may take 0.1 s; whoever needs longer, or fails, is left alone for 0.3 s."""
@@ -93,7 +93,7 @@ async def test_a_broker_is_on_trial_when_its_time_is_over_and_used_again_once_it
         assert monotonic() - began > 0.25
         assert len(pair.a.sends) == at_a + 1  # of four at a time one was tried on it
         pair.a.answer = stored
-        await until(lambda: faults_of(sender).available("a", monotonic()))
+        await until(lambda: is_available(faults_of(sender), "a", monotonic()))
         await sender.send(message())
         await sender.send(message())
         await sender.send(message())
@@ -125,7 +125,7 @@ async def test_an_attempt_that_is_still_unanswered_keeps_others_away(pair: Clust
         for call in calls:
             call.cancel()
         await outcomes(*calls)
-        assert not faults_of(sender).available("a", monotonic())  # they were given up, and late by then
+        assert not is_available(faults_of(sender), "a", monotonic())  # they were given up, and late by then
         results = await asyncio.gather(*[sender.send(item) for item in messages(4)])
         assert {result.queue.broker_name for result in results} == {"b"}
 
@@ -404,7 +404,7 @@ async def test_a_broker_that_answers_and_refuses_is_not_asked(pair: Cluster, mon
             await sender.send(message())
         await asyncio.sleep(0.1)
         assert pair.a.codes[RequestCode.GET_MAX_OFFSET] == 0
-        assert not faults_of(sender).available("a", monotonic())
+        assert not is_available(faults_of(sender), "a", monotonic())
 
 
 async def test_the_detectors_task_ends_with_the_producer_and_is_there_only_where_it_is_on(pair: Cluster) -> None:

@@ -161,13 +161,13 @@ def test_places_left_behind_a_waiting_one_are_not_kept(monkeypatch: pytest.Monke
     first = line.join()
     for _ in range(100):
         line.join().leave()
-        assert line.waiting <= 2 * (4 + 1)
+        assert len(line.places) <= 2 * (4 + 1)
     last = line.join()
     assert line.is_first(first)
     first.leave()
     assert line.is_first(last)
     last.leave()
-    assert line.waiting == 0
+    assert not line.places
 
 
 async def test_whoever_joins_or_leaves_a_line_it_is_the_turn_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +189,12 @@ async def test_whoever_joins_or_leaves_a_line_it_is_the_turn_of_the_first(monkey
                 place.leave()
         await spin(4)
         assert [turn.done() for _, turn in there] == [True] * bool(there) + [False] * (len(there) - 1)
-        assert line.waiting <= 2 * (2 + 1 + len(there))
-        assert bool(line.waiting) == bool(there)
+        assert len(line.places) <= 2 * (2 + 1 + len(there))
+        assert bool(line.places) == bool(there)
     for place, turn in there:
         turn.cancel()
         place.leave()
-    assert line.waiting == 0
+    assert not line.places
 
 
 async def test_lines_of_topics_nobody_has_are_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

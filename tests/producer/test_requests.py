@@ -358,7 +358,7 @@ async def test_a_request_with_a_key_keeps_its_place_before_sends_that_follow(clu
             assert [body for sent in cluster.sends for body in sent.bodies][-4:] == [b"request", b"send", b"send", b"send"]
         cluster.answer(refuse(13))
         assert isinstance((await outcomes(asyncio.create_task(sender.request(message(), key="k"))))[0], errors.RocketMQError)
-        assert sender._sender.ordered.line(TOPIC).waiting == 0
+        assert not sender._sender.ordered.line(TOPIC).places
 
 
 async def test_a_reply_that_is_tried_again_asks_no_selector_of_users(pair: Cluster) -> None:

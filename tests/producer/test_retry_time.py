@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from time import process_time
+from time import process_time, sleep
 from typing import Any
 
 import pytest
@@ -173,6 +174,21 @@ async def test_route_without_the_broker_is_waited_for(pair: Cluster) -> None:
     assert not pair.b.sends
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Tasks may begin at once from Python 3.12 on")
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_route_without_the_broker_with_eager_tasks(pair: Cluster) -> None:
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+    async with producer(pair, timeout=30.0, route_poll_interval=0.1) as sender:
+        await sender.send(message(), queue=pair.queue(pair.b))
+        pair.name_server.routes["T"] = pair.route(pair.a)
+        asked = len(pair.name_server.asked)
+        await until(lambda: len(pair.name_server.asked) >= asked + 2)
+        waiting = asyncio.ensure_future(sender.send(message(), queue=pair.queue(pair.b)))
+        await asyncio.sleep(0.1)
+        pair.name_server.routes["T"] = pair.route()
+        assert (await waiting).queue == pair.queue(pair.b)
+
+
 async def test_route_without_the_broker_ends_calls_in_time(pair: Cluster) -> None:
     async with producer(pair, timeout=0.3, route_poll_interval=0.1) as sender:
         await sender.send(message())
@@ -276,6 +292,22 @@ async def test_many_retries_are_spread_over_the_time(cluster: Cluster) -> None:
     assert max(gaps) > 0.15
     assert type(error.__cause__) in (ServiceNotAvailableError, RequestTimeoutError)  # the last one may find a busy machine
     assert error.maybe_stored == isinstance(error.__cause__, RequestTimeoutError)
+
+
+async def test_no_attempt_begins_late(cluster: Cluster) -> None:
+    """The loop is blocked during the pause before a retry, until the time of the call is over."""
+
+    def refuse_and_block(link: Link, sent: Sent) -> None:
+        refuse(14)(link, sent)
+        asyncio.get_running_loop().call_later(0.02, sleep, 0.6)  # the second pause takes 50 ms at least
+
+    async with producer(cluster, retries=5) as sender:
+        await sender.send(message(b"connects"))
+        cluster.answer(each(refuse(14), refuse_and_block, stored))
+        with pytest.raises(RocketMQError):
+            await sender.send(message(b"late"), timeout=0.5)
+        await sender.send(message(b"last"))
+    assert cluster.a.bodies == [b"connects", b"late", b"late", b"last"]
 
 
 async def test_default_retries_are_three_attempts(cluster: Cluster) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,6 +156,35 @@ async def test_a_selector_that_never_ends_uses_up_the_call_and_no_more(cluster: 
             with timed(0.1, 0.1), pytest.raises(errors.RequestTimeoutError, match="hang named no queue"):
                 await send(message(), selector=hang, timeout=0.1)
         await sender.send(message(), key=1)
+
+
+def names_late(queues: Sequence[MessageQueue], item: Message, key: Any) -> MessageQueue:
+    time.sleep(0.08)
+    return queues[0]
+
+
+async def waits_and_names_late(queues: Sequence[MessageQueue], item: Message, key: Any) -> MessageQueue:
+    await asyncio.sleep(0)
+    return names_late(queues, item, key)
+
+
+@pytest.mark.parametrize("selector", [names_late, waits_and_names_late])
+@pytest.mark.parametrize("way", ["of the call", "of the producer"])
+async def test_selector_that_names_late_sends_nothing(cluster: Cluster, selector: Any, way: str) -> None:
+    options: dict[str, Any] = {"queue_selector": selector} if way == "of the producer" else {}
+    given: dict[str, Any] = {} if options else {"selector": selector}
+    async with producer(cluster, **options) as sender:
+        await sender.fetch_publish_queues(TOPIC)
+        await sender.send(message(b"connects"), queue=cluster.queue())
+        sends = [partial(send, message(b"late"), **given) for send in (sender.send, sender.send_async, sender.send_oneway)]
+        if options:
+            sends += [partial(sender.send, message(b"late"), key=1), partial(sender.send_batch, messages(2))]
+        for send in sends:
+            with pytest.raises(errors.RequestTimeoutError, match=f"selector {selector.__name__} named ") as caught:
+                await send(timeout=0.05)
+            assert caught.value.maybe_stored is False
+        await sender.send(message(b"last"), queue=cluster.queue())
+    assert cluster.a.bodies == [b"connects", b"last"]
 
 
 async def test_whoever_cancels_a_call_in_its_selector_cancels_it(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from rmq_async.producer.selectors import java_hash
 from rmq_protocol.allocation import allocate_averagely, allocate_by_circle, allocate_by_consistent_hash
 from vectors import CLIENT_KINDS, Case, Outcome, Suite, is_error, refused
 
-from .support import lane_of
+from .support import is_available, lane_of
 
 SUITE = Suite(*CLIENT_KINDS)
 MESSAGE = Message("T", b"x")
@@ -118,13 +118,13 @@ def fault_item(case: Case) -> Outcome | None:
     for broker, latency, duration, reachable in case.given["updates_name_latency_duration_reachable"]:
         faults.note(broker, latency / 1000, duration / 1000, reachable=reachable, now=now)
     for broker, expected in case.expected["items"].items():
-        assert faults.available(broker, now) is expected["available"]
+        assert is_available(faults, broker, now) is expected["available"]
         assert faults.reachable(broker, now) is expected["reachable"]
-        assert faults.available(broker, now + expected["isolated_for_about_ms"] / 1000)
+        assert is_available(faults, broker, now + expected["isolated_for_about_ms"] / 1000)
         just_before = max(now, now + expected["isolated_for_about_ms"] / 1000 - 0.001)
-        assert faults.available(broker, just_before) is expected["available"]
+        assert is_available(faults, broker, just_before) is expected["available"]
     assert case.expected["unknown_broker_available_and_reachable"]
-    assert all([faults.available("unknown", now), faults.reachable("unknown", now)])
+    assert all([is_available(faults, "unknown", now), faults.reachable("unknown", now)])
     return None
 
 

@@ -25,12 +25,13 @@ class Batching:
     under way in the lane further messages gather, and leave as one batch when one of those is answered. A lane is a topic (and
     ``wait_store``), or, for a send with a queue, selector or key, a queue, which has one request under way at a time.
 
-    ``max_bytes``: of one batch as it is on the wire; a message that alone takes more goes singly. ``max_messages``: of one batch. A
-    batch that is full leaves without waiting for an answer, where it carries no order. ``linger``: seconds that the first message
-    waits for others even in an idle lane, up to half of what is left of any caller's timeout. ``max_pending_bytes``: of bodies
-    accepted and not finished, for all sends of the producer; the smaller of this and ``pending_bytes_limit`` holds, and callers
-    wait. ``lanes_per_broker``: requests of one topic that may be under way to one broker before messages gather; one that is not
-    answered within the producer's ``timeout`` does not count any more.
+    ``max_bytes``: of one batch as it is on the wire; a message that alone takes more goes singly. ``max_messages``: of one batch.
+    A batch that is full leaves without waiting for an answer, where it carries no order. ``linger``: seconds that the first
+    message waits for others even in an idle lane, up to half of what is left of any caller's timeout; where it carries no order
+    also up to half of the producer's own ``timeout``. ``max_pending_bytes``: of bodies accepted and not finished, for all sends
+    of the producer; the smaller of this and ``pending_bytes_limit`` holds, and callers wait. ``lanes_per_broker``: requests of
+    one topic that may be under way to one broker before messages gather; one that is not answered within the producer's
+    ``timeout`` does not count any more.
 
     Raises ConfigError for values out of range.
     """

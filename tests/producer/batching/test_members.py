@@ -217,6 +217,18 @@ async def test_linger_ends_for_hurried_member() -> None:
             await asyncio.gather(first, producer.send(Message("MemberTopic", b"second"), timeout=0.3))
 
 
+@pytest.mark.parametrize("warm", [False, True])
+async def test_linger_ends_for_plain_member(warm: bool) -> None:
+    """The first has more time than the producer gives by default; one that joins it leaves in time all the same."""
+    async with producing(batching=Batching(linger=4.0), timeout=1.0) as (_, producer):
+        if warm:
+            await producer.send_batch([Message("MemberTopic", b"warm")])
+        first = later(producer.send(Message("MemberTopic", b"first"), timeout=8.0))
+        await asyncio.sleep(0.05)
+        with timed(0.4, 1.0):
+            await asyncio.gather(first, producer.send(Message("MemberTopic", b"second")))
+
+
 async def test_unsent_message_names_its_reason() -> None:
     """What waits behind a request that is not answered was not sent, and its error says so."""
     async with producing(batching=Batching(lanes_per_broker=1), stop_timeout=0) as (server, producer):
