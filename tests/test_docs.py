@@ -150,8 +150,8 @@ def test_fields_of_health_are_those_of_the_code(kind: type[Any]) -> None:
 
 def test_every_class_of_error_is_documented() -> None:
     told = {cells[0].strip("`") for cells in rows("errors.md", "class")}
-    public = {name: kind for name, kind in vars(errors).items() if not name.startswith("_")}
-    kinds = {name for name, kind in public.items() if isinstance(kind, type) and issubclass(kind, errors.RocketMQError)}
+    classes = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and not name.startswith("_")}
+    kinds = {name for name, kind in classes.items() if issubclass(kind, errors.RocketMQError)}
     in_a_row_of_its_base = {"LocalProtocolError", "RemoteProtocolError"}
     assert kinds - told == in_a_row_of_its_base
 
