@@ -3,9 +3,9 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 2``) one process takes the tests that start servers of Java or measure, most of whose time is
-waiting; the other one takes the rest a file at a time, all those that share a Spark session among them. Who is done helps with
-what is left then.
+With pytest-xdist (``tox`` runs ``-n 3``, on two cores: most of the time is waiting) one process takes the tests of real clusters, the
+others the rest, a file at a time, and then one of them all those that share a Spark session. Who is done helps with what is left
+then.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ pytest_plugins = ["pytester"]
 
 logging.setLoggerClass(canaries.CanaryLogger)
 
-REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
+REAL_CLUSTERS = "tests/cluster/"
 SPARK = "tests/spark/"
+REAL_SERVERS = ("tests/embedded/test_java.py", "tests/test_benchmark")
 LAST = ("tests/protocol/",)
 """Many short ones, to fill gaps. None looks for sockets left behind: Spark's gateway to Java opens some when it likes."""
 
@@ -41,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(SPARK):
                 return "spark"
-            return "real servers" if nodeid.startswith(REAL_SERVERS) else nodeid.partition("::")[0]
+            return "real clusters" if nodeid.startswith(REAL_CLUSTERS) else nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # in the order in which they come, whatever the number of their tests
     return ByGroup(config, log)
@@ -56,8 +57,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def turn(item: pytest.Item) -> int:
-        turns = (REAL_SERVERS, (), (SPARK,), LAST)
-        return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 1)
+        turns = (REAL_CLUSTERS, REAL_SERVERS, (), SPARK, LAST)
+        return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 2)
 
     items.sort(key=turn)
 

@@ -38,7 +38,9 @@ SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
 }
 """In the order in which they are needed, after tests that have servers of their own."""
 EARLY: Final = ("fresh_cluster", "fresh_old_cluster")
-"""Started with the first test that asks for ``old_cluster``: their brokers delete nothing in their first 60 s."""
+AHEAD: Final = 60
+"""Clusters that start so many tests, which take a minute and a half, before the first that asks for one of them: their brokers
+delete nothing in their first 60 s."""
 
 _SHARED_CLUSTERS: Final = pytest.StashKey["SharedClusters"]()
 _LAST_OF: Final = pytest.StashKey[list[str]]()
@@ -61,9 +63,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turns = {name: turn for turn, name in enumerate(SHARED)}
     mine.sort(key=lambda item: [turns[name] for name in shared_by(item)])
     last = {name: item for item in mine for name in shared_by(item)}
-    first = next((item for item in mine if "old_cluster" in shared_by(item)), None)
-    for place, item in zip(places, mine, strict=True):
-        item.stash[_EARLY_AT] = [name for name in EARLY if name in last] if item is first else []
+    first = next((number for number, item in enumerate(mine) if {*EARLY}.intersection(shared_by(item))), 0)
+    for number, (place, item) in enumerate(zip(places, mine, strict=True)):
+        item.stash[_EARLY_AT] = [name for name in EARLY if name in last] if number == max(0, first - AHEAD) else []
         item.add_marker(pytest.mark.cluster)
         item.stash[_LAST_OF] = [name for name in shared_by(item) if last[name] is item]
         items[place] = item
