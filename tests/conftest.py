@@ -3,9 +3,9 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 3``, on two cores: most of the time is waiting) one process takes the tests of real clusters, the
-others the rest, a file at a time, and then one of them all those that share a Spark session. Who is done helps with what is left
-then.
+With pytest-xdist (``tox`` runs ``-n 3``, on two cores: most of the time is waiting) one process takes the tests of real clusters.
+The others take the rest, a file at a time, and then one of them all those that share a Spark session. A process that is done helps
+with what is left then.
 """
 
 from __future__ import annotations
