@@ -17,11 +17,11 @@ from array import array
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .checksum import crc32
-from .constants import LMQ_PREFIX, MAGIC_CODE_V1, MAX_DECOMPRESSED_SIZE, MAX_PROPERTIES_SIZE, MAX_TOPIC_LENGTH, SysFlag
+from .constants import MAGIC_CODE_V1, MAX_DECOMPRESSED_SIZE, MAX_PROPERTIES_SIZE, MAX_TOPIC_LENGTH, SysFlag
 from .errors import CorruptMessageError
 from .message import MessageQueue
 from .properties import decode_properties, properties_text
-from .stored import Block, parse_tags
+from .stored import Block
 from .stored_layout import FIXED_V4, MAX_PORT, MIN_RECORD
 
 __all__ = [
@@ -153,12 +153,7 @@ def read_columns(
     are not reported either. ``only_queue``: as for ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` that name none.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
-    block.queue = queue
-    block.offset_delta = offset_delta or 0
-    if only_queue and not queue.topic.startswith(LMQ_PREFIX):
-        block.only_topic = queue.topic
-        block.only_queue_id = queue.queue_id if offset_delta is None else None
-    block.tags = parse_tags(tags)
+    block.choose(queue, tags, offset_delta, only_queue=only_queue)
     return block.read(into, position, *offsets)
 
 

@@ -111,12 +111,7 @@ def decode_pull(
     ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` that name none.
     """
     block = Block(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
-    block.queue = queue
-    block.offset_delta = offset_delta or 0
-    if only_queue and not queue.topic.startswith(LMQ_PREFIX):
-        block.only_topic = queue.topic
-        block.only_queue_id = queue.queue_id if offset_delta is None else None
-    block.tags = parse_tags(tags)
+    block.choose(queue, tags, offset_delta, only_queue=only_queue)
     bounds = {"MIN_OFFSET": min_offset, "MAX_OFFSET": max_offset}
     block.added = {name: str(offset) for name, offset in bounds.items() if offset is not None}
     return block.decode()
@@ -197,6 +192,15 @@ class Block:
         number of the physical queue they lie in, those of a light queue (LMQ) topic and number of the queue they were sent to."""
         self.offset_delta = 0
         self.added: dict[str, str] | None = None
+
+    def choose(self, queue: MessageQueue, tags: str, offset_delta: int | None, *, only_queue: bool) -> None:
+        """Says what is kept of a pull's records, as ``decode_pull`` does."""
+        self.queue = queue
+        self.tags = None if tags == "*" else parse_tags(tags)
+        self.offset_delta = offset_delta or 0
+        if only_queue and not queue.topic.startswith(LMQ_PREFIX):
+            self.only_topic = queue.topic
+            self.only_queue_id = queue.queue_id if offset_delta is None else None
 
     def decode(self) -> DecodedMessages:
         position, end = 0, self._end

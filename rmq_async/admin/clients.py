@@ -51,7 +51,8 @@ async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicS
 
 async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: float) -> QueueStats:
     """For queues that are only read from: 4.x brokers leave them out."""
-    low, high = await min_offset(instance, queue), await max_offset(instance, queue)
+    low = await min_offset(instance, queue, timeout=max(deadline - monotonic(), 0.0))
+    high = await max_offset(instance, queue, timeout=max(deadline - monotonic(), 0.0))
     last_ms = max(await store_time_ms(instance, queue, high - 1, max(deadline - monotonic(), 0.0)), 0) if high > low else 0
     return QueueStats(low, high, last_ms)
 

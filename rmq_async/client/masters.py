@@ -14,14 +14,16 @@ __all__ = ["has_master", "known_master"]
 
 
 def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
-    """Whether the broker that holds ``queue`` has one by the route in use; None where the route may name a replica as one."""
+    """Whether the broker that holds ``queue`` has one by the route in use; None where the route may name a replica as one, and
+    where there is none: the broker's address is then that of another topic's route."""
     routes = instance.routes
     broker_name = routes.broker_of(queue)
     if routes.address_of(broker_name) is None:
         return False
     route = routes.cached(queue.topic)
-    brokers = route.data.broker_datas if route is not None else ()
-    acting = [data for data in brokers if data.enable_acting_master and data.broker_name == broker_name]
+    if route is None:
+        return None
+    acting = [data for data in route.data.broker_datas if data.enable_acting_master and data.broker_name == broker_name]
     return None if acting else True
 
 

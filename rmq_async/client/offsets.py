@@ -66,14 +66,16 @@ _FAR: Final = 1 << 53
 _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 
 
-async def max_offset(instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True) -> int:
+async def max_offset(
+    instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
+) -> int:
     """Offset after the last message that can be read; one stored a moment ago may not be among them yet.
 
     ``any_replica``, here and below: where no master is known a replica is asked, which may lack messages that were acknowledged.
-    Without it that raises BrokerNotFoundError.
+    Without it that raises BrokerNotFoundError. ``timeout``, here and below: seconds, default: ``request_timeout``.
     """
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
-    return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader, any_replica)).offset
+    return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader, any_replica, timeout)).offset
 
 
 async def until_readable(
@@ -115,10 +117,12 @@ async def until_readable(
     return False
 
 
-async def min_offset(instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True) -> int:
+async def min_offset(
+    instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
+) -> int:
     """Offset of the first message that is still there."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
-    return (await _ask(instance, queue, header, GetMinOffsetResponseHeader, any_replica)).offset
+    return (await _ask(instance, queue, header, GetMinOffsetResponseHeader, any_replica, timeout)).offset
 
 
 async def search_offset(
@@ -262,9 +266,17 @@ def _has(route: TopicRoute, queue: MessageQueue) -> bool:
     return queue in route.subscribe_queues
 
 
-async def _ask(instance: ClientInstance, queue: MessageQueue, header: Header, answer: type[H], any_replica: bool) -> H:
+async def _ask(
+    instance: ClientInstance,
+    queue: MessageQueue,
+    header: Header,
+    answer: type[H],
+    any_replica: bool,
+    timeout: float | None = None,
+) -> H:
     assert header.request_code is not None
-    response, address = await _request(instance, queue, RequestCode(header.request_code), {**to_ext(header)}, any_replica)
+    code = RequestCode(header.request_code)
+    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica, timeout)
     return _read(answer, response, queue, address)
 
 
@@ -277,11 +289,17 @@ def _read(answer: type[H], response: RemotingCommand, queue: MessageQueue, addre
 
 
 async def _request(
-    instance: ClientInstance, queue: MessageQueue, code: RequestCode, fields: dict[str, str | None], any_replica: bool = True
+    instance: ClientInstance,
+    queue: MessageQueue,
+    code: RequestCode,
+    fields: dict[str, str | None],
+    any_replica: bool = True,
+    timeout: float | None = None,
 ) -> tuple[RemotingCommand, str]:
     command = RemotingCommand(code=code, ext_fields=fields)
-    deadline = monotonic() + instance.config.request_timeout
-    holder = await instance.holder_of(queue, instance.config.request_timeout)
+    budget = instance.config.request_timeout if timeout is None else timeout
+    deadline = monotonic() + budget
+    holder = await instance.holder_of(queue, budget)
     response, address = await instance.ask_broker(
         holder, queue.topic, command, max(deadline - monotonic(), 0.0), any_replica=any_replica
     )

@@ -201,6 +201,8 @@ class RouteTable:
         """
         answers: dict[str, bool] = {}
         for topic in list(self._routes):
+            if topic not in self._routes:  # forgotten meanwhile, by the poll beside a sweep
+                continue
             try:
                 answers[topic] = (await self._ask(topic, self._patience())).route is not None
             except (NoUsableAnswerError, TimeoutError) as error:

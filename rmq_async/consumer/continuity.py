@@ -65,12 +65,14 @@ async def deleted_among(
 ) -> tuple[tuple[range, ...], int]:
     """What of ``passed`` is no longer stored, and where the queue ends; it may have been deleted before it was looked at.
 
-    Raises what a pull raises, OffsetRangeError where the queue now ends before ``passed`` does, and BrokerNotFoundError where that
-    is the word of a replica without a master.
+    ``timeout``: seconds for each request. No pull begins once they are over: what is known by then is the result, so that a broker
+    that leads from one offset to the next does not hold the reading up. Raises what a pull raises, OffsetRangeError where the queue
+    now ends before ``passed`` does, and BrokerNotFoundError where that is the word of a replica without a master.
     """
     at, stop = passed[0].start, passed[-1].stop
     high, static, odd = stop, False, False
-    while at < stop:
+    until = monotonic() + timeout
+    while at < stop and (at == passed[0].start or monotonic() < until):
         answer = await pull_body(
             instance, group, queue, at, max_messages=1, tags="*", suspend=0.0, timeout=timeout, calls=calls
         )

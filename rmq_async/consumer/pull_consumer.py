@@ -140,6 +140,8 @@ class PullConsumer(ClientUser):
         async def opening() -> list[Cursor]:
             async with self._call():
                 if chosen is not None:
+                    if end is None and queues is None:  # so that what the topic has already is no new queue to follow
+                        await instance.routes.get(topic, instance.config.request_timeout)
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
                 return await self._cursors(instance, await self._queues(topic) if chosen is None else chosen, start, end)
 

@@ -28,7 +28,7 @@ from rmq_protocol.pull_codec import PullReply
 from ..client import ClientInstance, TopicRoute
 from ..client.masters import has_master
 from ..client.text import printable
-from ..errors import BrokerError, BrokerNotFoundError, ClientStateError, OffsetRangeError, RocketMQError
+from ..errors import BrokerError, BrokerNotFoundError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
 from ..results import PullResult, PullStatus
 from .continuity import PassedOver, deleted_among
 from .cursor import Cursor, until, within
@@ -302,7 +302,8 @@ class Reader:
                 if self._follow and isinstance(error, BrokerError) and self._is_gone(cursor.queue):
                     logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
                     self._known.discard(cursor.queue)
-                    self._gone[cursor.queue] = cursor
+                    if not isinstance(error, TopicNotFoundError):  # where the topic is made anew its offsets begin anew
+                        self._gone[cursor.queue] = cursor
                     return None
                 await asyncio.sleep(trouble.rest(error))
                 continue
@@ -378,7 +379,10 @@ class Reader:
     def _loss(self, cursor: Cursor, lost: tuple[range, ...], low: int, high: int) -> OffsetRangeError | None:
         """The error of a loss, or a line in the log where the reading goes on at the first message there is."""
         queue = self._instance.names.shown_queue(cursor.queue)
-        text = f"offsets {ranges_text(lost)} of {queue} were deleted before they were read"
+        if sum(map(len, lost[:2])) == 1:
+            text = f"offset {lost[0].start} of {queue} was deleted before it was read"
+        else:
+            text = f"offsets {ranges_text(lost)} of {queue} were deleted before they were read"
         if cursor.at_first:
             logger.warning("%s; the reading goes on at the first message there is", text)
             return None

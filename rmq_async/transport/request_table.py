@@ -366,9 +366,16 @@ class RequestTable(ABC):
 
         ``before``: the newest that has left. Several timers that the block held up may be the one that writes.
         """
-        for pending in self._table.values():
-            if before < pending.sequence <= self._flushed and pending.deadline < until:
-                pending.deadline = until
+        leaving = self._flushed - before
+        for pending in reversed(
+            self._table.values()
+        ):  # mostly the newest: each pull leaves by itself, and there may be thousands
+            if leaving <= 0:
+                break
+            if before < pending.sequence <= self._flushed:
+                leaving -= 1
+                if pending.deadline < until:
+                    pending.deadline = until
 
     def _end_late(self, now: float) -> float:
         """Ends those whose deadline has come; returns the earliest of the others."""

@@ -21,16 +21,19 @@ from rmq_async.errors import (
     PermissionDeniedError,
     QueryNotFoundError,
     RemoteProtocolError,
+    RequestTimeoutError,
     RocketMQError,
 )
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.ids import pack_offset_id
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
 from ..client.support import FakeBroker, route, until
 from ..consumer.support import record
 from ..transport.peer import Link, Peer
+from ..transport.support import Exact
 from .support import Cluster, one_broker, scripted
 
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
@@ -96,6 +99,33 @@ async def test_a_refusal_names_request_and_broker() -> None:
                 await call(admin)
             assert (caught.value.broker, caught.value.address) == ("broker-a", broker.address), name
             assert "\n" not in str(caught.value)
+
+
+async def test_figures_of_single_queues_end_in_time() -> None:
+    """4.x brokers leave queues that are only read from out of a topic's figures: each is asked for by requests of its own."""
+    timeout, answered_after = 0.8, 0.6
+
+    def answer(link: Link, request: RemotingCommand) -> None:
+        if request.code == RequestCode.GET_TOPIC_STATS_INFO:
+            link.reply(request, body=b'{"offsetTable":{}}')
+        elif request.code == RequestCode.GET_MIN_OFFSET:
+            link.reply_later(answered_after, request, ext_fields={"offset": "0"}, body=b"")
+        elif request.code != RequestCode.GET_MAX_OFFSET:  # never answered
+            link.reply(request, body=b"")
+
+    async with FakeBroker() as broker:
+        broker.answer = answer
+        data = TopicRouteData((QueueData("broker-a", 1, 0, 6),), (BrokerData("broker-a", {0: broker.address}, "c"),))
+        async with (
+            Cluster({"c": {"broker-a": broker.address}}, t=data) as server,
+            Admin(namesrv=server.address, request_timeout=timeout) as admin,
+        ):
+            with Exact() as exact, pytest.raises(RequestTimeoutError):
+                began = monotonic()
+                await admin.topic_stats("t")
+            took = monotonic() - began
+    assert {request.code for request in broker.requests} >= {RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET}
+    assert took < timeout + answered_after / 2 + 3 * exact.lag, f"{took:.2f} s"  # each request had a time of its own
 
 
 async def test_connections_of_a_group_are_those_of_all_brokers() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -274,6 +274,41 @@ async def test_polling_goes_on_when_the_first_name_server_dies(caplog: pytest.Lo
         await first.start()
         await until(lambda: any("answer again" in record.message for record in caplog.records))
         assert queues(routes) in (4, 9)
+
+
+async def test_a_sweep_leaves_forgotten_topics_out() -> None:
+    """It goes by a list of topics that is older than what the poll beside it has forgotten meanwhile."""
+    held: dict[str, tuple[Link, RemotingCommand]] = {}
+
+    def hold(link: Link, request: RemotingCommand) -> None:
+        held[(request.ext_fields or {})["topic"] or ""] = (link, request)
+
+    def release(topic: str) -> None:
+        server.routes[topic] = route()
+        link, request = held.pop(topic)
+        link.reply(request, body=encode_route(route()))
+
+    async with FakeNameServer(t=route(), u=route(), v=route()) as server, table(server, poll=0.01, timeout=5.0) as routes:
+        for topic in ("t", "u", "v"):
+            await routes.get(topic, 1.0)
+            routes.use.hold(topic)
+        routes.use.release("u")
+        forgotten = False
+        while not forgotten:
+            server.routes["v"] = hold
+            await until(lambda: "v" in held)  # the poll has done with u
+            server.routes["t"] = hold
+            sweep = asyncio.ensure_future(routes.refresh_all())
+            await until(lambda: "t" in held)
+            asked = server.asked["u"]
+            release("v")
+            with suppress(AssertionError):
+                await until(lambda: "u" not in routes.topics, 0.02)
+            forgotten = "u" not in routes.topics
+            release("t")
+            await sweep
+        assert routes.topics == ("t", "v")
+        assert server.asked["u"] == asked
 
 
 async def test_a_round_of_refreshes_stops_at_the_first_silence() -> None:

@@ -21,11 +21,12 @@ from rmq_async.errors import (
 )
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
+from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.heartbeat import decode_heartbeat
 from rmq_protocol.message import MessageQueue
 
 from ..transport.peer import Link
-from .support import TOPIC, embedded, scripted
+from .support import TOPIC, embedded, record, scripted
 
 QUESTIONS: dict[str, Callable[[PullConsumer, MessageQueue], Any]] = {
     "committed": lambda consumer, queue: consumer.committed(queue),
@@ -102,6 +103,30 @@ async def test_a_known_queue_costs_no_look_up() -> None:
         for _ in range(3):
             await consumer.max_offset(queue)
         assert server.requests[105] == before
+
+
+@pytest.mark.parametrize("foreign", [{"topic": "other"}, {"queue_id": 1}])
+async def test_search_beside_a_foreign_record(foreign: dict[str, Any]) -> None:
+    """A broker without an exact search is asked for the messages' times; one of another queue in the place of a deleted one
+    has none to tell."""
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        offset = int(header.queueOffset)
+        changes = {"store_time_ms": 9_000, **foreign} if offset == 0 else {"store_time_ms": 1_000 * offset}
+        return 0, offset + 1, record(offset, **changes)
+
+    async with scripted(pull) as (broker, consumer):
+        broker.high = 4
+        serve = broker.answer
+
+        def answer(link: Link, request: RemotingCommand) -> None:
+            if request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
+                link.reply(request, body=b"", ext_fields={"offset": "0"}, version=399)
+            else:
+                serve(link, request)
+
+        broker.answer = answer
+        assert await consumer.search_offset(MessageQueue(TOPIC, "broker-a", 0), 2.0) == 2
 
 
 def test_times_and_queues_that_cannot_be_are_told_however_long_their_numbers() -> None:

@@ -80,6 +80,17 @@ async def test_memory_takes_what_was_not_expired() -> None:
         assert (await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
 
 
+@pytest.mark.parametrize("before", [0, 3, 2000])
+async def test_clear_after_expire(server: EmbeddedRocketMQ, filled: RawClient, before: int) -> None:
+    """The minimum becomes the maximum, also where it had still to be corrected."""
+    server.expire(QUEUE, before)
+    server.clear()
+    assert [await filled.offset(code, "T") for code in (MIN, MAX)] == [2000, 2000]
+    assert told(await filled.pull("T", offset=0)) == (21, "OFFSET_TOO_SMALL", 2000, 2000)
+    await filled.send("T", b"next")
+    assert offsets(await filled.pull("T", offset=2000)) == [2000]
+
+
 async def test_expire_refuses_what_is_not_there(server: EmbeddedRocketMQ, filled: RawClient) -> None:
     server.expire(QUEUE, 2000)
     assert told(await filled.pull("T", offset=1900)) == (20, "MESSAGE_WAS_REMOVING", 2000, 0)

@@ -1,0 +1,124 @@
+"""A loop whose every turn is a block: deadlines are put off for a while, not for ever, and writes stay cheap meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from time import monotonic, process_time
+
+import pytest
+
+from rmq_async.errors import ClientStateError, RequestTimeoutError
+from rmq_async.transport import Pending, Threads
+from rmq_async.transport.deadlines import GRACE_AFTER_WRITE
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.pull_codec import PullReply, PullTemplate
+
+from .peer import Answer, Link, Peer, ThreadedPeer, frame, response, silence
+from .support import BORN, Notes, connect, ping, spin, template, until
+
+
+def flood(link: Link, request: RemotingCommand) -> None:
+    """No answer, but more bytes than a busy loop reads."""
+    stray = frame(response(request, opaque=-1, body=bytes(1 << 20)))
+    loop = asyncio.get_running_loop()
+
+    def more() -> None:
+        if not link.transport.is_closing():
+            while link.transport.get_write_buffer_size() < len(stray):
+                link.transport.write(stray)
+            loop.call_later(0.001, more)
+
+    more()
+
+
+async def _ends_within(turns: int, seconds: float, answer: Answer) -> None:
+    """A request that is not answered ends after so many turns of the loop at most, each of which takes so long."""
+    with ThreadedPeer(answer, keep=False) as peer:
+        async with connect(peer) as connection:
+            task = asyncio.ensure_future(connection.request(ping(), 0.05))
+            for _ in range(turns):
+                time.sleep(seconds)
+                await asyncio.sleep(0)
+                if task.done():
+                    break
+            assert task.done(), "the deadline is put off for as long as the loop is busy"
+            with pytest.raises(RequestTimeoutError):
+                await task
+
+
+async def test_deadlines_while_each_turn_blocks() -> None:
+    """Nothing waits in the socket: the request ends some second late, and did never."""
+    await _ends_within(20, 0.15, silence)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_deadlines_while_reads_fall_behind() -> None:
+    """Bytes wait in the socket at each turn: uvloop reads more of them than this peer sends."""
+    await _ends_within(100, 0.035, flood)
+
+
+async def test_pulls_after_a_block_cost_the_same() -> None:
+    """Each leaves by itself, and the first look after a block is still to come: no pass over the table for each."""
+    number = 3000
+    template = PullTemplate("g", "t", 0, "broker-a", "*", 15_000)
+    async with Peer(silence, keep=False) as peer, connect(peer) as connection:
+        futures: list[asyncio.Future[PullReply | RemotingCommand]] = []
+        late = asyncio.ensure_future(connection.request(ping(), 0.05))
+        await spin(3)
+
+        def pulls() -> float:
+            began = process_time()
+            for _ in range(number):
+                futures.append(asyncio.get_running_loop().create_future())
+                connection.start_pull(template, 0, 32, futures[-1], monotonic() + 30)
+            return process_time() - began
+
+        usual = pulls()
+        time.sleep(0.2)
+        blocked = pulls()
+        for future in futures:
+            future.cancel()
+        with pytest.raises(RequestTimeoutError):
+            await late
+    print(f"{number} pulls: {usual * 1000:.0f} ms, after a block {blocked * 1000:.0f} ms")
+    assert blocked < 8 * usual, f"{usual:.3f} s before the block, {blocked:.3f} s after it"  # 30 times with a pass for each
+
+
+async def test_a_send_held_over_a_block_gets_its_grace() -> None:
+    """It leaves after the block, and is not the newest in the table: a heartbeat has passed it."""
+    async with Peer(silence, keep=False) as peer, connect(peer) as connection:
+        opaques, notes = [], Notes()
+        for number in range(3):
+            now = monotonic()
+            held = Pending(notes, now + (0.1 if number else 30), now + 30, RequestCode.SEND_MESSAGE_V2)
+            opaques.append(connection.next_opaque())
+            connection.submit(opaques[-1], held, template().parts(opaques[-1], BORN, "", b"m"), 1)
+        beat = asyncio.ensure_future(connection.request(ping(), 30))
+        await until(lambda: peer.received == 2)
+        time.sleep(0.3)
+        connection.forget(opaques[1])
+        connection.forget(opaques[0])
+        await until(lambda: peer.received == 3)
+        assert held.deadline - now >= 0.3 + GRACE_AFTER_WRITE
+        beat.cancel()
+        await asyncio.wait([beat])
+
+
+async def test_work_that_never_began_ends_with_a_stop() -> None:
+    """In a thread: with an error of the library, where the last client stops before there was a thread for it."""
+    threads, ends = Threads(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def busy() -> None:
+        asyncio.run_coroutine_threadsafe(ends.wait(), loop).result()
+
+    tasks = [asyncio.ensure_future(threads.run(busy, monotonic() + 30)) for _ in range(20)]  # more than there are threads
+    await spin(3)
+    threads.close()
+    with pytest.raises(ClientStateError, match="stopped before the work had begun"):
+        await tasks[-1]
+    ends.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(result) for result in results} == {type(None), ClientStateError}
