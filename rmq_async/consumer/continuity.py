@@ -28,6 +28,8 @@ __all__ = ["PassedOver", "deleted_among"]
 
 CHECK_EVERY: Final = 1.0
 """Seconds."""
+SHORT_STEP: Final = 100
+"""Offsets."""
 
 
 class PassedOver:
@@ -65,14 +67,15 @@ async def deleted_among(
 ) -> tuple[tuple[range, ...], int]:
     """What of ``passed`` is no longer stored, and where the queue ends; it may have been deleted before it was looked at.
 
-    ``timeout``: seconds for each request. No pull begins once they are over: what is known by then is the result, so that a broker
-    that leads from one offset to the next does not hold the reading up. Raises what a pull raises, OffsetRangeError where the queue
+    ``timeout``: seconds for each request. Where a step is shorter than SHORT_STEP no pull begins once they are over: what is known
+    by then is the result, so that a broker that leads from one offset to the next does not hold the reading up. Real ones lead 800
+    offsets on, or to the first that is there. Raises what a pull raises, OffsetRangeError where the queue
     now ends before ``passed`` does, and BrokerNotFoundError where that is the word of a replica without a master.
     """
     at, stop = passed[0].start, passed[-1].stop
-    high, static, odd = stop, False, False
+    high, static, odd, short = stop, False, False, False
     until = monotonic() + timeout
-    while at < stop and (at == passed[0].start or monotonic() < until):
+    while at < stop and not (short and monotonic() >= until):
         answer = await pull_body(
             instance, group, queue, at, max_messages=1, tags="*", suspend=0.0, timeout=timeout, calls=calls
         )
@@ -103,6 +106,7 @@ async def deleted_among(
                 broker=queue.broker_name,
                 address=answer.address,
             )
+        short = after - at < SHORT_STEP
         at = after
     missing = tuple([range(each.start, min(each.stop, at)) for each in passed if each.start < at])
     if not missing:
