@@ -176,7 +176,8 @@ async def test_a_large_body_does_not_block_the_loop() -> None:
     assert len(packed) > 64 * 1024
     flags = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
     body = b"".join(record(offset, packed, sys_flag=flags) for offset in range(4))
-    async with scripted(lambda header: (0, 4, body), max_decompressed_size=64 * 1024 * 1024) as (_, consumer):
+    options = {"max_decompressed_size": 64 * 1024 * 1024, "request_timeout": 10.0}
+    async with scripted(lambda header: (0, 4, body), **options) as (_, consumer):
         start = thread_time()  # the time of this thread, not of the machine: others may be busy
         decode_pull(body, QUEUE, max_decompressed_size=64 * 1024 * 1024)
         on_the_loop = thread_time() - start

@@ -6,6 +6,7 @@ The server runs in another thread, which the counting does not see. Times would 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -60,7 +61,8 @@ async def test_calls_of_one_message(name: str) -> None:
         assert server.messages(TOPIC)
     print(f"{name}: {min(figures):.2f} calls, the limit is {limit}")
     assert min(figures) <= limit + LOOSE
-    assert min(figures) >= limit - 3, "less than the limit says: lower it"
+    if sys.version_info < (3, 12):  # later ones make a comprehension without a call
+        assert min(figures) >= limit - 3, "less than the limit says: lower it"
 
 
 GATHERED, GATHERED_LIMIT = 64, 4.9
