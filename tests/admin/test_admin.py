@@ -117,7 +117,7 @@ async def test_a_topic_that_is_not_shown_in_time_is_told() -> None:
         start = monotonic()
         with pytest.raises(RequestTimeoutError, match="was created on broker-a"):
             await admin.create_topic("t")
-        assert 0.25 < monotonic() - start < 0.8
+        assert 0.25 < monotonic() - start < 3
         server.routes["t"] = route(broker.address, queues=4)
         with pytest.raises(RequestTimeoutError, match="do not show"):
             await admin.create_topic("t", queues=8)

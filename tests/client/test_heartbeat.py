@@ -260,7 +260,7 @@ async def test_a_silent_broker_does_not_hold_up_the_farewell() -> None:
         broker.silent = True
         start = monotonic()
         await instance.unregister_producer("p", 0.3)
-        assert 0.2 < monotonic() - start < 0.7
+        assert 0.2 < monotonic() - start < 2
         assert len(broker.farewells) == 1
 
 

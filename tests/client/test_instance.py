@@ -118,7 +118,7 @@ async def test_a_start_that_nobody_answers_ends_in_time_and_leaves_nothing() -> 
         start = monotonic()
         with pytest.raises(NameServerError, match="no answer"):
             await ClientInstance.acquire(config_of(silent, request_timeout=0.3))
-        assert 0.25 < monotonic() - start < 0.7
+        assert 0.25 < monotonic() - start < 2
         assert (ours(), module._instances) == ([], {})
         await until(lambda: silent.link.lost.done())
 

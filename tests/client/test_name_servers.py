@@ -76,8 +76,8 @@ async def test_a_dead_one_is_replaced_inside_the_call_and_may_come_back() -> Non
 async def test_a_silent_one_may_use_its_share_of_the_time_only() -> None:
     async with Peer(silence) as first, Peer() as second, name_servers(first, second) as servers:
         start = monotonic()
-        assert (await servers.request(ASK, 0.6))[1] == second.address
-        assert 0.28 < monotonic() - start < 0.58
+        assert (await servers.request(ASK, 2.0))[1] == second.address
+        assert 0.95 < monotonic() - start < 1.9
         start = monotonic()
         await servers.request(ASK, 0.6)
         assert monotonic() - start < 0.25

@@ -156,7 +156,7 @@ async def test_a_silent_name_server_ends_the_wait_by_its_deadline() -> None:
         start = monotonic()
         with pytest.raises(NameServerError, match="no answer"):
             await routes.get("t", 0.5)
-        assert monotonic() - start < 0.7
+        assert monotonic() - start < 2
 
 
 async def test_cancelled_callers_do_not_stop_the_look_up() -> None:

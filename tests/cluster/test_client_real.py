@@ -166,7 +166,7 @@ async def test_a_frozen_name_server_costs_one_share_of_one_call(two_brokers: Rea
         start = monotonic()
         route = await instance.routes.get(new_topic(), 2.0, create_key="TBW102")
         assert route.provisional
-        assert 0.4 < monotonic() - start < 0.9
+        assert 0.4 < monotonic() - start < 1.8
         start = monotonic()
         await instance.routes.get(new_topic(), 2.0, create_key="TBW102")
         assert monotonic() - start < 0.3

