@@ -3,9 +3,9 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 3``, on two cores: most of the time is waiting) one process takes the tests of real clusters.
-The others take the rest, a file at a time, and then one of them all those that share a Spark session. A process that is done helps
-with what is left then.
+With pytest-xdist (``tox`` runs ``-n 2``) one process takes the tests of real clusters, most of whose time is waiting. The other one
+takes the rest, a file at a time, those that start servers of Java first, and those that share a Spark session together. A process
+that is done helps with what is left then. (A third process was tried on two cores: it made a tenth, and tests that measure failed.)
 """
 
 from __future__ import annotations
