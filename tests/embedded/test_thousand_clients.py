@@ -154,9 +154,8 @@ async def run(process: asyncio.subprocess.Process, rng: random.Random) -> None:
             await crowd.disperse()
         again = (await latencies(client))[SENDS * 99 // 100]  # the machine may have become busy only meanwhile
         limit = max(limit, 10 * again)
-        print(
-            f"p99 {quiet * 1000:.1f} ms before and {again * 1000:.1f} ms after, with the crowd {[f'{value * 1000:.1f} ms' for value in worst]}"
-        )
+        crowded = [f"{value * 1000:.1f} ms" for value in worst]
+        print(f"p99 {quiet * 1000:.1f} ms before and {again * 1000:.1f} ms after, with the crowd {crowded}")
         print(f"{grown / 1e6:.1f} MB more, {crowd.thrown_out} thrown out")
         assert min(worst) < limit
         assert staying == patient
