@@ -3,9 +3,9 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 2``) one process takes the tests of real clusters, most of whose time is waiting. The other one
-takes the rest, a file at a time, those that start servers of Java first, and those that share a Spark session together. A process
-that is done helps with what is left then. (A third process was tried on two cores: it made a tenth, and tests that measure failed.)
+With pytest-xdist (``tox`` runs ``-n 2``) one process takes the tests that start servers of Java or measure, most of whose time is
+waiting; the other one takes the rest a file at a time, all those that share a Spark session among them. Who is done helps with
+what is left then.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ pytest_plugins = ["pytester"]
 
 logging.setLoggerClass(canaries.CanaryLogger)
 
-REAL_CLUSTERS = "tests/cluster/"
+REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
 SPARK = "tests/spark/"
-REAL_SERVERS = ("tests/embedded/test_java.py", "tests/test_benchmark")
 LAST = ("tests/protocol/",)
-"""Many short ones, to fill gaps. None looks for sockets left behind: Spark's gateway to Java opens some when it likes."""
+"""Many short ones, for whoever has time. None looks for sockets left behind: Spark's gateway to Java opens some when it likes."""
 
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""
@@ -42,7 +41,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(SPARK):
                 return "spark"
-            return "real clusters" if nodeid.startswith(REAL_CLUSTERS) else nodeid.partition("::")[0]
+            return "real servers" if nodeid.startswith(REAL_SERVERS) else nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # in the order in which they come, whatever the number of their tests
     return ByGroup(config, log)
@@ -57,8 +56,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def turn(item: pytest.Item) -> int:
-        turns = (REAL_CLUSTERS, REAL_SERVERS, (), SPARK, LAST)
-        return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 2)
+        turns = (REAL_SERVERS, (), (SPARK,), LAST)
+        return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 1)
 
     items.sort(key=turn)
 
