@@ -57,7 +57,7 @@ def allocate_machine_room(
 ) -> tuple[MessageQueue, ...]:
     """The queues of ``client_id`` of those in ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``), in contiguous shares.
 
-    A queue's room is what stands before the one ``@`` of its broker's name; queues without a room go to nobody.
+    A queue's machine room is the part of its broker's name before the only ``@``; queues without a room are not allocated.
     """
     if client_id not in client_ids:
         return ()

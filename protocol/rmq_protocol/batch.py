@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from .constants import MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, ResponseCode
 from .errors import InvalidMessageError, RemoteProtocolError
 from .message import NO_KEYS, Message
-from .properties import message_properties
+from .properties import AFTER_ID, AFTER_ID_NO_WAIT, BEFORE_ID, message_properties
 from .validation import check_message
 
 __all__ = [
@@ -37,9 +37,9 @@ _HEAD: Final = struct.Struct(">iiiii")
 _FLAG_AND_LENGTH: Final = struct.Struct(">12xii")
 _HEAD_SIZE: Final = _HEAD.size
 _LENGTH: Final = struct.Struct(">H")
-_BEFORE_ID: Final = b"UNIQ_KEY\x01"
-_AFTER_ID: Final = b"\x02WAIT\x01true\x02"
-_AFTER_ID_NO_WAIT: Final = b"\x02WAIT\x01false\x02"
+_BEFORE_ID: Final = BEFORE_ID.encode()
+_AFTER_ID: Final = AFTER_ID.encode()
+_AFTER_ID_NO_WAIT: Final = AFTER_ID_NO_WAIT.encode()
 """Properties of a message that has no others, around its unique id."""
 
 
@@ -82,7 +82,7 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
     if len(messages) != len(unique_ids):
         raise ValueError(f"{len(messages)} messages and {len(unique_ids)} unique ids")
     first = messages[0]
-    if first.__class__ is not Message or len(messages) < PLAIN_FROM:
+    if first.__class__ is not Message or first.keys is not NO_KEYS or len(messages) < PLAIN_FROM:
         return _encode_each(messages, unique_ids, max_body)
     topic, wait_store = first.topic, first.wait_store
     bodies = [

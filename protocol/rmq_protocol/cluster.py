@@ -18,7 +18,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Broker ids may be quoted or not: name servers write them without quotes here, whatever version asks.
+    """Decodes a ClusterInfo with quoted or unquoted broker ids: name servers leave the quotes out for clients of every version.
 
     Raises RemoteProtocolError for a body that is no ClusterInfo.
     """
@@ -26,5 +26,5 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 
 
 def encode_cluster_info(info: ClusterInfo, *, standard: bool = True) -> bytes:
-    """``standard=False``: as name servers write it."""
+    """Encodes a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write."""
     return encode_body(info, standard=standard)

@@ -1,12 +1,12 @@
-"""Stored records read into columns: for callers that want many messages and no object for each.
+"""Decodes stored records into columns, without an object for each message.
 
-A record as nearly all are (version 1, IPv4 hosts, body neither compressed nor a batch, lengths that agree, the right CRC) costs
-one unpack and the slices that are wanted; its fixed part is kept as it is, so that numbers of all rows are taken out at once,
-without an object each. Every other one is read by ``stored``, with its limits and its errors, and becomes a row
-of the same form: so there is one opinion on what a record means.
+An ordinary record (version 1, IPv4 hosts, body neither compressed nor a batch, lengths that agree, the right CRC) costs one unpack
+and the slices of the wanted columns; its fixed part is kept as it is, and the numbers of all rows are read from there at once.
+Every other record is read by ``stored_block``, with its limits and errors, and becomes a row of the same form, so that one module
+decides what a record means.
 
-What does not fit into the room for decompressed bodies is not read: ``resume`` says at which byte to call again, when what was read
-is used up.
+A record whose body does not fit into the room for decompressed bodies is not read: ``resume`` is the byte for the next call, after
+the caller has used up these rows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from .checksum import crc32
 from .constants import MAGIC_CODE_V1, MAX_DECOMPRESSED_SIZE, MAX_PROPERTIES_SIZE, MAX_TOPIC_LENGTH, SysFlag
 from .errors import CorruptMessageError
 from .message import MessageQueue
 from .properties import decode_properties, properties_text
-from .stored import Block
+from .stored_block import Fields, RecordBlock
 from .stored_layout import FIXED_V4, MAX_PORT, MIN_RECORD
 
 __all__ = [
@@ -38,8 +38,6 @@ __all__ = [
     "StoredColumns",
     "read_columns",
 ]
-
-Fields: TypeAlias = tuple[Any, ...]
 
 FLAG: Final = 16
 QUEUE_OFFSET: Final = 20
@@ -157,7 +155,7 @@ def read_columns(
     return block.read(into, position, *offsets)
 
 
-class _ColumnBlock(Block):
+class _ColumnBlock(RecordBlock):
     __slots__ = ("_first", "_into", "_last")
 
     def read(self, into: StoredColumns, position: int, first: int, last: int) -> ColumnsRead:
@@ -166,7 +164,7 @@ class _ColumnBlock(Block):
         rows, bodies, texts = len(into.heads), len(into.bodies), len(into.properties)
         end = self._end
         while position < end:
-            position = self._plain(position)
+            position = self._ordinary(position)
             if position < end:
                 position = self._record(position)
         width = sum(map(len, into.properties[texts:]))
@@ -175,8 +173,8 @@ class _ColumnBlock(Block):
         corrupt = [error for error in self._corrupt if error.queue_offset is None or first <= error.queue_offset < last]
         return ColumnsRead(tuple(corrupt), self.stopped_at)
 
-    def _plain(self, position: int) -> int:
-        """Reads records as long as they are ordinary; gives the place of the first that is not, or the end."""
+    def _ordinary(self, position: int) -> int:
+        """Reads records as long as they are ordinary; returns the position of the first that is not, or the end."""
         data, end, into = self._data, self._end, self._into
         first, last, tags, topic_names = self._first, self._last, self.tags, self._topics
         only_topic, only_queue_id = self.only_topic, self.only_queue_id

@@ -1,9 +1,9 @@
 """Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed; isal stands in for zlib there.
 
-Decompression must be bounded whatever the bytes claim, and must not cost more memory than its result. Output is read in
-steps. One step of 1 MiB is enough for nearly every body. A larger one is first counted, each step thrown away, and only when
-the count fits is it read again into one buffer of the right size: a bomb costs 2 MiB and 7-11 ms (zlib, 16 MiB bound), where
-keeping the output cost 32 MiB and 33 ms. No size that a frame claims is believed.
+Decompression must be bounded for any input, and must not cost more memory than its result. Output is read in steps. One step
+of 1 MiB is enough for nearly every body. A larger body is first counted, discarding each step, and only when the count fits is
+it read again into one buffer of the right size: a bomb costs 2 MiB and 7-11 ms (zlib, 16 MiB bound), where keeping the output
+cost 32 MiB and 33 ms. Sizes declared in a frame are not used.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _BY_BITS: Final = {0: CompressionType.ZLIB, **{kind.value: kind for kind in Comp
 def compression_type(sys_flag: int) -> CompressionType:
     """Algorithm named by ``sysFlag``; no type bits mean zlib, as older senders leave them out.
 
-    Raises ``CorruptMessageError`` for the types 4 to 7, which nobody has defined.
+    Raises ``CorruptMessageError`` for the types 4 to 7, which are not defined.
     """
     kind = _BY_BITS.get(sys_flag & COMPRESSION_TYPE_MASK)
     if kind is None:
@@ -260,7 +260,7 @@ class _Lz4Reader:
 
 
 class _ZstdReader:
-    """Frames one after the other are one body. The library does not tell a frame cut short, so the blocks are walked first."""
+    """Reads consecutive frames as one body. Walks the blocks first, because the library does not report a truncated frame."""
 
     __slots__ = ("_stream",)
 

@@ -381,3 +381,22 @@ class PropertyName(StrEnum):
     PRIORITY = "_SYS_MSG_PRIORITY_"
     LITE_TOPIC = "__LITE_TOPIC"
     ORIGIN_GROUP = "ORIGIN_GROUP"
+
+
+_OPEN: Final = frozenset(
+    {
+        PropertyName.INNER_NUM,
+        PropertyName.INNER_BASE,
+        PropertyName.CHECK_IMMUNITY_TIME_IN_SECONDS,
+        PropertyName.TRANSACTION_ID,
+        PropertyName.TRANSACTION_CHECK_TIMES,
+        PropertyName.SHARDING_KEY,
+        PropertyName.PROPERTY_FORWARD_QUEUE_ID,
+        PropertyName.REDIRECT,
+        PropertyName.INNER_MULTI_DISPATCH,
+        PropertyName.TRACE_CONTEXT,
+        PropertyName.START_DELIVER_TIME,
+    }
+)
+RESERVED_NAMES: Final = frozenset(name.value for name in PropertyName if name not in _OPEN)
+"""Names that ``Message.putUserProperty`` refuses (``MessageConst.STRING_HASH_SET`` of 5.5.0)."""

@@ -63,10 +63,19 @@ class FrameDecoder:
         Raises RemoteProtocolError, naming the field and its value, for a broken frame. When good frames precede it in the
         same call they are returned first, ``error`` is set and the next call raises it.
         """
-        return [frame if isinstance(frame, Frame) else Frame(0, frame, b"") for frame in self.cut(bytes(data))]
+        frames: list[Frame] = []
+        for frame in self.cut(bytes(data)):
+            if isinstance(frame, bytes):
+                frames.append(Frame(0, frame, b""))
+            elif isinstance(frame, Frame):
+                frames.append(frame)
+        return frames
 
-    def cut(self, data: bytes) -> list[Frame | bytes]:
-        """``feed``, but a frame with a JSON header and no body, which nearly every answer to a send is, comes as its header."""
+    def cut(self, data: bytes) -> list[Frame | bytes | RemoteProtocolError]:
+        """``feed``, but a frame with a JSON header and no body, as in nearly every answer to a send, is returned as its header.
+
+        Where good frames precede a broken one, the list ends with its error.
+        """
         if self.error is not None:
             raise self.error
         pending = self._pending
@@ -76,7 +85,7 @@ class FrameDecoder:
                 return []
             data = bytes(pending)
             pending.clear()
-        frames: list[Frame | bytes] = []
+        frames: list[Frame | bytes | RemoteProtocolError] = []
         at, end = 0, len(data)
         unpack, plain_header, max_length = _WORDS.unpack_from, self._plain_header, self._max_length
         while end - at >= 8:
@@ -111,7 +120,9 @@ class FrameDecoder:
         pending += data[at:] if at else data
         return frames
 
-    def _refuse(self, length: int, kind: int, header_length: int, frames: list[Frame | bytes]) -> list[Frame | bytes]:
+    def _refuse(
+        self, length: int, kind: int, header_length: int, frames: list[Frame | bytes | RemoteProtocolError]
+    ) -> list[Frame | bytes | RemoteProtocolError]:
         if length < 4:
             text = f"frame length {length} is below 4, the size of the header word"
         elif length > self._max_length:
@@ -123,6 +134,7 @@ class FrameDecoder:
         self.error = RemoteProtocolError(text)
         if not frames:
             raise self.error
+        frames.append(self.error)
         return frames
 
 

@@ -1,4 +1,4 @@
-"""Heartbeats: what a client tells each broker about its producers and consumers (``HeartbeatData``, body of HEART_BEAT)."""
+"""Heartbeats: a client's registration of its producers and consumers at each broker (``HeartbeatData``, body of HEART_BEAT)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of messages, as the properties tell them (``TopicMessageType``); a topic's ``message.type`` may allow one kind only."""
+"""Kinds of messages, derived from properties (``TopicMessageType``); a topic's ``message.type`` may allow one kind only."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from .constants import MAX_PROPERTIES_SIZE, PropertyName
+from .constants import MAX_PROPERTIES_SIZE, RESERVED_NAMES
 from .errors import InvalidMessageError
 
 if TYPE_CHECKING:
@@ -18,23 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RESERVED_NAMES", "decode_properties", "encode_properties", "message_properties", "properties_text"]
 
-_OPEN: Final = frozenset(
-    {
-        PropertyName.INNER_NUM,
-        PropertyName.INNER_BASE,
-        PropertyName.CHECK_IMMUNITY_TIME_IN_SECONDS,
-        PropertyName.TRANSACTION_ID,
-        PropertyName.TRANSACTION_CHECK_TIMES,
-        PropertyName.SHARDING_KEY,
-        PropertyName.PROPERTY_FORWARD_QUEUE_ID,
-        PropertyName.REDIRECT,
-        PropertyName.INNER_MULTI_DISPATCH,
-        PropertyName.TRACE_CONTEXT,
-        PropertyName.START_DELIVER_TIME,
-    }
-)
-RESERVED_NAMES: Final = frozenset(name.value for name in PropertyName if name not in _OPEN)
-"""Names that ``Message.putUserProperty`` refuses (``MessageConst.STRING_HASH_SET`` of 5.5.0)."""
+WAIT: Final = "WAIT\x01true\x02"
+NO_WAIT: Final = "WAIT\x01false\x02"
+"""What messages and batches say of ``wait_store``."""
+BEFORE_ID: Final = "UNIQ_KEY\x01"
+AFTER_ID: Final = f"\x02{WAIT}"
+AFTER_ID_NO_WAIT: Final = f"\x02{NO_WAIT}"
+"""Around the unique id, with which the text of each message begins."""
 
 
 def message_properties(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
@@ -43,12 +33,11 @@ def message_properties(message: Message, unique_id: str, extra: Mapping[str, str
     Raises ``InvalidMessageError`` (13) when it takes more than 32767 bytes: the store keeps their length as a signed 16-bit
     number.
     """
-    wait = "true" if message.wait_store else "false"
-    text = f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01{wait}\x02"
-    if message.tags:
-        text += f"TAGS\x01{message.tags}\x02"
-    if message.keys:
-        text += f"KEYS\x01{' '.join(message.keys)}\x02"
+    text = f"{BEFORE_ID}{unique_id}{AFTER_ID if message.wait_store else AFTER_ID_NO_WAIT}"
+    if tags := message.tags:
+        text += f"TAGS\x01{tags}\x02"
+    if keys := message.keys:
+        text += f"KEYS\x01{keys[0] if len(keys) == 1 else ' '.join(keys)}\x02"
     if message.delay_level:
         text += f"DELAY\x01{message.delay_level}\x02"
     elif message.delay is not None:
@@ -59,8 +48,9 @@ def message_properties(message: Message, unique_id: str, extra: Mapping[str, str
         text += f"TIMER_DELIVER_MS\x01{round(seconds * 1000)}\x02"
     if message.sharding_key:
         text += f"__SHARDINGKEY\x01{message.sharding_key}\x02"
-    if message.properties:
-        text += properties_text(message.properties)
+    if properties := message.properties:
+        for name, value in properties.items():
+            text += f"{name}\x01{value}\x02"
     if extra:
         text += properties_text(extra)
     if len(text) > _SURELY_FITS:

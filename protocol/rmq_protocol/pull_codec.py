@@ -53,7 +53,7 @@ _decode = msgspec.json.Decoder(PullReply, strict=False).decode
 
 
 def decode_pull_reply(header: bytes, body: bytes) -> PullReply | None:
-    """Reads the JSON header of an answer; None for whatever is not of this form, on which only the general way may judge."""
+    """Decodes a pull response with a JSON header; None for any other form, which the general decoder accepts or rejects."""
     try:
         reply = _decode(header)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -21,6 +21,7 @@ from .command import RemotingCommand, decode_command, plain_text
 from .constants import ONEWAY_FLAG, VERSION, LanguageCode, RequestCode, SerializeType
 from .errors import LocalProtocolError, RemoteProtocolError
 from .frame import Frame
+from .properties import AFTER_ID, BEFORE_ID
 
 __all__ = [
     "FIRST_OPAQUE",
@@ -44,12 +45,12 @@ JOIN_BELOW: Final = 2048
 LENGTHS: Final = tuple([number.to_bytes(4, "big") for number in range(JOIN_BELOW + 1024)])
 """Lengths of small frames as they are written: looking one up takes a quarter of the time of making it."""
 
-_WORDS = struct.Struct(">II").pack
+pack_words = struct.Struct(">II").pack
 _INT = struct.Struct(">i").pack
 _BINARY_FIXED = struct.Struct(">hBh").pack
-_encode_text = msgspec.json.Encoder(enc_hook=plain_text).encode
-_JSON_END = b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
-_BORN_DIGITS = 13
+encode_text = msgspec.json.Encoder(enc_hook=plain_text).encode
+JSON_END = b',"f":"0","h":"0","g":"%b","i":%b},"opaque":%d}%b'
+BORN_DIGITS = 13
 ID_LENGTH: Final = 32
 """Digits of a unique id with an IPv4 address in it; 56 with an IPv6 address."""
 
@@ -171,7 +172,7 @@ class SendTemplate:
         """``parts`` for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
         size = len(body)
         if size >= self.plain_below or len(unique_id) != self._id_length:
-            return self.parts(opaque, born_ms, f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02", body)
+            return self.parts(opaque, born_ms, f"{BEFORE_ID}{unique_id}{AFTER_ID}", body)
         return self.plain_frame % (LENGTHS[self.plain_base + size], born_ms, unique_id.encode(), opaque, body)
 
     def parts(
@@ -187,16 +188,16 @@ class SendTemplate:
         if self._serialize_type:
             head = self._binary(opaque, born_ms, properties.encode(), size, tail, sys_flag, flag)
         else:
-            text = _encode_text(properties)
+            text = encode_text(properties)
             if sys_flag or flag:
                 head = self._json_full(opaque, born_ms, text, size, tail, sys_flag, flag)
             else:
                 length = self._base + len(text)
-                head = self._plain % (_WORDS(length + size + 4, length), born_ms, text, opaque, tail)
+                head = self._plain % (pack_words(length + size + 4, length), born_ms, text, opaque, tail)
         return head if joined else [head, body]
 
     def _prepare_json(self, code: int, flag: int, fixed: dict[str, str]) -> None:
-        start = _encode_text(
+        start = encode_text(
             {
                 "code": int(code),
                 "flag": flag,
@@ -206,21 +207,21 @@ class SendTemplate:
                 "extFields": fixed,
             }
         )[:-2].replace(b"%", b"%%")
-        self._plain = b"%b" + start + _JSON_END
-        header = start + b',"f":"0","h":"0","g":"%b","i":"UNIQ_KEY\\u0001%b\\u0002WAIT\\u0001true\\u0002"},"opaque":%d}'
-        length = len(header % (b"0" * _BORN_DIGITS, b"0" * self._id_length, FIRST_OPAQUE))
+        self._plain = b"%b" + start + JSON_END
+        header = start + b',"f":"0","h":"0","g":"%b","i":' + encode_text(f"{BEFORE_ID}%b{AFTER_ID}") + b'},"opaque":%d}'
+        length = len(header % (b"0" * BORN_DIGITS, b"0" * self._id_length, FIRST_OPAQUE))
         self.plain_frame = b"%b" + length.to_bytes(4, "big").replace(b"%", b"%%") + header + b"%b"
         self.plain_base = 4 + length
         self.plain_below = max(0, min(JOIN_BELOW, len(LENGTHS) - self.plain_base))
         self._full_head = b""
-        empty = self._plain % (b"", b"0" * _BORN_DIGITS, b"", FIRST_OPAQUE, b"")
+        empty = self._plain % (b"", b"0" * BORN_DIGITS, b"", FIRST_OPAQUE, b"")
         self._base = len(empty)
         self._tail = b""
 
     def _json_full(
         self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, sys_flag: int, flag: int
     ) -> bytes:
-        start = self._plain[2 : -len(_JSON_END)]
+        start = self._plain[2 : -len(JSON_END)]
         header = (start + b',"f":"%d","h":"%d","g":"%b","i":%b},"opaque":%d}') % (
             sys_flag,
             flag,
@@ -228,24 +229,41 @@ class SendTemplate:
             properties,
             opaque,
         )
-        return b"".join((_WORDS(len(header) + size + 4, len(header)), header, tail))
+        return b"".join((pack_words(len(header) + size + 4, len(header)), header, tail))
 
     def _prepare_binary(self, code: int, flag: int, fixed: dict[str, str]) -> None:
         self._plain = _BINARY_FIXED(code, LanguageCode.PYTHON, VERSION)
         self.plain_frame, self.plain_base, self.plain_below, self._id_length = b"", 0, 0, -1
         self._full_head = _INT(flag) + _INT(0)
-        self._tail = b"".join(_entry(name, value.encode()) for name, value in fixed.items()) + b"\x00\x01g" + _INT(_BORN_DIGITS)
-        self._base = len(self._tail) + _BORN_DIGITS
+        self._tail = (
+            b"".join(encode_entry(name, value.encode()) for name, value in fixed.items()) + b"\x00\x01g" + _INT(BORN_DIGITS)
+        )
+        self._base = len(self._tail) + BORN_DIGITS
 
     def _binary(
-        self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, sys_flag: int, flag: int
+        self,
+        opaque: int,
+        born_ms: bytes,
+        properties: bytes,
+        size: int,
+        tail: bytes,
+        sys_flag: int,
+        flag: int,
+        signature: bytes = b"",
     ) -> bytes:
-        varying = _entry("f", b"%d" % sys_flag) + _entry("h", b"%d" % flag) + b"\x00\x01i" + _INT(len(properties)) + properties
+        varying = (
+            signature
+            + encode_entry("f", b"%d" % sys_flag)
+            + encode_entry("h", b"%d" % flag)
+            + b"\x00\x01i"
+            + _INT(len(properties))
+            + properties
+        )
         ext = self._base + len(varying)
         length = 21 + ext
         return b"".join(
             (
-                _WORDS(length + size + 4, 0x01000000 | length),
+                pack_words(length + size + 4, 0x01000000 | length),
                 self._plain,
                 _INT(opaque),
                 self._full_head,
@@ -258,5 +276,5 @@ class SendTemplate:
         )
 
 
-def _entry(name: str, value: bytes) -> bytes:
+def encode_entry(name: str, value: bytes) -> bytes:
     return b"".join((struct.pack(">H", len(name)), name.encode(), _INT(len(value)), value))

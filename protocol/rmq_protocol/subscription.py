@@ -8,7 +8,7 @@ from .errors import LocalProtocolError
 from .heartbeat import SubscriptionData, java_hash
 from .message import BLANKS
 
-__all__ = ["SQL92", "SUB_ALL", "TAG", "build_subscription", "split_tags"]
+__all__ = ["SQL92", "SUB_ALL", "TAG", "build_subscription", "parse_tags", "split_tags"]
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
@@ -20,6 +20,16 @@ def split_tags(expression: str) -> tuple[str, ...]:
     if not expression.replace("||", ""):
         raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag")
     return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip(BLANKS))))
+
+
+def parse_tags(expression: str | None) -> frozenset[str] | None:
+    """Tags of a subscription expression "a || b"; None where every message is wanted (``FilterAPI.buildSubscriptionData``).
+
+    Raises ``LocalProtocolError`` for an expression of separators only.
+    """
+    if not expression or expression == "*":
+        return None
+    return frozenset(split_tags(expression)) or None
 
 
 def build_subscription(

@@ -1,4 +1,4 @@
-"""Offsets by queue: what a topic holds, how far groups are, and where they are told to go.
+"""Offsets by queue: those of a topic, the committed ones of groups, and those that a reset sets.
 
 Most of these are maps keyed by queues, which servers and the Java client write in a form of their own; see ``json_body``.
 """

@@ -1,4 +1,4 @@
-"""What a running consumer tells an administrator through its broker. ``droped`` is the wire's spelling."""
+"""Running info of a consumer, which a broker fetches for an administrator. ``droped`` is the wire's spelling."""
 
 from __future__ import annotations
 

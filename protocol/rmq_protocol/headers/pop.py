@@ -91,7 +91,7 @@ class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
 
 
 class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
-    """Asks to be told as soon as there is something to pop; times as in a pop."""
+    """Long-polls for messages to pop: the response comes as soon as there are some; times as in a pop."""
 
     request_code: ClassVar[int | None] = RequestCode.NOTIFICATION
 

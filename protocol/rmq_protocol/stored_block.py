@@ -1,0 +1,322 @@
+"""Reads stored records one at a time, with all the checks: the general path of ``stored`` and ``columns``.
+
+One bad record must not hide the good ones around it, and no bytes may make this slow. The step to the next record follows from the
+fields; if they cannot be read, from TOTALSIZE, provided that a magic code stands there; else reading stops. If both can be read but
+disagree, the record is corrupt, and its body CRC decides which of the two is right. Work that could be repeated on the same bytes
+(that CRC, decompression) has a budget, so a block of 4 MiB takes seconds at most (the worst one known: 2 s).
+
+Memory: the decompressed bodies of one block together stay within ``max_decompressed_size``, because many small bombs cost as much
+as a large one. A body that does not fit is left for another call (``allow_partial``) or reported.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from typing import Any, Final, TypeAlias
+
+from .batch import BATCH_OVERHEAD, BatchRecord, decode_batch
+from .checksum import crc32
+from .compression import UnreadableBodyError, compression_type, decompress
+from .constants import BLANK_MAGIC_CODE, LMQ_PREFIX, MAGIC_CODE_V1, MAGIC_CODE_V2, MAX_PROPERTIES_SIZE, SysFlag
+from .errors import CorruptMessageError, RemoteProtocolError
+from .message import MessageExt, MessageQueue
+from .properties import decode_properties
+from .stored_layout import FIXED, FIXED_V4, HOSTS_V6, MAX_PORT, MIN_RECORD
+from .subscription import parse_tags
+
+__all__ = ["Fields", "RecordBlock"]
+
+_COMPRESSED: Final = int(SysFlag.COMPRESSED)
+_INNER_BATCH: Final = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+_HEAD: Final = struct.Struct(">ii")
+_PORT_AND_OFFSET: Final = struct.Struct(">iq")
+_MAGIC_BYTES: Final = frozenset(
+    magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE)
+)
+
+_WORK_PER_BLOCK: Final = 32  # decompressed bytes produced for one block, bombs included, as a multiple of max_decompressed_size
+_MESSAGE_COST: Final = 512  # bytes of memory an expanded message takes besides its body
+_PROPERTIES_COST: Final = 16  # per encoded byte
+
+Fields: TypeAlias = tuple[Any, ...]
+"""The values that ``FIXED`` unpacks, in the order of the record."""
+
+
+class _Full(Exception):  # noqa: N818 - a signal inside this module
+    """No room for another decompressed body."""
+
+
+class RecordBlock(ABC):
+    """The input, limits and results of one call. Subclasses keep the messages, each in its form, and read ordinary records faster.
+
+    ``stopped_at``: the byte that belongs to ``resume_at``.
+    """
+
+    __slots__ = (
+        "_allow_partial",
+        "_broker",
+        "_check_crc",
+        "_corrupt",
+        "_crc_room",
+        "_data",
+        "_end",
+        "_max_size",
+        "_resume_at",
+        "_room",
+        "_topics",
+        "_unwrap",
+        "_work",
+        "offset_delta",
+        "only_queue_id",
+        "only_topic",
+        "queue",
+        "stopped_at",
+        "tags",
+    )
+
+    def __init__(
+        self, data: bytes, broker: str, max_size: int, check_crc: bool, unwrap_batches: bool, allow_partial: bool
+    ) -> None:
+        self._data = data if type(data) is bytes else bytes(data)
+        self._end = len(data)
+        self._broker = broker
+        self._max_size = max_size
+        self._check_crc = check_crc
+        self._unwrap = unwrap_batches
+        self._allow_partial = allow_partial
+        self._room = max_size
+        self._work = max_size * _WORK_PER_BLOCK
+        self._crc_room = self._end
+        self._corrupt: list[CorruptMessageError] = []
+        self._resume_at: int | None = None
+        self.stopped_at: int | None = None
+        self._topics: dict[bytes, str] = {}
+        self.queue: MessageQueue | None = None
+        self.tags: frozenset[str] | None = None
+        # Topic and queue of the records to keep; None: of any. Records of a static topic (a pull's offset delta says so) have the
+        # number of the physical queue they lie in, those of a light queue (LMQ) topic and number of the queue they were sent to.
+        self.only_topic: str | None = None
+        self.only_queue_id: int | None = None
+        self.offset_delta = 0
+
+    def choose(self, queue: MessageQueue, tags: str, offset_delta: int | None, *, only_queue: bool) -> None:
+        """Chooses the records of a pull to keep, as ``decode_pull`` does."""
+        self.queue = queue
+        self.tags = None if tags == "*" else parse_tags(tags)  # a call less for each pull
+        self.offset_delta = offset_delta or 0
+        if only_queue and not queue.topic.startswith(LMQ_PREFIX):
+            self.only_topic = queue.topic
+            self.only_queue_id = queue.queue_id if offset_delta is None else None
+
+    @abstractmethod
+    def _keep(
+        self,
+        fields: Fields,
+        sys_flag: int,
+        topic: str,
+        body: bytes,
+        flag: int,
+        properties: dict[str, str],
+        index: int,
+        crc: int,
+        size: int,
+        reconsume_times: int,
+        prepared_offset: int,
+    ) -> None:
+        """Keeps a sound message. ``fields``: of its record; ``index``: its place in an inner batch, whose messages have an offset
+        each, and 0 for what only a record has."""
+
+    def _topic(self, encoded: bytes) -> str:
+        topic = self._topics.get(encoded)
+        if topic is None:
+            topic = self._topics[encoded] = str(encoded, "utf-8", "replace")
+        return topic
+
+    def _record(self, position: int) -> int:
+        """Reads the record at ``position``; returns the position of the next one, the end if nothing more can be read."""
+        data, end = self._data, self._end
+        if position + MIN_RECORD > end:
+            return self._remainder(position)
+        fixed = FIXED_V4
+        fields = fixed.unpack_from(data, position)
+        total, magic, sys_flag = fields[0], fields[1], fields[7]
+        if magic != MAGIC_CODE_V1 and magic != MAGIC_CODE_V2:
+            return self._no_message(position, total, magic)
+        if sys_flag & HOSTS_V6:
+            fixed = FIXED[sys_flag & HOSTS_V6]
+            if position + fixed.size > end:
+                return self._lost(position, total, f"{end - position} bytes are left of a record with IPv6 hosts")
+            fields = fixed.unpack_from(data, position)
+
+        length = fields[16]
+        body_at = position + fixed.size
+        body_end = body_at + length
+        topic_at = body_end + (1 if magic == MAGIC_CODE_V1 else 2)
+        if length < 0 or topic_at + 2 > end:
+            return self._lost(position, total, f"body length {length}, {end - body_at} bytes are left", fields)
+        length = data[body_end] if magic == MAGIC_CODE_V1 else data[body_end] << 8 | data[body_end + 1]
+        topic_end = topic_at + length
+        if length > (0x7F if magic == MAGIC_CODE_V1 else 0x7FFF) or topic_end + 2 > end:
+            return self._lost(position, total, f"topic length {length}, {end - topic_at} bytes are left", fields)
+        length = data[topic_end] << 8 | data[topic_end + 1]
+        following: int = topic_end + 2 + length
+        if length > MAX_PROPERTIES_SIZE or following > end:
+            return self._lost(position, total, f"properties length {length}, {end - topic_end - 2} bytes are left", fields)
+        if total != following - position:
+            return self._disagreement(position, following, fields, body_at, body_end)
+
+        properties = decode_properties(data[topic_end + 2 : following])
+        try:
+            reason = self._accept(fields, data[body_at:body_end], data[topic_at:topic_end], properties)
+            if reason is not None:
+                self._report(position, reason, fields, properties)
+        except CorruptMessageError as error:
+            # Not chained: its traceback would keep the whole block alive.
+            self._report(position, str(error), fields, properties)
+        except _Full:
+            if self._allow_partial:
+                self._resume_at, self.stopped_at = fields[5] + self.offset_delta, position
+                return end
+            reason = f"not decoded: the decompressed bodies of one block would take more than {self._max_size} bytes"
+            self._report(position, reason, fields, properties)
+        return following
+
+    # ------------------------------------------------------------------------------------------------------- a good record
+
+    def _accept(self, fields: Fields, body: bytes, topic_bytes: bytes, properties: dict[str, str]) -> str | None:
+        """Checks and decompresses the body, then keeps the message or returns the reason why not. Skips a foreign one.
+
+        Raises ``CorruptMessageError`` for a body that cannot be decompressed, and ``_Full``.
+        """
+        topic = self._topic(topic_bytes)
+        if not (self.only_topic in (None, topic) and self.only_queue_id in (None, fields[3])):
+            return None
+        crc, sys_flag = fields[2], fields[7]
+        sound = not self._check_crc or crc32(body) == crc
+        compressed = sys_flag & _COMPRESSED and body
+        if compressed:
+            body = self._decompress(body, sys_flag)
+            sys_flag &= ~_COMPRESSED
+            # MessageDecoder, encoding what it decoded before, leaves the CRC of the plain body.
+            sound = sound or crc32(body) == crc
+        if not sound:
+            return f"the CRC of the body is not {crc}, as the record says"
+        if (fields[10] | fields[13]) & ~MAX_PORT:
+            return f"the hosts have the ports {fields[10]} and {fields[13]}"
+        if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:
+            limit = self._room // _MESSAGE_COST if compressed else None
+            try:
+                inner = decode_batch(body, limit)
+            except RemoteProtocolError:  # kept as it is, as in Java, unless another call has room for it
+                if limit is not None and limit * BATCH_OVERHEAD < len(body) and self._room < self._max_size:
+                    raise _Full from None
+            else:
+                self._keep_inner(inner, fields, sys_flag, topic, MessageExt("", b"", properties=properties).wait_store)
+                if compressed:
+                    self._room -= len(body) + sum(_MESSAGE_COST + _PROPERTIES_COST * len(record.properties) for record in inner)
+                return None
+        if compressed:
+            self._room -= len(body)
+        self._keep(fields, sys_flag, topic, body, fields[4], properties, 0, crc, fields[0], fields[14], fields[15])
+        return None
+
+    def _decompress(self, body: bytes, sys_flag: int) -> bytes:
+        kind = compression_type(sys_flag)
+        if self._work <= 0 or self._room <= 0:
+            raise _Full
+        try:
+            plain = decompress(body, kind, self._room)
+        except UnreadableBodyError as error:
+            self._work -= error.produced
+            if error.too_large and self._room < self._max_size:
+                raise _Full from None
+            raise
+        self._work -= len(plain)
+        return plain
+
+    def _keep_inner(self, inner: list[BatchRecord], fields: Fields, sys_flag: int, topic: str, wait_store: bool) -> None:
+        wait = "true" if wait_store else "false"
+        for index, record in enumerate(inner):
+            properties = decode_properties(record.properties)
+            properties["WAIT"] = wait
+            self._keep(fields, sys_flag, topic, record.body, record.flag, properties, index, 0, 0, 0, 0)
+
+    # -------------------------------------------------------------------------------------------------------- a bad record
+
+    def _remainder(self, position: int) -> int:
+        """Handles too few bytes for a message; a blank filler may still fit."""
+        left = self._end - position
+        if left >= _HEAD.size:
+            total, magic = _HEAD.unpack_from(self._data, position)
+            if magic == BLANK_MAGIC_CODE:
+                return self._no_message(position, total, magic)
+        self._report(position, f"{left} bytes are left, a record takes at least {MIN_RECORD}")
+        return self._end
+
+    def _no_message(self, position: int, total: int, magic: int) -> int:
+        """Skips a blank filler; reports an unknown magic code."""
+        if magic != BLANK_MAGIC_CODE:
+            return self._lost(position, total, f"unknown magic code {magic & 0xFFFFFFFF:#010x}")
+        if _HEAD.size <= total <= self._end - position:
+            return position + total
+        self._report(position, f"blank filler of {total} bytes, {self._end - position} are left")
+        return self._end
+
+    def _lost(self, position: int, total: int, reason: str, fields: Fields | None = None) -> int:
+        """Reports a record whose fields cannot be read; goes on by TOTALSIZE if a record begins there, else not at all."""
+        if self._begins_at(position + total, total):
+            self._report(position, reason, fields)
+            return position + total
+        self._report(position, f"{reason}; the next record cannot be found", fields)
+        return self._end
+
+    def _begins_at(self, position: int, total: int) -> bool:
+        if total < MIN_RECORD or position > self._end:
+            return False
+        return position == self._end or self._data[position + 4 : position + 8] in _MAGIC_BYTES
+
+    def _disagreement(self, position: int, following: int, fields: Fields, body_at: int, body_end: int) -> int:
+        """Reports a record whose TOTALSIZE and fields lead to different places; follows the one where a record begins.
+
+        If one begins at both, the fields are right, unless the CRC contradicts the body they delimit or TOTALSIZE leads into
+        their topic and properties: no text holds a magic code.
+        """
+        total, size = fields[0], following - position
+        reason = f"TOTALSIZE is {total}, the fields take {size} bytes"
+        by_total = self._begins_at(position + total, total) and (
+            body_end <= position + total < following or self._crc_contradicts(fields[2], body_at, body_end)
+        )
+        if by_total or not self._begins_at(following, size):
+            return self._lost(position, total, reason, fields)
+        self._report(position, reason, fields)
+        return following
+
+    def _crc_contradicts(self, crc: int, body_at: int, body_end: int) -> bool:
+        if body_end - body_at > self._crc_room:
+            return False
+        self._crc_room -= body_end - body_at
+        return crc32(memoryview(self._data)[body_at:body_end]) != crc
+
+    def _report(
+        self,
+        position: int,
+        reason: str,
+        fields: Fields | None = None,
+        properties: dict[str, str] | None = None,
+    ) -> None:
+        msg_id = queue_offset = None
+        if fields is not None:
+            queue_offset = fields[5] + self.offset_delta
+            msg_id = (properties or {}).get("UNIQ_KEY")
+            if msg_id is None:
+                msg_id = (fields[12] + _PORT_AND_OFFSET.pack(fields[13], fields[6])).hex().upper()
+        self._corrupt.append(
+            CorruptMessageError(
+                f"stored record at byte {position}: {reason}",
+                position=position,
+                msg_id=msg_id,
+                queue_offset=queue_offset,
+                broker=self._broker or None,
+            )
+        )
