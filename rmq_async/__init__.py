@@ -153,7 +153,7 @@ _PLACES: Final = {
     ".results": "BatchSendResult PullResult PullStatus SendResult SendStatus TransactionSendResult TransactionStatus",
     ".runner": "run",
 }
-"""Where the names are. Loading all takes 0.2 s, which whoever needs one of them, such as Spark's planner, does not wait for."""
+"""Public names by module. They load lazily: loading all takes 0.2 s, too long for processes that need one, like Spark's planner."""
 
 _MODULES: Final = frozenset({"cli", "embedded", "otel", "outbox", "testing"})
 _places: Final = {name: module for module, names in _PLACES.items() for name in names.split()}

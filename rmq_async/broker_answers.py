@@ -1,4 +1,4 @@
-"""Makes the error of a server's answer: by its code, and by its remark where a code means several things."""
+"""Makes the error for a server's response: by its code, and by its remark where a code has several meanings."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _BY_CODE: dict[int, type[BrokerError]] = {
     if cls.response_code is not None and "response_code" in cls.__dict__
 }
 _NO_QUEUE_CODES = (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
-"""Of 5.x and of 4.9."""
+"""Codes with which brokers of 5.x and of 4.9 report a queue that does not exist."""
 _NO_QUEUE_REMARK = "request queueId["
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
-"""What a broker of 4.x answers with code 1 where one of 5.x answers 16."""
+"""In the remark of a 4.x broker, which responds with code 1 where one of 5.x responds with 16."""
 _ACL_RIGHTS = ("No default permission", "Need admin permission")
 
 
 def broker_error(
     code: int, remark: str | None, *, request: str = "", broker: str | None = None, address: str | None = None
 ) -> BrokerError:
-    """The error for a server's answer. Codes 1, 16 and 29 mean several things, which only the remark tells apart."""
+    """Returns the error for a server's response. Only the remark distinguishes the meanings of codes 1, 16 and 29."""
     text = remark or ""
     cls = _BY_CODE.get(code, BrokerError)
     if code == ResponseCode.NO_PERMISSION:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,6 +14,7 @@ from rmq_protocol import validation
 from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
 from rmq_protocol.errors import InvalidMessageError, shown
 
+from . import machine
 from .credentials import Credentials
 from .errors import ConfigError, InvalidGroupError
 from .options import suggests_keywords, unexpected_keyword
@@ -44,23 +44,20 @@ LONGEST_NAMESPACE: Final = 100
 _NAMESPACE: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
-_instance_name = ""
 _inherited_names: Final[set[str]] = set()
 """What the processes that this one was forked from have drawn."""
 
 
 def _process_instance_name() -> str:
     """``<pid>#<8 hex>``, drawn once per process, so that clients of one process share and those of two do not."""
-    global _instance_name
-    if not _instance_name:
-        _instance_name = f"{os.getpid()}#{secrets.token_hex(4)}"
-    return _instance_name
+    if not machine.instance_name:
+        machine.instance_name = f"{machine.process_id()}#{machine.entropy.getrandbits(32):08x}"
+    return machine.instance_name
 
 
 def _forget_instance_name() -> None:
-    global _instance_name
-    _inherited_names.add(_instance_name)
-    _instance_name = ""
+    _inherited_names.add(machine.instance_name)
+    machine.instance_name = ""
 
 
 if hasattr(os, "register_at_fork"):
@@ -77,9 +74,9 @@ class ClientConfig:
     client as; default: the local address used towards the name server.
 
     Times are seconds, sizes bytes. ``route_poll_interval``: after which routes in use are asked for again.
-    ``heartbeat_interval``: after which brokers in use are told which groups are here. ``connect_timeout``: of one connect, with
-    the look-up of the host name, all its addresses and the TLS handshake. ``request_timeout``: of every request that is not a
-    send. ``idle_timeout``: after which unused connections are closed. ``max_frame_size``: larger frames close the
+    ``heartbeat_interval``: between two registrations of this client's groups at the brokers in use. ``connect_timeout``: of one
+    connect, with the host name's look-up, all its addresses and the TLS handshake. ``request_timeout``: of every request but
+    sends. ``idle_timeout``: after which unused connections are closed. ``max_frame_size``: larger frames close the
     connection. ``max_decompressed_size``: of a body that is read. ``serialize_type``: form of request headers, "json" or
     "rocketmq" (binary); answers are read in either form.
 
@@ -174,7 +171,7 @@ class ClientConfig:
     def resolved(self) -> ClientConfig:
         """The same settings with the name servers taken from the environment where none are given, as a sorted tuple.
 
-        Settings that were made before a fork get this process's own ``instance_name``: servers tell clients apart by it.
+        Settings that were made before a fork get this process's own ``instance_name``: servers distinguish clients by it.
         """
         given = self.namesrv if self.namesrv else os.environ.get(NAMESRV_ENVIRONMENT)
         name = _process_instance_name() if self.instance_name in _inherited_names else self.instance_name

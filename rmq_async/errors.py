@@ -8,10 +8,9 @@ reached the broker, so the message may be stored although the call failed. ``use
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import (
@@ -65,12 +64,7 @@ __all__ = [
     "TopicNotFoundError",
     "TransactionError",
     "WrongLoopError",
-    "own_copy",
-    "without_frames",
 ]
-
-Error = TypeVar("Error", bound=BaseException)
-
 
 _LONGEST_REMARK = 1024
 _KNOWN_CODES = frozenset(int(code) for code in ResponseCode)
@@ -241,14 +235,14 @@ class NoPermissionError(BrokerError):
 
 
 class AuthenticationError(NoPermissionError):
-    """The server does not accept the credentials (16, from 4.9 also 1; told by the remark)."""
+    """The server does not accept the credentials (16, from 4.9 also 1; recognized by the remark)."""
 
     retriable = False
     never_retried = True
 
 
 class PermissionDeniedError(NoPermissionError):
-    """The user is known and may not do this (16, from 4.9 also 1; told by the remark)."""
+    """The user is known and may not do this (16, from 4.9 also 1; recognized by the remark)."""
 
     retriable = False
     never_retried = True
@@ -283,7 +277,7 @@ class QueueNotExistError(InvalidParameterError):
     """The topic has no queue of that number on the broker, or has none any more; nothing was stored.
 
     ``queue_id``: the one asked for; ``queues``: how many there are. Both are None where the broker does not say (29, from 4.9
-    also 1; told by the remark).
+    also 1; recognized by the remark).
     """
 
     retriable = True
@@ -435,24 +429,3 @@ class SendError(RocketMQError):
         self.made = len(self.attempts) if made is None else made
         stored = any(attempt.maybe_stored for attempt in self.attempts)
         self.maybe_stored = stored if maybe_stored is None else maybe_stored
-
-
-def own_copy(error: BaseException) -> BaseException:
-    """The same error as an instance of its own: one that is shared would gather the tracebacks of all who raise it."""
-    twin: BaseException
-    if isinstance(error, RocketMQError):  # what ``copy`` does, at a third of the cost: thousands may share one
-        make, given = error.__reduce__()
-        twin = make(*given)
-    else:
-        twin = copy.copy(error)
-    twin.__cause__ = error.__cause__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin
-
-
-def without_frames(error: Error) -> Error:
-    """The error without the frames that it was raised in: one that is kept would keep them, and through them itself, alive."""
-    error.__traceback__ = None
-    if error.__suppress_context__:
-        error.__context__ = None
-    return error

@@ -95,14 +95,14 @@ class OpenTelemetryHook(Hook):
         begun = context.state.pop(self, None)
         if begun is None:  # before_send raised
             return
-        span, inside, told = begun
+        span, inside, attributes = begun
         if context.error is not None:
-            told["error.type"] = error_type(context.error)
+            attributes["error.type"] = error_type(context.error)
         if span.is_recording():
-            _finish(span, context, told.get("error.type"))
+            _finish(span, context, attributes.get("error.type"))
         span.end()
-        self._duration.record(context.elapsed, told, inside)
-        self._messages.add(len(_messages(context)), told, inside)
+        self._duration.record(context.elapsed, attributes, inside)
+        self._messages.add(len(_messages(context)), attributes, inside)
 
     def _own_context(self, message: Message) -> trace.SpanContext | None:
         """The trace context that the sender gave the message, if any."""
@@ -165,7 +165,7 @@ def _messages(context: SendContext) -> tuple[Message, ...]:
 
 
 def _shared_attributes(context: SendContext) -> dict[str, Any]:
-    """Those that spans and metrics have."""
+    """Attributes of both spans and metrics."""
     host, _, port = context.address.rpartition(":")
     return {
         "messaging.system": "rocketmq",
@@ -178,7 +178,7 @@ def _shared_attributes(context: SendContext) -> dict[str, Any]:
 
 
 def _attributes(context: SendContext) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "messaging.destination.partition.id": f"{context.queue.broker_name}:{context.queue.queue_id}",
         "messaging.rocketmq.client_group": context.group,
         "messaging.rocketmq.message.type": TYPES[context.message_type],
@@ -186,31 +186,31 @@ def _attributes(context: SendContext) -> dict[str, Any]:
         "rmq_async.mode": context.mode,
     }
     if context.namespace:
-        told["messaging.rocketmq.namespace"] = context.namespace
+        attributes["messaging.rocketmq.namespace"] = context.namespace
     if isinstance(context.message, tuple):
-        told["messaging.batch.message_count"] = len(context.message)
+        attributes["messaging.batch.message_count"] = len(context.message)
     else:
-        told["messaging.message.id"] = context.msg_id
-        told["messaging.message.body.size"] = len(context.message.body)
-        told |= _message_attributes(context.message, context.message_type)
-    return told
+        attributes["messaging.message.id"] = context.msg_id
+        attributes["messaging.message.body.size"] = len(context.message.body)
+        attributes |= _message_attributes(context.message, context.message_type)
+    return attributes
 
 
 def _message_attributes(message: Message, kind: MessageType) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     if message.tags is not None:
-        told["messaging.rocketmq.message.tag"] = message.tags
+        attributes["messaging.rocketmq.message.tag"] = message.tags
     if message.keys:
-        told["messaging.rocketmq.message.keys"] = list(message.keys)
+        attributes["messaging.rocketmq.message.keys"] = list(message.keys)
     if message.delay_level:
-        told["messaging.rocketmq.message.delay_time_level"] = message.delay_level
+        attributes["messaging.rocketmq.message.delay_time_level"] = message.delay_level
     if message.deliver_at is not None:
         at = message.deliver_at
         seconds = at.timestamp() if isinstance(at, datetime) else at
-        told["messaging.rocketmq.message.delivery_timestamp"] = round(seconds * 1000)
+        attributes["messaging.rocketmq.message.delivery_timestamp"] = round(seconds * 1000)
     if kind is MessageType.ORDER and message.sharding_key is not None:
-        told["messaging.rocketmq.message.group"] = message.sharding_key
-    return told
+        attributes["messaging.rocketmq.message.group"] = message.sharding_key
+    return attributes
 
 
 def _finish(span: Span, context: SendContext, failed: str | None) -> None:

@@ -61,7 +61,7 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
 
     Status, ids, queue and offset are the half message's; what consumers read after a commit has an offset of its own.
     ``local_status``: ROLLBACK also where the half message was stored and not confirmed, so that nothing was executed.
-    ``local_error``: why ``execute`` told nothing usable; the status is UNKNOWN then.
+    ``local_error``: why ``execute`` gave no status; the status is UNKNOWN then.
     """
 
     local_status: TransactionStatus = TransactionStatus.UNKNOWN

@@ -1,8 +1,12 @@
-"""Topics, offsets, messages and clients, from the outside: what an operator or a test sets up and looks at."""
+"""Topics, offsets, messages and clients, from the outside: what an operator or a test sets up and looks at.
+
+``__all__`` are the public names; ``cluster_info`` is for the Spark source.
+"""
 
 from __future__ import annotations
 
 from .admin import Admin
+from .requests import cluster_info as cluster_info
 from .results import ClientConnection, ConsumerConnections, QueueStats, SyncedTopic, TopicStats
 
 __all__ = ["Admin", "ClientConnection", "ConsumerConnections", "QueueStats", "SyncedTopic", "TopicStats"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from time import monotonic
 from typing import Final, Unpack
 
 from rmq_protocol.bodies import TopicList
@@ -22,16 +21,14 @@ from rmq_protocol.route import TopicRouteData
 from rmq_protocol.topics import TopicConfig
 from rmq_protocol.validation import check_topic
 
-from ..client import offsets as queue_offsets
-from ..client.names import Names
-from ..client.offsets import epoch_ms, known_queue
-from ..client.user import ClientUser
+from .. import machine
+from ..client import ClientUser, Names, earliest_store_time_ms, epoch_ms, known_queue, max_offset, min_offset, search_offset
 from ..config import ClientConfig, ClientOptions, check_group, client_options
 from ..errors import ConfigError
 from ..options import lists_options
 from . import clients, messages
 from . import topics as topic_settings
-from .asking import check, cluster_info
+from .requests import check, cluster_info
 from .results import ClientConnection, ConsumerConnections, SyncedTopic, TopicStats
 
 __all__ = ["Admin"]
@@ -117,7 +114,7 @@ class Admin(ClientUser):
         routes, within ``route_poll_interval`` of theirs (30 s). ``topics``: one pattern or several, such as "orders*". Topics of
         the system, retry and dead-letter topics are left out, as brokers make them themselves, and static topics, whose queues
         are mapped to brokers. A topic that is there with other settings is changed to those of ``from_broker``. ``dry_run``:
-        only tell.
+        only report.
 
         Returns what was done, by topic; ``request_timeout`` counts for each. Raises BrokerNotFoundError, TopicNotFoundError when
         there is no topic of that name, and as ``create_topic`` does.
@@ -137,7 +134,7 @@ class Admin(ClientUser):
             check(response, code, None, address)
             names = self._names
             return tuple(
-                sorted(names.shown(each) for each in decode_body(TopicList, response.body).topic_list if names.mine(each))
+                sorted(names.shown(each) for each in decode_body(TopicList, response.body).topic_list if names.owns(each))
             )
 
         async with self._call() as instance:
@@ -147,7 +144,7 @@ class Admin(ClientUser):
     async def topic_route(self, topic: str) -> TopicRouteData:
         """The route of ``topic`` as a name server gives it now. Raises TopicNotFoundError, NameServerError."""
         async with self._call() as instance:
-            return (await instance.routes.look(self._wire(topic), instance.config.request_timeout)).data
+            return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
         """Offsets of every queue of ``topic``, and how much is written to it. Raises TopicNotFoundError."""
@@ -164,23 +161,23 @@ class Admin(ClientUser):
     async def max_offset(self, queue: MessageQueue) -> int:
         """Offset after the last message that can be read."""
         async with self._call() as instance:
-            return await queue_offsets.max_offset(instance, await known_queue(instance, queue))
+            return await max_offset(instance, await known_queue(instance, queue))
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the first message there is."""
         async with self._call() as instance:
-            return await queue_offsets.min_offset(instance, await known_queue(instance, queue))
+            return await min_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
         """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, without one that of the
         next to come; with ``upper`` of the last one stored then or before, without one that of the first there is."""
         async with self._call() as instance:
-            return await queue_offsets.search_offset(instance, await known_queue(instance, queue), when, upper=upper)
+            return await search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
     async def earliest_store_time_ms(self, queue: MessageQueue) -> int:
-        """When the first message there is was stored; -1 for an empty queue."""
+        """Store time of the queue's first message; -1 for an empty queue."""
         async with self._call() as instance:
-            return await queue_offsets.earliest_store_time_ms(instance, await known_queue(instance, queue))
+            return await earliest_store_time_ms(instance, await known_queue(instance, queue))
 
     # -- messages
 
@@ -245,7 +242,7 @@ class Admin(ClientUser):
     # -- inside
 
     def _deadline(self) -> float:
-        return monotonic() + self.config.request_timeout
+        return machine.monotonic() + self.config.request_timeout
 
     def _wire(self, topic: str) -> str:
         """The topic as servers know it."""

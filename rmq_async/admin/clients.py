@@ -1,8 +1,7 @@
-"""Figures and lists that are the sum of what each broker says: a topic's queues, a group's clients."""
+"""Adds up the responses of all brokers: a topic's queues, a group's clients."""
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Final
 
 from rmq_protocol.bodies import Connection, ConsumerConnection, ProducerConnection, TopicStatsTable
@@ -12,12 +11,11 @@ from rmq_protocol.heartbeat import SubscriptionData
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 
-from ..client import ClientInstance
-from ..client.offsets import max_offset, min_offset
-from ..client.text import printable
-from ..client.time_search import store_time_ms
+from .. import machine
+from .._text import printable
+from ..client import ClientInstance, max_offset, min_offset, store_time_ms
 from ..errors import GroupNotOnlineError
-from .asking import brokers_of, check, cluster_info, everywhere, masters_of
+from .requests import brokers_of, check, cluster_info, everywhere, masters_of
 from .results import ClientConnection, ConsumerConnections, QueueStats, TopicStats
 
 __all__ = ["consumers", "producers", "stats"]
@@ -28,7 +26,7 @@ _NO_SUCH_PRODUCERS: Final = "not exist"
 
 async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicStats:
     """See ``Admin.topic_stats``."""
-    route = (await instance.routes.look(topic, max(deadline - monotonic(), 0.0))).data
+    route = (await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data
     brokers = brokers_of(route)
     code = RequestCode.GET_TOPIC_STATS_INFO
     queues: dict[MessageQueue, QueueStats] = {}
@@ -50,10 +48,12 @@ async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicS
 
 
 async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: float) -> QueueStats:
-    """For queues that are only read from: 4.x brokers leave them out."""
-    low = await min_offset(instance, queue, timeout=max(deadline - monotonic(), 0.0))
-    high = await max_offset(instance, queue, timeout=max(deadline - monotonic(), 0.0))
-    last_ms = max(await store_time_ms(instance, queue, high - 1, max(deadline - monotonic(), 0.0)), 0) if high > low else 0
+    """Offsets of a queue that is only read from, which 4.x brokers leave out."""
+    low = await min_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
+    high = await max_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
+    last_ms = (
+        max(await store_time_ms(instance, queue, high - 1, max(deadline - machine.monotonic(), 0.0)), 0) if high > low else 0
+    )
     return QueueStats(low, high, last_ms)
 
 
@@ -68,7 +68,7 @@ async def producers(instance: ClientInstance, group: str, deadline: float) -> tu
             continue
         check(response, code, name, brokers[name])
         found += [_shown(name, each) for each in decode_body(ProducerConnection, response.body).connection_set]
-    return _some(found, "producer", instance.names.told(group), code, brokers)
+    return _some(found, "producer", instance.names.display_name(group), code, brokers)
 
 
 async def consumers(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections:
@@ -78,22 +78,22 @@ async def consumers(instance: ClientInstance, group: str, deadline: float) -> Co
     command = RemotingCommand(code=code, ext_fields={"consumerGroup": group})
     found: list[ClientConnection] = []
     subscriptions: dict[str, SubscriptionData] = {}
-    told = ConsumerConnection()
+    answer = ConsumerConnection()
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
         if response.code == ResponseCode.CONSUMER_NOT_ONLINE:
             continue
         check(response, code, name, brokers[name])
-        told = decode_body(ConsumerConnection, response.body)
-        found += [_shown(name, each) for each in told.connection_set]
-        for topic, subscription in told.subscription_table.items():
+        answer = decode_body(ConsumerConnection, response.body)
+        found += [_shown(name, each) for each in answer.connection_set]
+        for topic, subscription in answer.subscription_table.items():
             if topic not in subscriptions or subscriptions[topic].sub_version < subscription.sub_version:
                 subscriptions[topic] = subscription
     return ConsumerConnections(
-        connections=_some(found, "consumer", instance.names.told(group), code, brokers),
+        connections=_some(found, "consumer", instance.names.display_name(group), code, brokers),
         subscriptions={instance.names.shown(topic): each for topic, each in sorted(subscriptions.items())},
-        consume_type=told.consume_type or "",
-        message_model=told.message_model or "",
-        consume_from_where=told.consume_from_where or "",
+        consume_type=answer.consume_type or "",
+        message_model=answer.message_model or "",
+        consume_from_where=answer.consume_from_where or "",
     )
 
 

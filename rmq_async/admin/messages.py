@@ -1,9 +1,9 @@
-"""Finding single messages: by the id a broker gave, by the id a client gave, by key.
+"""Finds single messages: by offset id, by unique id, by key.
 
-An *offset id* names a broker's address and a place in its commit log. Only addresses that a name server lists are asked: an id is
-just text, it must not decide whom this client connects to. Everything else is a *unique id* and is looked for in the index of every
-broker that has the topic. Brokers build that index a moment after they acknowledge a message; what was acknowledged before the
-call is found all the same (see ``until_readable``).
+An *offset id*, given by a broker, names the broker's address and a place in its commit log. The request goes only to an address
+that a name server lists: an id is text from outside and must not choose the peer of a connection. Every other id is a *unique id*,
+given by a client, and is looked up in the index of every broker that has the topic. Brokers build that index a moment after they
+acknowledge a message; a call waits until messages that were acknowledged before it are indexed (``until_readable``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Final
 
 from rmq_protocol.cluster import ClusterInfo
@@ -26,13 +25,13 @@ from rmq_protocol.ids import OffsetId, unpack_offset_id
 from rmq_protocol.message import MessageExt
 from rmq_protocol.stored import DecodedMessages, decode_messages
 
+from .. import machine
+from .._asyncio import for_each
+from .._text import printable
 from ..broker_answers import broker_error
-from ..client import ClientInstance
-from ..client.at_once import for_each
-from ..client.offsets import until_readable
-from ..client.text import printable
+from ..client import ClientInstance, until_readable
 from ..errors import BrokerSystemError, QueryNotFoundError, RequestTimeoutError
-from .asking import ask_at, brokers_of, cluster_info, everywhere
+from .requests import ask_at, brokers_of, cluster_info, everywhere
 
 __all__ = ["by_key", "view"]
 
@@ -43,16 +42,16 @@ FOR_EVER: Final = 2**63 - 1
 INDEX_STEP_MS: Final = 1000
 """Brokers index times in whole seconds, rounded down."""
 UNIQUE: Final = "U"
-"""``indexType`` of unique ids, for brokers with an index in RocksDB; the others keep ids and keys in one index."""
+"""``indexType`` of unique ids, for brokers with an index in RocksDB; other brokers keep ids and keys in one index."""
 SAME_ID: Final = 32
-"""Messages with one unique id that are looked at."""
+"""Messages with one unique id that a query returns at most."""
 
 _MAGIC: Final = frozenset(code.to_bytes(4, "big", signed=True) for code in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE))
 
 
 async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: float) -> MessageExt:
     """See ``Admin.view_message``."""
-    route = (await instance.routes.look(topic, max(deadline - monotonic(), 0.0))).data
+    route = (await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data
     place: OffsetId | None = None
     with suppress(LocalProtocolError):
         place = unpack_offset_id(msg_id)
@@ -61,18 +60,19 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
         if broker is not None:
             return await _at(instance, topic, msg_id, place.offset, *broker, deadline)
     brokers = brokers_of(route)
+    query = QueryMessageRequestHeader(
+        topic=topic, key=msg_id, maxNum=SAME_ID, beginTimestamp=0, endTimestamp=FOR_EVER, indexType=UNIQUE
+    )
     for settled in (False, True):
         if settled:
             await for_each(brokers, lambda name: until_readable(instance, name, topic))
-        found = await _query(
-            instance, topic, msg_id, SAME_ID, 0, FOR_EVER, brokers, lambda m: m.unique_id == msg_id, deadline, UNIQUE
-        )
+        found = await _query(instance, brokers, query, lambda message: message.unique_id == msg_id, deadline)
         if found:
             return found[0]
     where = printable(", ".join(brokers))
     stranger = f" (and {place.host}, which it may name, is no broker of the cluster)" if place is not None else ""
     raise QueryNotFoundError(
-        f"no message of topic {instance.names.told(topic)} has the id {printable(msg_id)} on {where}{stranger}",
+        f"no message of topic {instance.names.display_name(topic)} has the id {printable(msg_id)} on {where}{stranger}",
         request="QUERY_MESSAGE",
     )
 
@@ -81,14 +81,17 @@ async def by_key(
     instance: ClientInstance, topic: str, key: str, max_num: int, begin_ms: int | None, end_ms: int | None, deadline: float
 ) -> tuple[MessageExt, ...]:
     """See ``Admin.query_message``."""
-    brokers = brokers_of((await instance.routes.look(topic, max(deadline - monotonic(), 0.0))).data)
+    brokers = brokers_of((await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data)
     await for_each(brokers, lambda name: until_readable(instance, name, topic))
     begin, end = begin_ms or 0, FOR_EVER if end_ms is None else end_ms
 
     def wanted(message: MessageExt) -> bool:
         return key in message.keys and begin <= message.store_time_ms <= end
 
-    found = await _query(instance, topic, key, max_num, max(begin - INDEX_STEP_MS, 0), end, brokers, wanted, deadline, None)
+    query = QueryMessageRequestHeader(
+        topic=topic, key=key, maxNum=max_num, beginTimestamp=max(begin - INDEX_STEP_MS, 0), endTimestamp=end
+    )
+    found = await _query(instance, brokers, query, wanted, deadline)
     return tuple(found[-max_num:])
 
 
@@ -96,7 +99,7 @@ async def by_key(
 
 
 async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str, str] | None:
-    """Name and address of the broker that stores as ``host`` ("ip:port"); None for an address nobody vouches for."""
+    """Name and address of the broker whose store host is ``host`` ("ip:port"); None if no name server lists one."""
     ip, _, port = host.rpartition(":")
     loop = asyncio.get_running_loop()
     for name, data in sorted(info.broker_addr_table.items()):
@@ -106,7 +109,7 @@ async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str
                 return name, address
             if listed_port == port and not _is_ip(listed):
                 with suppress(OSError, UnicodeError):  # no such host, no host name at all, no answer in time
-                    async with asyncio.timeout(max(deadline - monotonic(), 0.0)):
+                    async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
                         resolved = await loop.getaddrinfo(listed, int(port))
                     if ip.strip("[]") in {entry[4][0] for entry in resolved}:
                         return name, address
@@ -131,7 +134,7 @@ async def _at(
     not_found = partial(QueryNotFoundError, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
     if response.code != ResponseCode.SUCCESS:
         error = broker_error(response.code, response.remark, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
-        if type(error) is BrokerSystemError:  # "can not find message by the offset", or a failure to read what is no record
+        if type(error) is BrokerSystemError:  # "can not find message by the offset", or no record begins there
             raise not_found(f"no message {printable(msg_id)}: {response.remark or ''}") from None
         raise error
     decoded = await _decode(instance, response.body, broker, deadline)
@@ -141,8 +144,8 @@ async def _at(
         raise not_found(f"no message begins at offset {offset} of the commit log, which {printable(msg_id)} names")
     message = decoded.messages[0]
     if message.topic != topic:
-        shown, told = instance.names.shown(message.topic), instance.names.told(topic)
-        raise not_found(f"message {printable(msg_id)} is of topic {printable(shown)}, not of {told}")
+        shown, wanted = instance.names.shown(message.topic), instance.names.display_name(topic)
+        raise not_found(f"message {printable(msg_id)} is of topic {printable(shown)}, not of {wanted}")
     return message
 
 
@@ -151,21 +154,13 @@ async def _at(
 
 async def _query(
     instance: ClientInstance,
-    topic: str,
-    key: str,
-    max_num: int,
-    begin_ms: int,
-    end_ms: int,
     brokers: Mapping[str, str],
+    query: QueryMessageRequestHeader,
     wanted: Callable[[MessageExt], bool],
     deadline: float,
-    index_type: str | None,
 ) -> list[MessageExt]:
-    """What the brokers' indexes say, by store time, without those that only share a hash."""
-    header = QueryMessageRequestHeader(
-        topic=topic, key=key, maxNum=max_num, beginTimestamp=begin_ms, endTimestamp=end_ms, indexType=index_type
-    )
-    command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(header)})
+    """Messages of the brokers' indexes, by store time. ``wanted`` drops messages whose key has only the same hash."""
+    command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
     found: list[MessageExt] = []
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
         if response.code == ResponseCode.QUERY_NOT_FOUND:
@@ -174,8 +169,8 @@ async def _query(
             raise broker_error(response.code, response.remark, request="QUERY_MESSAGE", broker=name, address=brokers[name])
         decoded = await _decode(instance, response.body, name, deadline)
         for corrupt in decoded.corrupt:
-            logger.error("a message that may have key %s is left out: %s", printable(key), printable(corrupt))
-        found += [message for message in decoded.messages if message.topic == topic and wanted(message)]
+            logger.error("a message that may have key %s is left out: %s", printable(query.key), printable(corrupt))
+        found += [message for message in decoded.messages if message.topic == query.topic and wanted(message)]
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
 
 

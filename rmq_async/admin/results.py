@@ -1,4 +1,4 @@
-"""What an admin's calls give back, where it is more than a number."""
+"""Results of an admin's calls."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class ConsumerConnections(msgspec.Struct, frozen=True):
 
 
 class SyncedTopic(msgspec.Struct, frozen=True):
-    """What was done about a topic: created, updated because its settings were others, or nothing as they were the same.
+    """One topic of ``Admin.sync_topics``: created, updated because its settings differed, or unchanged.
 
-    ``config``: the settings it has on both brokers now.
+    ``config``: its settings on both brokers now.
     """
 
     topic: str

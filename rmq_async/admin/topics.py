@@ -1,4 +1,4 @@
-"""Making, copying and deleting topics: settings live on each broker, the order of ordered topics on the name servers."""
+"""Creates, copies and deletes topics: brokers hold the settings, name servers the order of ordered topics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from time import monotonic
 from typing import Any, Final, Literal
 
 import msgspec
@@ -28,11 +27,12 @@ from rmq_protocol.json_body import MAX_JSON_BODY_SIZE, decode_body
 from rmq_protocol.topics import TopicConfig
 from rmq_protocol.validation import check_topic, is_system_topic
 
+from .. import machine
+from .._asyncio import for_each
+from .._text import printable
 from ..client import ClientInstance
-from ..client.at_once import for_each
-from ..client.text import printable
 from ..errors import ConfigError, RequestTimeoutError, TopicNotFoundError
-from .asking import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of
+from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of
 from .results import SyncedTopic
 
 __all__ = ["check_new_topic", "create", "creation_header", "delete", "sync"]
@@ -87,7 +87,7 @@ async def create(
 
 async def delete(instance: ClientInstance, topic: str, cluster: str | None, deadline: float) -> None:
     """See ``Admin.delete_topic``."""
-    await instance.routes.look(topic, max(deadline - monotonic(), 0.0))
+    await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
     masters = masters_of(await cluster_info(instance, deadline), cluster)
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
@@ -117,7 +117,7 @@ async def _create_at(
 async def _set_order(
     instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Collection[str], deadline: float, *, merge: bool
 ) -> None:
-    """Tells the name servers how many queues each broker has, as ``updateTopic -o true`` of the official tool does.
+    """Writes the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
     ``merge``: what is there for other brokers stays.
     """
@@ -146,7 +146,7 @@ async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> st
         return from_ext(GetKVConfigResponseHeader, response.ext_fields).value or ""
 
     command = RemotingCommand(code=code, ext_fields={**to_ext(get)})
-    value, _ = await instance.name_servers.ask(command, max(deadline - monotonic(), 0.0), read)
+    value, _ = await instance.name_servers.ask(command, max(deadline - machine.monotonic(), 0.0), read)
     return value
 
 
@@ -155,9 +155,9 @@ async def _until_shown(
 ) -> None:
     """Waits until the route has the settings on every broker; the route table then has that route."""
     topic, wanted = header.topic, set(brokers)
-    while (left := deadline - monotonic()) > 0:
+    while (left := deadline - machine.monotonic()) > 0:
         try:
-            route = await instance.routes.look(topic, left)
+            route = await instance.routes.fetch(topic, left)
         except TopicNotFoundError:
             pass
         else:
@@ -172,7 +172,7 @@ async def _until_shown(
         await asyncio.sleep(SHOWN_EVERY)
     where = printable(", ".join(sorted(wanted)))
     raise RequestTimeoutError(
-        f"topic {instance.names.told(topic)} was created on {where}, but the name servers do not show it there yet"
+        f"topic {instance.names.display_name(topic)} was created on {where}, but the name servers do not show it there yet"
     )
 
 
@@ -180,7 +180,8 @@ async def _until_shown(
 
 
 class _Settings(TopicConfigSerializeWrapper, frozen=True, rename="camel"):
-    """With the topics whose queues are spread over brokers by a mapping, which no copy of settings can carry."""
+    """Settings of topics, and the topics whose queues are spread over brokers by a mapping, which a copy of settings cannot
+    carry."""
 
     topic_queue_mapping_detail_map: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -189,17 +190,17 @@ async def sync(
     instance: ClientInstance, from_broker: str, to_broker: str, patterns: Collection[str], *, dry_run: bool, timeout: float
 ) -> tuple[SyncedTopic, ...]:
     """See ``Admin.sync_topics``."""
-    info = await cluster_info(instance, monotonic() + timeout)
+    info = await cluster_info(instance, machine.monotonic() + timeout)
     brokers = {name: masters_of(info, broker=name)[name] for name in (from_broker, to_broker)}
     if from_broker == to_broker:
         raise ConfigError(f"topics cannot be copied from broker {from_broker} to itself")
-    settings = await for_each(brokers, lambda name: _settings_of(instance, name, brokers[name], monotonic() + timeout))
+    settings = await for_each(brokers, lambda name: _settings_of(instance, name, brokers[name], machine.monotonic() + timeout))
     source, target = settings[from_broker], settings[to_broker].topic_config_table
     own, names = {*info.broker_addr_table, *info.cluster_addr_table}, instance.names
     synced = []
     for topic, config in sorted(source.topic_config_table.items()):
         if (
-            names.mine(topic)
+            names.owns(topic)
             and _is_wanted(topic, names.shown(topic), patterns, own)
             and topic not in source.topic_queue_mapping_detail_map
         ):
@@ -246,7 +247,7 @@ async def _copy(
     gone = _plain(old).attributes.keys() - config.attributes.keys() if old is not None else set()
     changes = [f"+{name}={value}" for name, value in sorted(config.attributes.items())] + [f"-{name}" for name in sorted(gone)]
     header = creation_header(config, ",".join(changes))
-    deadline = monotonic() + timeout
+    deadline = machine.monotonic() + timeout
     await _create_at(instance, header, {broker: address}, deadline)
     if header.order:
         await _set_order(instance, header, [broker], deadline, merge=True)

@@ -24,19 +24,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _NEEDED:
             raise
-        sys.exit(_told(f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs", 2))
+        sys.exit(
+            _print_error(f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs", 2)
+        )
     except KeyboardInterrupt:
-        sys.exit(_told("interrupted", INTERRUPTED))
+        sys.exit(_print_error("interrupted", INTERRUPTED))
     sys.exit(run_command(arguments))
 
 
-def _told(why: str, code: int) -> int:
+def _print_error(why: str, code: int) -> int:
     sys.stderr.write(f"rmq: {why}\n")
     return code
 
 
 def _open_standard_files() -> None:
-    """What is closed (``rmq ... >&-``) becomes /dev/null; else the next socket would take its number, and get what is printed."""
+    """Opens /dev/null for a closed standard file (``rmq ... >&-``): else the next socket would get its number, and the output."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

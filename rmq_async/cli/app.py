@@ -1,4 +1,4 @@
-"""The commands, and the one place where errors become a line on stderr and an exit code."""
+"""The commands, and the place where errors become a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit code. Whatever goes wrong is told in one line on stderr."""
+    """Runs one command line; returns its exit code. Prints an error as one line on stderr."""
     with _logging_to_stderr():
         return _run(arguments)
 
@@ -49,30 +49,30 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "rmq"
-        return _tell(f"{error.format_message()} ({path} --help tells more)", WRONG_USE, path)
+        return _print_error(f"{error.format_message()} (see {path} --help)", WRONG_USE, path)
     except click.ClickException as error:
-        return _tell(error.format_message(), error.exit_code)
+        return _print_error(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _tell("interrupted", INTERRUPTED)
+        return _print_error("interrupted", INTERRUPTED)
     except (ConfigError, InvalidMessageError) as error:
-        return _tell(str(error), WRONG_USE)
+        return _print_error(str(error), WRONG_USE)
     except (RocketMQError, OSError) as error:
-        return _tell(str(error) or type(error).__name__, FAILED)
+        return _print_error(str(error) or type(error).__name__, FAILED)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        return _tell(f"{type(error).__name__}: {error} (a bug; {TRACEBACK_VARIABLE}=1 shows where)", FAILED)
+        return _print_error(f"{type(error).__name__}: {error} (a bug; {TRACEBACK_VARIABLE}=1 shows where)", FAILED)
     return code if isinstance(code, int) else 0
 
 
-def _tell(message: str, code: int, path: str = "rmq") -> int:
+def _print_error(message: str, code: int, path: str = "rmq") -> int:
     click.echo(f"{path}: {' '.join(message.split())}", err=True)
     return code
 
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-    """The client's warnings as lines on stderr, while a command runs; whoever calls it from a program keeps his own logging."""
+    """Prints the client's warnings on stderr while a command runs; then restores the logging of the calling program."""
     logger = logging.getLogger("rmq_async")
     before = logger.handlers, logger.level, logger.propagate
     handler = logging.StreamHandler()
@@ -191,8 +191,8 @@ def _demo_on_spark(namesrv: str | None, keep_topic: bool, messages: int, size: i
 def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -> int:
     """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
 
-    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk, and whoever reaches the
-    address can read and write everything.
+    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk. There is no access
+    control: every client that can reach the address can read and write everything.
     """
     return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
 

@@ -34,7 +34,7 @@ async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
                 chunk = os.read(descriptor, CHUNK)
             except OSError as error:
                 chunk = error
-            with suppress(RuntimeError):  # the loop is closed, nobody wants it
+            with suppress(RuntimeError):  # the loop is closed: the line has no reader
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
             if not chunk or isinstance(chunk, OSError):
                 return

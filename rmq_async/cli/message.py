@@ -1,14 +1,15 @@
-"""``rmq message``: single messages, by id or key."""
+"""``rmq message``: finds single messages by id or key."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 import click
 
 from rmq_async import Admin, MessageExt
 
-from .options import TIME, client_config, client_options, needs_command, time_help
+from .options import TIME, ClientOptions, client_config, client_options, needs_command, pass_options, time_help
 from .output import Output
 from .records import described, fields_of
 from .topic import with_admin
@@ -32,9 +33,18 @@ def view(topic: str, msg_id: str, namesrv: str | None, timeout: float, as_json: 
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
-        _tell(output, await admin.view_message(topic, msg_id))
+        _print(output, await admin.view_message(topic, msg_id))
 
     return with_admin(client_config(namesrv, timeout), work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _QueryOptions(ClientOptions):
+    topic: str
+    key: str
+    limit: int
+    begin: datetime | None
+    end: datetime | None
 
 
 @message.command(short_help="Print the messages with a key.")
@@ -44,32 +54,25 @@ def view(topic: str, msg_id: str, namesrv: str | None, timeout: float, as_json: 
 @click.option("--begin", type=TIME, help=f"Stored then or later: {time_help}.")
 @click.option("--end", type=TIME, help="Stored then or before.")
 @client_options
-def query(
-    topic: str,
-    key: str,
-    limit: int,
-    begin: datetime | None,
-    end: datetime | None,
-    namesrv: str | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@pass_options(_QueryOptions)
+def query(options: _QueryOptions) -> int:
     """Print the messages of TOPIC with KEY among their keys, by store time. Exit code 1 if there is none."""
-    output = Output(as_json=as_json)
+    output = Output(as_json=options.as_json)
+    topic, key = options.topic, options.key
 
     async def work(admin: Admin) -> None:
-        found = await admin.query_message(topic, key, max_num=limit, begin=begin, end=end)
+        found = await admin.query_message(topic, key, max_num=options.limit, begin=options.begin, end=options.end)
         for number, each in enumerate(found):
             if number:
                 output.line()
-            _tell(output, each)
+            _print(output, each)
         if not found:
             raise click.ClickException(f"no message of topic {topic} has key {key}")
 
-    return with_admin(client_config(namesrv, timeout), work)
+    return with_admin(client_config(options.namesrv, options.timeout), work)
 
 
-def _tell(output: Output, found: MessageExt) -> None:
+def _print(output: Output, found: MessageExt) -> None:
     output.record(fields_of(found))
     for line in described(found):
         output.line(line)

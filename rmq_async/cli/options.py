@@ -1,4 +1,4 @@
-"""What several commands take: options, and the forms in which times, queues and properties are written."""
+"""Options that several commands share, and the written forms of times, ages, queues and properties."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -26,6 +28,7 @@ __all__ = [
     "QUEUE",
     "TIME",
     "WRONG_USE",
+    "ClientOptions",
     "Interrupted",
     "client_config",
     "client_options",
@@ -33,6 +36,7 @@ __all__ = [
     "moment_help",
     "namesrv_option",
     "needs_command",
+    "pass_options",
     "run",
     "time_help",
     "timeout_option",
@@ -45,6 +49,7 @@ else:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
+Options = TypeVar("Options")
 
 FAILED: Final = 1
 WRONG_USE: Final = 2
@@ -58,7 +63,7 @@ moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset
 
 
 def needs_command(context: click.Context) -> int:
-    """For groups: without a command the help is shown on stderr, and that is wrong use."""
+    """Serves a group without a command: prints the help to stderr; the exit code is that of wrong use."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         return WRONG_USE
@@ -85,13 +90,35 @@ def timeout_option(command: Command) -> Command:
 
 
 def client_options(command: Command) -> Command:
-    """What every command that speaks to a cluster takes."""
+    """Options of every command that speaks to a cluster: the fields of ClientOptions, and those of ``security``."""
     named = namesrv_option(f"Name servers of the cluster; default: ${NAMESRV_ENVIRONMENT}.")
     return named(timeout_option(json_option(security_options(command))))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """Values of ``client_options``. A command that has many options of its own adds them as fields of a subclass."""
+
+    namesrv: str | None
+    timeout: float
+    as_json: bool
+
+
+def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options], int]], Callable[..., int]]:
+    """Calls the command with one record, whose fields are the command's options and arguments by name."""
+
+    def decorate(command: Callable[[Options], int]) -> Callable[..., int]:
+        @wraps(command)
+        def call(**options: Any) -> int:
+            return command(record(**options))
+
+        return call
+
+    return decorate
+
+
 class Interrupted(click.ClickException):
-    """Ctrl-C, as an error that is told like the others (click would put an empty line before it)."""
+    """Ctrl-C, printed like other errors (click would print an empty line before it)."""
 
     exit_code = INTERRUPTED
 
@@ -108,9 +135,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
-    """The client's settings; from here on only its errors are told, warnings would be more lines beside the one that matters.
+    """The client's settings. Sets its logging to errors: warnings would be lines beside the one that matters.
 
-    Raises UsageError where nothing says which name servers to ask, and where security options contradict each other.
+    Raises UsageError where no name server is known, and for security options that contradict each other.
     """
     logging.getLogger("rmq_async").setLevel(logging.ERROR)
     if namesrv is None and not name_servers(os.environ.get(NAMESRV_ENVIRONMENT)):
@@ -193,7 +220,7 @@ class _Age(ParamType):
 
 
 def _time(value: Any) -> datetime | None:
-    """Local time where no zone is given."""
+    """Reads a time, as local time if it has no zone; None for text of another form."""
     if isinstance(value, datetime):
         return value
     try:

@@ -1,4 +1,4 @@
-"""What a command says: tables and lines for people, or one JSON object a line for programs; progress for people who watch."""
+"""Output of commands: tables and lines for people, or one JSON object a line for programs; progress bars on a terminal."""
 
 from __future__ import annotations
 

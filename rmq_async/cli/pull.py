@@ -1,4 +1,4 @@
-"""``rmq pull``: the messages of a topic, to standard output."""
+"""``rmq pull``: prints the messages of a topic."""
 
 from __future__ import annotations
 
@@ -11,10 +11,20 @@ from datetime import datetime
 import click
 
 from rmq_async import ClientConfig, MessageQueue, PullConsumer
-from rmq_async.client.time_search import TOOLS_GROUP
+from rmq_async.client import TOOLS_GROUP
 
 from . import INTERRUPTED
-from .options import MOMENT, QUEUE, Interrupted, client_config, client_options, moment_help, run
+from .options import (
+    MOMENT,
+    QUEUE,
+    ClientOptions,
+    Interrupted,
+    client_config,
+    client_options,
+    moment_help,
+    pass_options,
+    run,
+)
 from .output import Output
 from .records import body_bytes, fields_of, headline
 
@@ -23,14 +33,27 @@ __all__ = ["pull"]
 Place = str | datetime | Mapping[MessageQueue, int]
 
 
-@dataclass(frozen=True)
-class _Reading:
+@dataclass(frozen=True, kw_only=True)
+class _PullOptions(ClientOptions):
     topic: str
+    start: str | int | datetime
+    end: str | int | datetime | None
+    follow: bool
+    limit: int | None
+    tags: str
+    queues: tuple[tuple[str, int], ...]
+    verbose: bool
+    group: str
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The part of a topic to print. ``queues``: None for all; ``end``: None for no end."""
+
+    topic: str
+    queues: tuple[MessageQueue, ...] | None
     start: Place
     end: Place | None
-    tags: str
-    queues: tuple[MessageQueue, ...] | None
-    limit: int | None
 
 
 @click.command(short_help="Print the messages of a topic.")
@@ -44,38 +67,32 @@ class _Reading:
 @click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
 @click.option("--group", default=TOOLS_GROUP, show_default=True, help="Consumer group; nothing is committed for it.")
 @client_options
-def pull(
-    topic: str,
-    start: str | int | datetime,
-    end: str | int | datetime | None,
-    follow: bool,
-    limit: int | None,
-    tags: str,
-    queues: tuple[tuple[str, int], ...],
-    verbose: bool,
-    group: str,
-    namesrv: str | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@pass_options(_PullOptions)
+def pull(options: _PullOptions) -> int:
     """Print the messages of TOPIC: bodies as they are, one a line, or with --json all that is known of each.
 
     Each queue comes in its order, the queues as their answers come. A time without a zone is local time.
     """
-    if follow and end is not None:
-        raise click.UsageError("--follow has no end, it does not go with --to")
-    if end == "earliest":
-        raise click.UsageError("--to earliest leaves nothing to print")
-    chosen = tuple(MessageQueue(topic, *queue) for queue in queues) or None
-    last: Place | None = None if follow else _place("--to", "latest" if end is None else end, chosen)
-    reading = _Reading(topic, _place("--from", start, chosen), last, tags, chosen, limit)
-    config = client_config(namesrv, timeout)
-    if follow:
-        logging.getLogger("rmq_async").setLevel(logging.WARNING)  # what is waited out is worth a line
+    chosen = _range(options)
+    config = client_config(options.namesrv, options.timeout)
+    if options.follow:
+        logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
     try:
-        return run(_pull(reading, group, config, Output(as_json=as_json), verbose))
+        return run(_pull(chosen, options, config))
     except Interrupted:
         return INTERRUPTED
+
+
+def _range(options: _PullOptions) -> _Range:
+    """Raises UsageError for options that contradict each other."""
+    if options.follow and options.end is not None:
+        raise click.UsageError("--follow has no end, it does not go with --to")
+    if options.end == "earliest":
+        raise click.UsageError("--to earliest leaves nothing to print")
+    topic = options.topic
+    queues = tuple(MessageQueue(topic, *queue) for queue in options.queues) or None
+    end = None if options.follow else _place("--to", "latest" if options.end is None else options.end, queues)
+    return _Range(topic, queues, _place("--from", options.start, queues), end)
 
 
 def _place(option: str, given: str | int | datetime, queues: tuple[MessageQueue, ...] | None) -> Place:
@@ -86,23 +103,23 @@ def _place(option: str, given: str | int | datetime, queues: tuple[MessageQueue,
     return {queues[0]: given}
 
 
-async def _pull(reading: _Reading, group: str, config: ClientConfig, output: Output, verbose: bool) -> int:
-    count = 0
-    async with PullConsumer(group, client=config) as consumer:
+async def _pull(chosen: _Range, options: _PullOptions, config: ClientConfig) -> int:
+    output, count = Output(as_json=options.as_json), 0
+    async with PullConsumer(options.group, client=config) as consumer:
         found = consumer.read(
-            reading.topic,
-            start=reading.start,  # type: ignore[arg-type]  # of the words those that MOMENT lets through
-            end=reading.end,  # type: ignore[arg-type]
-            tags=reading.tags,
-            queues=reading.queues,
+            chosen.topic,
+            start=chosen.start,  # type: ignore[arg-type]  # MOMENT accepts the words of ``read`` only
+            end=chosen.end,  # type: ignore[arg-type]
+            tags=options.tags,
+            queues=chosen.queues,
         )
         async with aclosing(found) as messages:
             async for message in messages:
-                if verbose:
+                if options.verbose:
                     output.line(headline(message))
                 output.body(body_bytes(message))
                 output.record(fields_of(message))
                 count += 1
-                if count == reading.limit:
+                if count == options.limit:
                     break
     return 0

@@ -12,7 +12,7 @@ __all__ = ["body_bytes", "described", "fields_of", "headline", "moment"]
 
 
 def fields_of(message: MessageExt) -> dict[str, object]:
-    """For ``--json``. The body is text where it is UTF-8, else ``body_base64``."""
+    """The fields for ``--json``. The body is text if it is UTF-8, else ``body_base64``."""
     fields: dict[str, object] = {
         "topic": message.topic,
         "broker": message.queue.broker_name,
@@ -42,7 +42,7 @@ def body_bytes(message: MessageExt) -> bytes:
 
 
 def headline(message: MessageExt) -> str:
-    """Where a message is and what it is called, on one line."""
+    """Queue, offset, time, id, tags and keys of a message, on one line."""
     queue = message.queue
     parts = [f"{queue.broker_name}:{queue.queue_id}", str(message.queue_offset), moment(message.store_time_ms), message.msg_id]
     if message.tags is not None:
@@ -53,7 +53,7 @@ def headline(message: MessageExt) -> str:
 
 
 def described(message: MessageExt) -> list[str]:
-    """Everything about a message, a line each; the body is the last."""
+    """All fields of a message, a line each; the body is the last."""
     lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
     lines += [f"property {name}: {value}" for name, value in message.properties.items()]
     body = message.body.decode(errors="backslashreplace")

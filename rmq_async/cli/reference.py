@@ -42,7 +42,7 @@ rmq message query OrderTopic order-17
 
 
 def reference() -> str:
-    """The page. The extra ``spark`` must be installed: its pipelines tell their options themselves."""
+    """The page. The extra ``spark`` must be installed: its pipelines print the help of their options themselves."""
     return "\n".join([_OPENING, *_sections(rmq, "rmq", None)])
 
 
@@ -56,26 +56,26 @@ def _sections(command: click.Command, name: str, parent: click.Context | None) -
         help_option_names=["-h", "--help"],
     )
     is_pipeline = parent is not None and parent.command is spark
-    told = _pipelines_help(name) if is_pipeline else command.get_help(context)
-    yield f"## {context.command_path}\n\n```text\n{told}\n```\n"
+    text = _pipelines_help(name) if is_pipeline else command.get_help(context)
+    yield f"## {context.command_path}\n\n```text\n{text}\n```\n"
     if isinstance(command, click.Group):
         for each in sorted(command.commands):
             yield from _sections(command.commands[each], each, context)
 
 
 def _pipelines_help(name: str) -> str:
-    told = io.StringIO()
+    text = io.StringIO()
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(WIDTH)
     try:
-        with redirect_stdout(told):
+        with redirect_stdout(text):
             import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}").main(["--help"])
     finally:
         if before is None:
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = before
-    return told.getvalue().rstrip()
+    return text.getvalue().rstrip()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who a command speaks as, and over what: options of every command that speaks to a cluster.
+"""Credentials and TLS: options of every command that connects to a cluster.
 
 The secret has no option, because other users of a machine see the arguments of its processes: it comes from the environment.
 """
@@ -26,11 +26,11 @@ _FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
 def security_options(command: Command) -> Command:
-    """The commands themselves do not see them; ``security_settings`` does."""
+    """Adds the options; ``security_settings`` reads them, the commands do not get them."""
     help_text = f"User to sign requests as; default: ${ACCESS_KEY}. The secret is taken from ${SECRET_KEY}."
     for option in (
         _option("--server-name", metavar="NAME", help="Name to look for in the servers' certificates."),
-        _option("--insecure", is_flag=True, help="TLS with any server, whatever certificate it shows."),
+        _option("--insecure", is_flag=True, help="TLS without verifying the server's certificate."),
         _option("--cert-key", metavar="FILE", type=_FILE, help="Its private key, where --cert does not hold it."),
         _option("--cert", metavar="FILE", type=_FILE, help="Certificate to show to the servers; implies --tls."),
         _option("--ca", metavar="FILE", type=_FILE, help="Authorities to trust, not the system's; implies --tls."),
@@ -47,7 +47,7 @@ def security_given() -> bool:
 
 
 def security_settings() -> dict[str, Any]:
-    """Fields of ClientConfig, as the running command was told. Raises UsageError where options contradict each other."""
+    """Fields of ClientConfig from the running command's options. Raises UsageError for options that contradict each other."""
     given: dict[str, Any] = click.get_current_context().meta.get(_KEPT, {})
     settings: dict[str, Any] = {}
     access_key = given.get("access_key") or os.environ.get(ACCESS_KEY)
@@ -57,7 +57,7 @@ def security_settings() -> dict[str, Any]:
     if key and not certificate:
         raise click.UsageError("--cert-key is the key of a --cert, which is missing")
     if insecure and authorities:
-        raise click.UsageError("--ca says whom to trust, and --insecure to trust anybody; give one of them")
+        raise click.UsageError("--ca verifies servers, --insecure turns verification off; give one of them")
     if authorities or certificate:
         settings["tls"] = _context(authorities, certificate, key, verify=not insecure)
     elif given.get("tls") or insecure:

@@ -1,15 +1,15 @@
-"""``rmq send``: one message, or each line of standard input.
+"""``rmq send``: sends one message, or each line of standard input.
 
-Messages are on their way together, as many as the producer has credits, and are told in the order they were given; those for one
-queue or with a sharding key go one after the other, for a broker may store what arrives together in any order. The first that
-fails ends it: those on their way are waited for and told, and then what went wrong.
+As many messages are in flight as the producer has credits; results are printed in the order of the input. Messages for one queue
+or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. The first failure
+ends the command: it waits for the messages in flight, prints their results and then the error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,28 +20,61 @@ from rmq_async import ClientConfig, Message, MessageQueue, Producer, ProducerCon
 from rmq_protocol.message import MAX_DELAY_LEVEL
 
 from .lines import lines_of
-from .options import PROPERTY, QUEUE, client_config, client_options, run
+from .options import PROPERTY, QUEUE, ClientOptions, client_config, client_options, pass_options, run
 from .output import Output
 
 __all__ = ["send"]
 
 GROUP: Final = "rmq_cli"
 IN_FLIGHT: Final = 256
-BEHIND: Final = 4096
-"""Messages begun and not yet told."""
+MAX_UNPRINTED: Final = 4096
+"""Messages in flight or stored whose results are not printed yet."""
 STDIN: Final = 0
 
+Results = asyncio.Queue[asyncio.Future[SendResult] | None]
+"""Results in the order of the messages; None behind the last one."""
 
-@dataclass(frozen=True)
-class _Sending:
-    """What to send: ``make`` turns a body into a message. ``in_order``: each waits for the one before it. ``each_line``: errors
-    say which message it was."""
 
-    bodies: AsyncIterator[bytes]
-    make: Callable[[bytes], Message]
-    queue: MessageQueue | None
-    in_order: bool
-    each_line: bool
+@dataclass(frozen=True, kw_only=True)
+class _SendOptions(ClientOptions):
+    topic: str
+    source: str | None
+    body: str | None
+    path: Path | None
+    count: int
+    tags: str | None
+    keys: tuple[str, ...]
+    properties: tuple[tuple[str, str], ...]
+    delay: float | None
+    delay_level: int | None
+    sharding_key: str | None
+    queue: tuple[str, int] | None
+    group: str
+
+    def check(self) -> None:
+        """Raises UsageError for options that contradict each other."""
+        given = sum(each is not None for each in (self.source, self.body, self.path))
+        if given != 1 or self.source not in (None, "-"):
+            raise click.UsageError("give one of --body TEXT, --file PATH and - (each line of standard input)")
+        if self.source and self.count != 1:
+            raise click.UsageError("--count repeats one message, it does not go with -")
+        if self.delay is not None and self.delay_level is not None:
+            raise click.UsageError("give --delay or --delay-level, not both")
+
+    def bodies(self) -> AsyncIterator[bytes]:
+        return _lines() if self.source else _again(_body(self.body, self.path), self.count)
+
+    def message(self, body: bytes) -> Message:
+        return Message(
+            self.topic,
+            body,
+            tags=self.tags,
+            keys=self.keys,
+            properties=dict(self.properties) or None,
+            delay=self.delay,
+            delay_level=self.delay_level or 0,
+            sharding_key=self.sharding_key,
+        )
 
 
 @click.command(short_help="Send a message, or each line of standard input.")
@@ -70,53 +103,15 @@ class _Sending:
 @click.option("--queue", type=QUEUE, help="Send to this queue, in order.")
 @click.option("--group", default=GROUP, show_default=True, help="Producer group.")
 @client_options
-def send(
-    topic: str,
-    source: str | None,
-    body: str | None,
-    path: Path | None,
-    count: int,
-    tags: str | None,
-    keys: tuple[str, ...],
-    properties: tuple[tuple[str, str], ...],
-    delay: float | None,
-    delay_level: int | None,
-    sharding_key: str | None,
-    queue: tuple[str, int] | None,
-    group: str,
-    namesrv: str | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@pass_options(_SendOptions)
+def send(options: _SendOptions) -> int:
     """Send messages to TOPIC: --body, --file or, with -, each line of standard input that is not blank.
 
-    Each stored message is told on a line: status, id, queue, offset. The first failure ends it with exit code 1.
+    Prints a line for each stored message: status, id, queue, offset. The first failure ends it with exit code 1.
     """
-    if sum(given is not None for given in (source, body, path)) != 1 or source not in (None, "-"):
-        raise click.UsageError("give one of --body TEXT, --file PATH and - (each line of standard input)")
-    if source and count != 1:
-        raise click.UsageError("--count repeats one message, it does not go with -")
-    if delay is not None and delay_level is not None:
-        raise click.UsageError("give --delay or --delay-level, not both")
-
-    def make(text: bytes) -> Message:
-        return Message(
-            topic,
-            text,
-            tags=tags,
-            keys=keys,
-            properties=dict(properties) or None,
-            delay=delay,
-            delay_level=delay_level or 0,
-            sharding_key=sharding_key,
-        )
-
-    bodies = _lines() if source else _again(_body(body, path), count)
-    chosen = MessageQueue(topic, *queue) if queue is not None else None
-    in_order = chosen is not None or sharding_key is not None
-    sending = _Sending(bodies, make, chosen, in_order=in_order, each_line=bool(source))
-    config = client_config(namesrv, timeout)
-    return run(_send(sending, group, config, Output(as_json=as_json)))
+    options.check()
+    bodies = options.bodies()
+    return run(_send(options, bodies, client_config(options.namesrv, options.timeout)))
 
 
 def _body(body: str | None, path: Path | None) -> bytes:
@@ -140,62 +135,62 @@ async def _lines() -> AsyncIterator[bytes]:
         raise click.ClickException(str(error)) from None
 
 
-async def _send(sending: _Sending, group: str, config: ClientConfig, output: Output) -> int:
-    async with Producer(group, client=config, timeout=config.request_timeout, async_limit=IN_FLIGHT) as producer:
-        begun: asyncio.Queue[asyncio.Future[SendResult] | None] = asyncio.Queue()
-        untold = asyncio.Semaphore(BEHIND)
-        feeding = asyncio.create_task(_feed(sending, producer, begun, untold), name="rmq send")
+async def _send(options: _SendOptions, bodies: AsyncIterator[bytes], config: ClientConfig) -> int:
+    output = Output(as_json=options.as_json)
+    async with Producer(options.group, client=config, timeout=config.request_timeout, async_limit=IN_FLIGHT) as producer:
+        results: Results = asyncio.Queue()
+        room = asyncio.Semaphore(MAX_UNPRINTED)
+        sender = asyncio.create_task(_send_all(options, bodies, producer, results, room), name="rmq send")
         number, failed, failure = 0, 0, None
         try:
-            while (future := await begun.get()) is not None:
-                untold.release()
+            while (future := await results.get()) is not None:
+                room.release()
                 number += 1
                 try:
-                    _tell(output, await future)
+                    _print(output, await future)
                 except RocketMQError as error:
                     failed, failure = failed or number, failure or error
-                    feeding.cancel()
+                    sender.cancel()
         finally:
-            feeding.cancel()
-            await asyncio.wait([feeding])
+            sender.cancel()
+            await asyncio.wait([sender])
     if failure is not None:
-        if sending.each_line:
+        if options.source:
             raise click.ClickException(f"message {failed}: {failure}") from failure
         raise failure
-    feeding.result()
+    sender.result()
     return 0
 
 
-async def _feed(
-    sending: _Sending,
-    producer: Producer,
-    begun: asyncio.Queue[asyncio.Future[SendResult] | None],
-    untold: asyncio.Semaphore,
+async def _send_all(
+    options: _SendOptions, bodies: AsyncIterator[bytes], producer: Producer, results: Results, room: asyncio.Semaphore
 ) -> None:
+    queue = MessageQueue(options.topic, *options.queue) if options.queue is not None else None
+    in_order = queue is not None or options.sharding_key is not None
     try:
-        async for body in sending.bodies:
-            await untold.acquire()
+        async for body in bodies:
+            await room.acquire()
             try:
-                future = await producer.send_async(sending.make(body), queue=sending.queue, on_error=_told_later)
+                future = await producer.send_async(options.message(body), queue=queue, on_error=_ignore)
             except RocketMQError as error:
                 refused: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
                 refused.set_exception(error)
-                begun.put_nowait(refused)
+                results.put_nowait(refused)
                 return
-            begun.put_nowait(future)
-            if sending.in_order:
+            results.put_nowait(future)
+            if in_order:
                 await asyncio.wait([future])
                 if future.exception() is not None:
                     return
     finally:
-        begun.put_nowait(None)
+        results.put_nowait(None)
 
 
-def _told_later(error: BaseException) -> None:
-    """The future is awaited in its turn, or somebody's failure was told already."""
+def _ignore(error: BaseException) -> None:
+    """Ignores the error here: its future is awaited in its turn."""
 
 
-def _tell(output: Output, result: SendResult) -> None:
+def _print(output: Output, result: SendResult) -> None:
     queue = result.queue
     output.record(
         {

@@ -44,7 +44,7 @@ async def run_server(host: str, port: int, brokers: int, megabytes: int, output:
 
 
 def _allow_many_connections() -> None:
-    """As many descriptors as the system lets this process have: many shells stop at 1024."""
+    """Raises the limit of descriptors to the largest that the system allows: many shells set 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -42,7 +42,7 @@ def _pipeline(name: str, summary: str) -> click.Command:
     @click.command(
         name,
         short_help=summary,
-        help=f"{summary} `rmq spark {name} --help` tells its options.",
+        help=f"{summary} `rmq spark {name} --help` prints its options.",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True},
     )

@@ -1,8 +1,9 @@
-"""``rmq topic``: what there is, and how it is set up."""
+"""``rmq topic``: lists, creates, describes, copies and deletes topics."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 import click
@@ -12,7 +13,7 @@ from rmq_async import Admin, ClientConfig
 from rmq_protocol.route import BrokerData
 from rmq_protocol.validation import is_system_topic
 
-from .options import PROPERTY, client_config, client_options, needs_command, run
+from .options import PROPERTY, ClientOptions, client_config, client_options, needs_command, pass_options, run
 from .output import Output, plain_table
 from .records import moment
 
@@ -53,6 +54,18 @@ def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool
     return with_admin(client_config(namesrv, timeout), work)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _CreateOptions(ClientOptions):
+    name: str
+    queues: int
+    read_queues: int | None
+    perm: str
+    order: bool
+    attributes: tuple[tuple[str, str], ...]
+    cluster: str | None
+    broker: str | None
+
+
 @topic.command(short_help="Create a topic, or change its settings.")
 @click.argument("name", metavar="TOPIC")
 @click.option(
@@ -65,38 +78,27 @@ def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
 @click.option("--broker", metavar="NAME", help="On this broker.")
 @client_options
-def create(
-    name: str,
-    queues: int,
-    read_queues: int | None,
-    perm: str,
-    order: bool,
-    attributes: tuple[tuple[str, str], ...],
-    cluster: str | None,
-    broker: str | None,
-    namesrv: str | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@pass_options(_CreateOptions)
+def create(options: _CreateOptions) -> int:
     """Create TOPIC, or change its settings, and wait until the name servers show it."""
-    output = Output(as_json=as_json)
+    output, name = Output(as_json=options.as_json), options.name
 
     async def work(admin: Admin) -> None:
         await admin.create_topic(
             name,
-            queues=queues,
-            read_queues=read_queues,
-            perm=int(perm),
-            order=order,
-            attributes=dict(attributes),
-            cluster=cluster,
-            broker=broker,
+            queues=options.queues,
+            read_queues=options.read_queues,
+            perm=int(options.perm),
+            order=options.order,
+            attributes=dict(options.attributes),
+            cluster=options.cluster,
+            broker=options.broker,
         )
         brokers = sorted({data.broker_name for data in (await admin.topic_route(name)).queue_datas})
         output.record({"topic": name, "brokers": brokers})
         output.line(f"{name} is on {', '.join(brokers)}")
 
-    return with_admin(client_config(namesrv, timeout), work)
+    return with_admin(client_config(options.namesrv, options.timeout), work)
 
 
 @topic.command(short_help="Print on which brokers a topic is.")
@@ -194,7 +196,7 @@ def delete(name: str, cluster: str | None, namesrv: str | None, timeout: float, 
 @click.option(
     "--topics", "patterns", multiple=True, metavar="PATTERN", help="Such as 'orders*'; default: all; may be given again."
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @client_options
 def sync(
     source: str,

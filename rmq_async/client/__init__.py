@@ -1,10 +1,64 @@
-"""What producers, consumers and admins of one process share."""
+"""The client instance that producers, consumers and admins of one process share."""
 
 from __future__ import annotations
 
-from .instance import ClientInstance, ServerRequestHandler
+from .condition import brokers_of, last_success_age, loop_problem, name_server_problem
+from .instance import ClientInstance
+from .lifecycle import LifeCycle, LifeState
+from .losses import lost_offsets
+from .masters import has_master, known_master
 from .name_servers import NameServers
+from .names import Names
+from .offsets import (
+    check_queue,
+    commit_offset,
+    committed_offset,
+    earliest_store_time_ms,
+    epoch_ms,
+    known_queue,
+    max_offset,
+    min_offset,
+    search_offset,
+    until_readable,
+)
+from .reply_table import PushedReply
 from .route_table import RouteTable, TopicRoute
-from .unique_ids import UniqueIds
+from .time_search import TOOLS_GROUP, store_time_ms
+from .unique_ids import UniqueIds, longest_id
+from .user import ClientUser
+from .vip import first_port, vip_address
 
-__all__ = ["ClientInstance", "NameServers", "RouteTable", "ServerRequestHandler", "TopicRoute", "UniqueIds"]
+__all__ = [
+    "TOOLS_GROUP",
+    "ClientInstance",
+    "ClientUser",
+    "LifeCycle",
+    "LifeState",
+    "NameServers",
+    "Names",
+    "PushedReply",
+    "RouteTable",
+    "TopicRoute",
+    "UniqueIds",
+    "brokers_of",
+    "check_queue",
+    "commit_offset",
+    "committed_offset",
+    "earliest_store_time_ms",
+    "epoch_ms",
+    "first_port",
+    "has_master",
+    "known_master",
+    "known_queue",
+    "last_success_age",
+    "longest_id",
+    "loop_problem",
+    "lost_offsets",
+    "max_offset",
+    "min_offset",
+    "name_server_problem",
+    "search_offset",
+    "store_time_ms",
+    "until_readable",
+    "vip_address",
+]

@@ -1,44 +1,43 @@
-"""What a client instance knows about its loop, its name servers and its brokers without a request.
+"""The condition of a client instance's loop, name servers and brokers, known without a request.
 
-Read by ``health()``, from any thread: attributes are read once each, and dictionaries copied, which no other thread can
-interrupt, before they are looked at.
+``health()`` calls these functions from any thread: they read each attribute once, and copy dictionaries, which no other thread can
+interrupt, before they iterate.
 """
 
 from __future__ import annotations
 
-from time import monotonic
-
+from .. import machine
+from .._text import printable
 from ..health import BrokerHealth, Problem, ProblemCode
 from .instance import ClientInstance
-from .pulse import LATE_AFTER
-from .text import printable
+from .loop_monitor import LATE_AFTER
 from .vip import vip_address
 
 __all__ = ["brokers_of", "last_success_age", "loop_problem", "name_server_problem"]
 
 _TEXT_LIMIT = 500
-"""Characters of a reason in a problem's text."""
+"""Maximum length of a reason in a problem's text."""
 
 
 def loop_problem(instance: ClientInstance) -> Problem | None:
-    """Why the instance's timers do not run, if they do not."""
-    pulse = instance.pulse
-    if not pulse.runs:
+    """Returns the problem that keeps the instance's timers from running, or None."""
+    loop_monitor = instance.loop_monitor
+    if not loop_monitor.runs:
         return Problem("loop_stopped", "the event loop that the client was started on does not run any more")
-    late = pulse.late()
+    late = loop_monitor.late()
     if late > LATE_AFTER:
         return Problem("loop_blocked", f"the event loop is blocked: a timer of the client is {late:.1f} s late")
     return None
 
 
 def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]:
-    """Whether there has been a cluster yet, and what is wrong with the name servers as of the newest request to them."""
+    """Returns whether there has been a cluster yet, and the problem that the newest request to the name servers met."""
     names, waits = instance.name_servers, instance.config.start_without_cluster
     failure = names.failure
     reason = f": {printable(failure, _TEXT_LIMIT)}" if failure is not None else ""
     if not names.answered.is_set():
         return False, Problem("no_name_server", f"no name server has answered since the start{reason}")
-    if waits and not instance.contact.cluster_found.is_set():
+    if waits and not instance.cluster_probe.cluster_found.is_set():
         return False, Problem("no_broker", "the name servers know no broker yet")
     if failure is not None:
         return True, Problem(
@@ -48,12 +47,12 @@ def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]
 
 
 def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[Problem]]:
-    """The masters of the routes in use, by broker name, and what is wrong with them."""
+    """Returns the masters of the routes in use, by broker name, and their problems."""
     found: dict[str, BrokerHealth] = {}
     problems: list[Problem] = []
     for name, address in sorted(instance.routes.masters().items()):
         if instance.config.vip_channel and _trouble(instance, vip := vip_address(address)) is not None:
-            address = vip  # messages go there, heartbeats to the other port
+            address = vip  # messages go to this port, heartbeats to the first one
         connection = instance.pool.get(address)
         trouble = _trouble(instance, address)
         if trouble is not None:
@@ -65,20 +64,20 @@ def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[
 
 
 def last_success_age(instance: ClientInstance) -> float | None:
-    """Seconds since a broker said of a message that it is stored; None if none has."""
+    """Returns the seconds since a broker confirmed a stored message; None if none has."""
     stored_at = instance.pool.last_stored()
-    return None if stored_at is None else max(0.0, monotonic() - stored_at)
+    return None if stored_at is None else max(0.0, machine.monotonic() - stored_at)
 
 
 def _trouble(instance: ClientInstance, address: str) -> tuple[ProblemCode, str] | None:
-    """A problem's code and reason."""
+    """Returns a problem's code and reason."""
     reason = instance.pool.trouble(address)
     if reason is not None:
         return "broker_unreachable", printable(reason, _TEXT_LIMIT)
     connection = instance.pool.get(address)
     if connection is None:
         return None
-    silent = connection.silent_for(monotonic())
+    silent = connection.silent_for(machine.monotonic())
     if silent < instance.config.request_timeout:
         return None
     return "broker_silent", f"nothing has been heard for {silent:.1f} s, {connection.pending} requests are unanswered"

@@ -1,14 +1,14 @@
-"""Telling the brokers who we are.
+"""Heartbeats: they announce the client's groups to the brokers.
 
-A broker forgets a client it has not heard of for 120 s, and asks back only clients it knows (transaction checks, rebalancing). So
-every master in use gets one heartbeat per ``interval``, whatever number of producers and consumers the client carries, and one at
-once on a new connection and when a group joins. A connection that had its heartbeat less than half an interval ago is left out
-of the round. Brokers whose connections broke are tried again in between, so that a client that sends nothing notices that they are
-back. Two unanswered ones in a row prove a connection dead, and it is closed.
+A broker forgets a client without a heartbeat for 120 s, and sends requests (transaction checks, rebalancing) only to clients it
+knows. So each master in use gets one heartbeat per ``interval``, for all producers and consumers of the client, and one
+immediately on a new connection and when a group joins. A round leaves out connections with a heartbeat less than half an interval
+ago. Broken connections are made again in between, so that a client that sends nothing notices when brokers are back. Two
+unanswered heartbeats in a row prove a connection dead, and it is closed.
 
-To push a reply a broker looks the client up by its id, and that entry is easily lost: any producer group that leaves takes the id
-along, and so does a former connection that ends after a new one was introduced. It comes back only with a group that is new to the
-broker on that connection, so one of those that stay leaves and joins again; where no call has ever waited for a reply, none does.
+To push a reply, a broker looks the client up by its id, and that entry is easily lost: a producer group that leaves removes it,
+and so does a former connection that ends after the client was introduced on a new one. Only a group that is new to the broker on
+that connection restores it, so one of the remaining groups leaves and joins again; not where no call has ever waited for a reply.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
 from functools import partial
-from time import monotonic
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import UnregisterClientRequestHeader, to_ext
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, encode_heartbeat
 
+from .. import machine
+from .._text import printable
 from ..errors import ConfigError, RequestTimeoutError, RocketMQError
 from ..transport import CloseReason, Connection, ConnectionPool
-from .text import printable
 
 __all__ = ["Heartbeats"]
 
@@ -36,33 +36,38 @@ logger = logging.getLogger(__name__)
 UNANSWERED_LIMIT = 2
 RECONNECTS = 6
 """Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
-MISSED_FOR = 5.0
+UNREACHABLE_FOR = 5.0
 """Seconds for which no call waits for a broker that did not answer its first heartbeat."""
 FORMER_NOTICED = 0.5
-"""Seconds that a broker gets to notice the end of a former connection."""
+"""Seconds after which a broker has noticed the end of a former connection."""
 
 
-class _Beaten:
-    """What is known of the heartbeats on one connection."""
+class HeartbeatState:
+    """Heartbeats of one connection."""
 
-    __slots__ = ("at", "forgotten", "met", "restored", "task", "unanswered")
+    __slots__ = ("drops", "known", "restored_drops", "sent_at", "task", "unanswered")
 
     def __init__(self) -> None:
-        self.at = 0.0
-        self.met = False
-        """The broker has answered one, so it knows this client on this connection."""
-        self.forgotten = 0
-        """How often it may have dropped the client's id since then."""
-        self.restored = 0
-        """Which of these times was the last that was made up for."""
+        self.sent_at = 0.0
+        self.known = False
+        """Whether the broker has answered one, so that it knows this client on this connection."""
+        self.drops = 0
+        """How often the broker may have dropped the client's id since then."""
+        self.restored_drops = 0
+        """Value of ``drops`` at the last re-registration."""
         self.unanswered = 0
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether no heartbeat is pending and the broker does not know the client."""
+        return self.task is None or (self.task.done() and not self.known)
 
 
 class Heartbeats:
     """The groups of one client and the heartbeats that announce them.
 
-    ``masters()``: addresses of the brokers in use. ``interval``, ``timeout``: seconds. ``told``: what errors call a group.
+    ``masters()``: addresses of the brokers in use. ``interval``, ``timeout``: seconds. ``display_name``: a group's name in errors.
     """
 
     def __init__(
@@ -73,25 +78,25 @@ class Heartbeats:
         client_id: str,
         interval: float,
         timeout: float,
-        told: Callable[[str], str] = str,
+        display_name: Callable[[str], str] = str,
     ) -> None:
         self._pool = pool
         self._masters = masters
         self._client_id = client_id
         self._interval = interval
         self._timeout = timeout
-        self._told = told
+        self._display_name = display_name
         self._producers: set[str] = set()
         self._consumers: dict[str, ConsumerData] = {}
-        self._beaten: dict[Connection, _Beaten] = {}
+        self._states: dict[Connection, HeartbeatState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reported: set[str] = set()
-        self._meetings: dict[str, asyncio.Task[None]] = {}
-        self._missed: dict[str, float] = {}
-        """Until when a broker that could not be met is not waited for."""
-        self._meets = False
-        """Whether a call has ever waited for brokers to know this client."""
-        self._later: set[asyncio.TimerHandle] = set()
+        self._introductions: dict[str, asyncio.Task[None]] = {}
+        self._unreachable: dict[str, float] = {}
+        """Brokers that did not answer, and until when no call waits for them."""
+        self._introduces = False
+        """Whether a call has ever waited until brokers know this client."""
+        self._timers: set[asyncio.TimerHandle] = set()
         self._soon: asyncio.Handle | None = None
         self._body = b""
         self._closed = False
@@ -107,19 +112,19 @@ class Heartbeats:
     def add_producer(self, group: str) -> None:
         """Raises ConfigError when the group is there already."""
         if group in self._producers:
-            raise _twice("producer", self._told(group))
+            raise _twice("producer", self._display_name(group))
         self._producers.add(group)
         self._groups_changed(announce=True)
 
     def add_consumer(self, data: ConsumerData) -> None:
         """Raises ConfigError when the group is there already."""
         if data.group_name in self._consumers:
-            raise _twice("consumer", self._told(data.group_name))
+            raise _twice("consumer", self._display_name(data.group_name))
         self._consumers[data.group_name] = data
         self._groups_changed(announce=True)
 
     async def remove_producer(self, group: str, timeout: float) -> None:
-        """Takes the group out and tells every broker that is connected; waits up to ``timeout`` seconds for their answers."""
+        """Removes the group and unregisters it at all connected brokers; waits up to ``timeout`` seconds for their answers."""
         if group in self._producers:
             self._producers.discard(group)
             self._groups_changed(announce=False)
@@ -131,42 +136,42 @@ class Heartbeats:
             self._groups_changed(announce=False)
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, consumerGroup=group), timeout)
 
-    def connected(self, connection: Connection) -> None:
-        """A new connection: if it leads to a broker in use, its first heartbeat leaves now."""
+    def on_connected(self, connection: Connection) -> None:
+        """Starts the first heartbeat of a new connection to a broker in use."""
         if connection.address in set(self._masters()):
             self._beat(connection)
 
-    def closed(self, connection: Connection) -> None:
-        """It takes no more requests; when its socket closes the broker may forget the client, whatever it heard since."""
-        if self._beaten.pop(connection, None) is not None:
+    def on_closed(self, connection: Connection) -> None:
+        """Removes a connection that takes no more requests; the broker may drop the client's id when its socket closes."""
+        if self._states.pop(connection, None) is not None:
             connection.closed.add_done_callback(partial(self._former_over, connection.address))
 
-    def catch_up(self) -> None:
+    def send_missing(self) -> None:
         """Sends the first heartbeat on connections that were made before their brokers came into use."""
         for address in self._masters():
             connection = self._pool.get(address)
-            if connection is not None and connection not in self._beaten:
+            if connection is not None and connection not in self._states:
                 self._beat(connection)
 
     async def run(self) -> None:
-        """One round every ``interval`` seconds, and tries broken connections in between, for ever."""
-        due = monotonic() + self._interval
+        """Starts a round every ``interval`` seconds, and tries broken connections in between, for ever."""
+        due = machine.monotonic() + self._interval
         while True:
-            await asyncio.sleep(min(max(due - monotonic(), 0.0), self._interval / RECONNECTS))
+            await asyncio.sleep(min(max(due - machine.monotonic(), 0.0), self._interval / RECONNECTS))
             try:
-                if monotonic() < due:
+                if machine.monotonic() < due:
                     self.reconnect()
                 else:
-                    due = monotonic() + self._interval
+                    due = machine.monotonic() + self._interval
                     self.round()
             except Exception:
                 logger.exception("heartbeats failed; the next round is in %s s", self._interval)
 
     def round(self) -> None:
-        """Begins a heartbeat to every master in use that had none lately; connects to those that are not connected."""
+        """Starts a heartbeat to each master in use without a recent one; connects to those without a connection."""
         if not self._body:
             return
-        recently = monotonic() - self._interval / 2
+        recently = machine.monotonic() - self._interval / 2
         masters = set(self._masters())
         self._reported &= masters
         for address in masters:
@@ -174,12 +179,12 @@ class Heartbeats:
             if connection is None:
                 self._spawn(self._connect(address), f"connect {address} for a heartbeat")
             else:
-                beaten = self._beaten.get(connection)
-                if beaten is None or beaten.at < recently:
+                state = self._states.get(connection)
+                if state is None or state.sent_at < recently:
                     self._beat(connection)
 
     def reconnect(self) -> None:
-        """Begins to connect to masters in use that could not be reached lately, so that it is known when they are back."""
+        """Starts to connect to masters in use that could not be reached, to notice when they are back."""
         if not self._body:
             return
         for address in set(self._masters()):
@@ -190,50 +195,50 @@ class Heartbeats:
             ):
                 self._spawn(self._connect(address), f"connect {address} again")
 
-    async def greet(self, timeout: float) -> None:
+    async def send_first(self, timeout: float) -> None:
         """Connects to every master in use and waits up to ``timeout`` seconds for the answers to their first heartbeats."""
         self.round()
-        deadline = monotonic() + timeout
-        while self._tasks and monotonic() < deadline:  # a connect is followed by its heartbeat
-            await asyncio.wait(tuple(self._tasks), timeout=deadline - monotonic())
+        deadline = machine.monotonic() + timeout
+        while self._tasks and machine.monotonic() < deadline:  # a connect is followed by its heartbeat
+            await asyncio.wait(tuple(self._tasks), timeout=deadline - machine.monotonic())
 
-    async def meet(self, addresses: Iterable[str], timeout: float) -> None:
-        """Returns when the brokers at ``addresses`` have answered a heartbeat on the connections they have now.
+    async def introduce(self, addresses: Iterable[str], timeout: float) -> None:
+        """Returns when the brokers at ``addresses`` have answered a heartbeat on their present connections.
 
-        Connects where need be, waits ``timeout`` seconds at most, and not at all for a broker that could not be met a moment ago.
+        Connects where necessary and waits ``timeout`` seconds at most; not for a broker that did not answer a moment ago.
         """
-        self._meets = True
-        now, meetings = monotonic(), []
+        self._introduces = True
+        now, introductions = machine.monotonic(), []
         for address in addresses:
-            connection = self._pool.get(address)
-            beaten = self._beaten.get(connection) if connection is not None else None
-            if (beaten is not None and beaten.met) or self._missed.get(address, 0.0) > now:
+            state = self._state_at(address)
+            if (state is not None and state.known) or self._unreachable.get(address, 0.0) > now:
                 continue
-            meeting = self._meetings.get(address)
-            if meeting is None:
-                self._missed.pop(address, None)
-                meeting = self._meetings[address] = self._spawn(self._meet(address), f"meet {address}")
-                meeting.add_done_callback(partial(self._met, address))
-            meetings.append(meeting)
-        if meetings and timeout > 0:
-            await asyncio.wait(meetings, timeout=timeout)
+            introduction = self._introductions.get(address)
+            if introduction is None:
+                self._unreachable.pop(address, None)
+                introduction = self._introductions[address] = self._spawn(
+                    self._introduce(address), f"introduction to {address}"
+                )
+                introduction.add_done_callback(partial(self._introduced, address))
+            introductions.append(introduction)
+        if introductions and timeout > 0:
+            await asyncio.wait(introductions, timeout=timeout)
 
-    async def answered(self, address: str, timeout: float) -> None:
-        """Waits up to ``timeout`` seconds for the answer to a heartbeat that is under way to ``address``, if one is."""
-        connection = self._pool.get(address)
-        beaten = self._beaten.get(connection) if connection is not None else None
-        if beaten is not None and beaten.task is not None:
-            await asyncio.wait([beaten.task], timeout=timeout)
+    async def wait_answer(self, address: str, timeout: float) -> None:
+        """Waits up to ``timeout`` seconds for the answer to a pending heartbeat to ``address``, if there is one."""
+        state = self._state_at(address)
+        if state is not None and state.task is not None:
+            await asyncio.wait([state.task], timeout=timeout)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Ends everything under way; returns the tasks, which need an iteration of the loop to end."""
+        """Cancels all tasks and timers; returns the tasks, which need an iteration of the loop to end."""
         self._closed = True
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        for timer in self._later:
+        for timer in self._timers:
             timer.cancel()
-        self._later.clear()
+        self._timers.clear()
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
@@ -254,7 +259,7 @@ class Heartbeats:
             self._soon = asyncio.get_running_loop().call_soon(self._announce)
 
     def _announce(self) -> None:
-        """Groups that joined in one iteration of the loop are announced together, to brokers that are connected."""
+        """Announces the groups that joined in one iteration of the loop together, to connected brokers."""
         self._soon = None
         for address in set(self._masters()):
             connection = self._pool.get(address)
@@ -264,95 +269,97 @@ class Heartbeats:
     def _beat(self, connection: Connection) -> None:
         if not self._body or self._closed:
             return
-        beaten = self._beaten.setdefault(connection, _Beaten())
-        beaten.at = monotonic()
-        beaten.task = self._spawn(self._send(connection, beaten), f"heartbeat {connection.address}")
+        state = self._states.setdefault(connection, HeartbeatState())
+        state.sent_at = machine.monotonic()
+        state.task = self._spawn(self._send(connection, state), f"heartbeat {connection.address}")
 
-    async def _send(self, connection: Connection, beaten: _Beaten) -> None:
+    async def _send(self, connection: Connection, state: HeartbeatState) -> None:
         if not self._body:
             return  # the last group left before this task ran
         address = connection.address
         try:
-            if beaten.forgotten > beaten.restored and self._meets and self._producers:
-                await self._leave_to_join_again(connection, beaten)
+            if state.drops > state.restored_drops and self._introduces and self._producers:
+                await self._rejoin(connection, state)
                 if not self._body:
                     return
             command = RemotingCommand(code=RequestCode.HEART_BEAT, body=self._body)
             response = await connection.request(command, self._timeout)
         except RequestTimeoutError as error:
-            beaten.unanswered += 1
-            logger.warning("broker %s left %d heartbeats unanswered", address, beaten.unanswered)
-            if beaten.unanswered >= UNANSWERED_LIMIT:
+            state.unanswered += 1
+            logger.warning("broker %s left %d heartbeats unanswered", address, state.unanswered)
+            if state.unanswered >= UNANSWERED_LIMIT:
                 connection.close(CloseReason.DEAD, error)
             return
         except RocketMQError as error:
             logger.debug("heartbeat to %s: %s", address, error)
             return
-        beaten.unanswered = 0
+        state.unanswered = 0
         if response.code == ResponseCode.SUCCESS:
-            beaten.met = beaten.restored == beaten.forgotten
+            state.known = state.restored_drops == state.drops
             self._reported.discard(address)
-            self._missed.pop(address, None)
+            self._unreachable.pop(address, None)
         elif response.code == ResponseCode.GO_AWAY:
-            logger.debug("broker %s sends us away", address)  # the pool has heard of it; the next connection tries anew
+            logger.debug(
+                "broker %s sends its clients away", address
+            )  # the pool retires the connection; the next one starts anew
         else:
             log = self._log_of(address)
             log("broker %s refused a heartbeat: %d %s", address, response.code, printable(response.remark))
 
-    async def _leave_to_join_again(self, connection: Connection, beaten: _Beaten) -> None:
-        """The heartbeat that follows has a group that is new to the broker, which so enters the client's id again."""
-        times = beaten.forgotten
+    async def _rejoin(self, connection: Connection, state: HeartbeatState) -> None:
+        """Unregisters one group. The next heartbeat then has a group that is new to the broker, which restores the client's id."""
+        times = state.drops
         header = UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=min(self._producers))
         command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
         await connection.request(command, self._timeout)
-        beaten.restored = times
+        state.restored_drops = times
 
-    def _forgotten(self, connection: Connection) -> None:
-        """The broker has dropped the client's id, or is about to."""
-        beaten = self._beaten.get(connection)
-        if beaten is not None:
-            beaten.met = False
-            beaten.forgotten += 1
+    def _count_drop(self, connection: Connection) -> None:
+        """Counts that the broker has dropped the client's id, or is about to."""
+        state = self._states.get(connection)
+        if state is not None:
+            state.known = False
+            state.drops += 1
 
     def _restore(self, connection: Connection) -> None:
-        """Brings the id back that the broker has dropped by now, where replies may be waited for."""
-        self._forgotten(connection)
-        if self._meets and self._producers and connection.is_open and connection in self._beaten:
+        """Restores an id that the broker has dropped by now, where calls wait for replies."""
+        self._count_drop(connection)
+        if self._introduces and self._producers and connection.is_open and connection in self._states:
             self._beat(connection)
 
     def _former_over(self, address: str, _: object) -> None:
         if not self._closed:
             timer: asyncio.TimerHandle
             timer = asyncio.get_running_loop().call_later(FORMER_NOTICED, lambda: self._former_noticed(address, timer))
-            self._later.add(timer)
+            self._timers.add(timer)
 
     def _former_noticed(self, address: str, timer: asyncio.TimerHandle) -> None:
-        self._later.discard(timer)
+        self._timers.discard(timer)
         if (connection := self._pool.get(address)) is not None:
             self._restore(connection)
 
-    async def _meet(self, address: str) -> None:
+    def _state_at(self, address: str) -> HeartbeatState | None:
+        connection = self._pool.get(address)
+        return self._states.get(connection) if connection is not None else None
+
+    async def _introduce(self, address: str) -> None:
         if self._pool.get(address) is None:
             await self._connect(address)
         connection = self._pool.get(address)
-        beaten = self._beaten.get(connection) if connection is not None else None
-        if connection is not None and (beaten is None or beaten.task is None or (beaten.task.done() and not beaten.met)):
+        state = self._state_at(address)
+        if connection is not None and (state is None or state.is_due):
             self._beat(connection)
-            beaten = self._beaten.get(connection)
-        waited: asyncio.Task[None] | None = None
-        while beaten is not None and beaten.task is not None and beaten.task is not waited and not beaten.met:
-            waited = beaten.task
-            await asyncio.wait([waited])
-        if beaten is None or not beaten.met:
-            now = monotonic()
-            self._missed = {each: until for each, until in self._missed.items() if until > now}
-            self._missed[address] = now + MISSED_FOR
+            state = self._states.get(connection)
+        if state is None or not await _is_known(state):
+            now = machine.monotonic()
+            self._unreachable = {each: until for each, until in self._unreachable.items() if until > now}
+            self._unreachable[address] = now + UNREACHABLE_FOR
 
-    def _met(self, address: str, _: object) -> None:
-        self._meetings.pop(address, None)
+    def _introduced(self, address: str, _: object) -> None:
+        self._introductions.pop(address, None)
 
     async def _connect(self, address: str) -> None:
-        """The pool reports the connection, and that sends the heartbeat."""
+        """Connects; the pool then calls ``on_connected``, which sends the heartbeat."""
         try:
             await self._pool.connect(address, self._timeout)
         except RocketMQError as error:
@@ -360,7 +367,7 @@ class Heartbeats:
             log("no heartbeat to broker %s: %s", address, printable(error))
 
     def _log_of(self, address: str) -> Callable[..., None]:
-        """Trouble with a broker is a warning when it begins, and none when its broker has left the routes meanwhile."""
+        """Returns ``logger.warning`` for the first failure of a broker in use, else ``logger.debug``."""
         if address in self._reported or address not in set(self._masters()):
             return logger.debug
         self._reported.add(address)
@@ -368,29 +375,30 @@ class Heartbeats:
 
     async def _unregister(self, header: UnregisterClientRequestHeader, timeout: float) -> None:
         timeout = min(timeout, self._timeout)
-        deadline = monotonic() + timeout
-        under_way = [beaten.task for beaten in self._beaten.values() if beaten.task is not None and not beaten.task.done()]
-        if under_way and timeout > 0:  # a broker may handle a heartbeat after the farewell that followed it
-            await asyncio.wait(under_way, timeout=timeout / 2)
+        deadline = machine.monotonic() + timeout
+        pending = [state.task for state in self._states.values() if state.task is not None and not state.task.done()]
+        if pending and timeout > 0:  # a broker may handle a heartbeat after a later unregistration
+            await asyncio.wait(pending, timeout=timeout / 2)
         command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
         producer = header.producerGroup is not None
-        farewells = [
+        leaving = [
             self._spawn(
-                self._farewell(connection, command, deadline - monotonic(), producer), f"unregister at {connection.address}"
+                self._leave(connection, command, deadline - machine.monotonic(), producer),
+                f"unregister at {connection.address}",
             )
-            for connection in list(self._beaten)
+            for connection in list(self._states)
             if connection.is_open
         ]
-        if farewells:
+        if leaving:
             try:
-                await asyncio.wait(farewells, timeout=max(deadline - monotonic(), 0.0))
+                await asyncio.wait(leaving, timeout=max(deadline - machine.monotonic(), 0.0))
             finally:
-                for task in farewells:
+                for task in leaving:
                     task.cancel()
 
-    async def _farewell(self, connection: Connection, command: RemotingCommand, timeout: float, producer: bool) -> None:
+    async def _leave(self, connection: Connection, command: RemotingCommand, timeout: float, producer: bool) -> None:
         if producer:
-            self._forgotten(connection)
+            self._count_drop(connection)
         try:
             response = await connection.request(command, max(timeout, 0.0))
         except RocketMQError as error:
@@ -407,6 +415,15 @@ class Heartbeats:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _is_known(state: HeartbeatState) -> bool:
+    """Waits for pending heartbeats; returns whether the broker knows the client."""
+    waited: asyncio.Task[None] | None = None
+    while state.task is not None and state.task is not waited and not state.known:
+        waited = state.task
+        await asyncio.wait([waited])
+    return state.known
 
 
 def _twice(kind: str, group: str) -> ConfigError:

@@ -1,26 +1,26 @@
-"""What the producers, consumers and admins of one process share: connections, routes, heartbeats, ids.
+"""The client instance: connections, routes, heartbeats and ids that producers, consumers and admins of one process share.
 
-One instance per running loop and equal config, counted by its users. The first user starts it and the others wait for that same
-start; the last one to leave closes it. Starting runs as a task of its own, so that a cancelled user neither stops it for the
-others nor leaves anything behind: the last to leave cleans up, cancelled or not. Taking down is synchronous up to the point
-where only the loop is needed to finish (cancelled tasks, closing sockets), so a second cancellation cannot tear it apart.
+There is one instance per running loop and equal config, and it counts its users. The first user starts it and the others wait for
+that start; the last one that leaves closes it. The start is a task of its own, so that a cancelled user neither stops it for the
+others nor leaves anything behind. Closing is synchronous up to the point where only the loop is needed (cancelled tasks, closing
+sockets), so that a second cancellation cannot interrupt it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextvars import Context
 from enum import Enum
-from time import monotonic
-from typing import Final
+from typing import Final, Unpack
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import LOGICAL_QUEUE_MOCK_BROKER_PREFIX, RequestCode
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.message import MessageQueue
 
+from .. import machine
+from .._text import printable
 from ..config import ClientConfig
 from ..errors import (
     BrokerNotFoundError,
@@ -31,35 +31,34 @@ from ..errors import (
     RequestTimeoutError,
     RocketMQError,
     WrongLoopError,
-    own_copy,
 )
+from ..tracebacks import own_copy
 from ..transport import (
     CloseReason,
     Connection,
     ConnectionPool,
+    RequestHandler,
+    RequestOptions,
     Threads,
     check_not_forked,
     client_context,
     generation,
     not_supported,
 )
-from .first_contact import FirstContact, local_address
+from .cluster_probe import ClusterProbe, local_address
 from .gaps import GapTable
 from .heartbeat import Heartbeats
+from .loop_monitor import LoopMonitor
 from .name_servers import NameServers
 from .names import Names
-from .pulse import Pulse
 from .reply_table import ReplyTable
 from .route_table import RouteTable, TopicRoute
-from .text import printable
 from .unique_ids import UniqueIds, packed_ip
 from .vip import first_port
 
-__all__ = ["ClientInstance", "ServerRequestHandler"]
+__all__ = ["ClientInstance"]
 
 logger = logging.getLogger(__name__)
-
-ServerRequestHandler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 
 _LOOPBACK: Final = b"\x7f\x00\x00\x01"
 _UNEXPECTED: Final = frozenset(
@@ -74,18 +73,18 @@ class _State(Enum):
 
 
 class ClientInstance:
-    """Made by ``acquire``, given back by ``release``; everything else between the two.
+    """Made by ``acquire`` and given back by ``release``; other methods are for the time between.
 
-    ``handlers``: request code -> plain function that answers a server's own request (None: no answer).
+    ``handlers``: request code -> plain function that makes the response to a server's request (None: no response).
     """
 
     pool: ConnectionPool
     threads: Threads
     name_servers: NameServers
-    contact: FirstContact
+    cluster_probe: ClusterProbe
     routes: RouteTable
     heartbeats: Heartbeats
-    pulse: Pulse
+    loop_monitor: LoopMonitor
     unique_ids: UniqueIds
     client_ip: str
     client_id: str
@@ -95,7 +94,7 @@ class ClientInstance:
         self.names = Names(config.namespace)
         self.gaps = GapTable()
         self.replies = ReplyTable()
-        self.handlers: dict[int, ServerRequestHandler] = {
+        self.handlers: dict[int, RequestHandler] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.replies.serve,
         }
@@ -115,7 +114,7 @@ class ClientInstance:
 
     @classmethod
     async def acquire(cls, config: ClientConfig) -> ClientInstance:
-        """The running instance for ``config`` on this loop, started if it is the first.
+        """Returns the running instance for ``config`` on this loop; the first user starts it.
 
         Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and the client may not
         start without a cluster. Nothing is left behind then, nor when the call is cancelled.
@@ -126,7 +125,7 @@ class ClientInstance:
         if instance is None:
             _forget_closed_loops()
             instance = cls(resolved)
-            # In no user's context, like all its tasks: they serve those that come later, and outlive the first.
+            # In no user's context, like all its tasks: they also serve later users, and outlive the first.
             instance._starting = instance._loop.create_task(instance._start(), name="rmq_async start", context=Context())
             instance._starting.add_done_callback(instance._start_over)
             _instances[key] = instance
@@ -146,7 +145,7 @@ class ClientInstance:
         return instance
 
     async def release(self, timeout: float = 0.0) -> None:
-        """Gives the instance back; the last user closes it, after up to ``timeout`` seconds for requests under way."""
+        """Gives the instance back; the last user closes it, after up to ``timeout`` seconds for pending requests."""
         self.check_usable()
         await self._leave(timeout)
 
@@ -170,7 +169,7 @@ class ClientInstance:
         self.heartbeats.add_producer(group)
 
     async def unregister_producer(self, group: str, timeout: float) -> None:
-        """Tells the connected brokers that the group left; waits at most ``timeout`` seconds and raises nothing."""
+        """Unregisters the group at connected brokers; waits at most ``timeout`` seconds and raises nothing."""
         await self.heartbeats.remove_producer(group, timeout)
 
     def register_consumer(self, data: ConsumerData) -> None:
@@ -181,30 +180,30 @@ class ClientInstance:
         """As ``unregister_producer``."""
         await self.heartbeats.remove_consumer(group, timeout)
 
-    # -- asking brokers
+    # -- requests to brokers
 
     async def broker_address(self, broker_name: str, topic: str, timeout: float, *, any_replica: bool = False) -> str:
-        """Address of a broker's master, by the routes known or else a new look-up of ``topic``.
+        """Returns the address of a broker's master, from known routes or else a new look-up of ``topic``.
 
-        ``any_replica``: where no master is known, the replica with the lowest id will do. Raises BrokerNotFoundError when there
+        ``any_replica``: without a known master, use the replica with the lowest id. Raises BrokerNotFoundError when there
         is none, and as ``RouteTable.get`` does.
         """
         address = self._known_address(broker_name, any_replica)
         if address is None:
-            deadline = monotonic() + timeout
+            deadline = machine.monotonic() + timeout
             await self.routes.get(topic, timeout)
             address = self._known_address(broker_name, any_replica)
             if address is None:
-                await self.routes.refresh(topic, max(deadline - monotonic(), 0.0))
+                await self.routes.refresh(topic, max(deadline - machine.monotonic(), 0.0))
                 address = self._known_address(broker_name, any_replica)
         if address is None:
-            topic = self.names.told(topic)
+            topic = self.names.display_name(topic)
             text = f"no route of topic {topic} or another one names a master of broker {printable(broker_name)}"
             raise BrokerNotFoundError(text, broker=broker_name)
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
-        """The broker to ask for a queue; where a static topic's route is not known (any more), by a look-up.
+        """Returns the broker that holds a queue, for a static topic without a known route after a look-up.
 
         Raises as ``RouteTable.get`` does.
         """
@@ -220,28 +219,27 @@ class ClientInstance:
         timeout: float,
         *,
         any_replica: bool = False,
-        long_poll: bool = False,
-        calls: set[asyncio.Future[RemotingCommand]] | None = None,
-        sent_away: RemotingCommand | None = None,
+        **options: Unpack[RequestOptions],
     ) -> tuple[RemotingCommand, str]:
-        """One request to a broker: look-up, connecting and answer within ``timeout`` seconds; the answer and its address.
+        """Sends one request to a broker, after look-up and connect, within ``timeout`` seconds; returns answer and address.
 
-        ``calls``: holds the future of the answer while it is waited for, so that the owner can end the wait.
-        ``sent_away``: as for ``ConnectionPool.request``. Raises what these raise; the error names the broker.
+        ``options``: as for ``ConnectionPool.request``. Raises as these methods do; the error names the broker.
         """
-        deadline = monotonic() + timeout
+        deadline = machine.monotonic() + timeout
         try:
             address = await self.broker_address(broker_name, topic, timeout, any_replica=any_replica)
-            left = max(deadline - monotonic(), 0.0)
-            response = await self.pool.request(address, command, left, long_poll=long_poll, calls=calls, sent_away=sent_away)
+            left = max(deadline - machine.monotonic(), 0.0)
+            response = await self.pool.request(address, command, left, **options)
         except RocketMQError as error:
             self.explain(error, broker_name, topic)
             raise
         return response, address
 
     def plain_connection(self, broker_name: str) -> Connection | None:
-        """The open connection to a broker, or its replica with the lowest id where no master is known, if a request made by a
-        template may take it: hooks and signatures want to see a command."""
+        """Returns the open connection to a broker, or its replica with the lowest id without a known master, for a template.
+
+        None where hooks or signatures need a command.
+        """
         address = self._known_address(broker_name, True)
         connection = self.pool.open.get(address) if address is not None else None
         if connection is None or connection.hooks.active or connection.serialize_type:
@@ -249,7 +247,7 @@ class ClientInstance:
         return connection
 
     def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
-        """Names the broker in an error of a request to it, and has the route looked up where that may help."""
+        """Names the broker in the error of a request, and refreshes the route where that may help."""
         if error.broker is None:
             error.broker = broker_name
         if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
@@ -272,7 +270,7 @@ class ClientInstance:
             config, on_request=self._serve, on_connected=self._connected, on_closed=self._disconnected, tls=tls
         )
         self.name_servers = NameServers(pool, tuple(config.namesrv or ()))
-        self.contact = FirstContact(self.name_servers, config.request_timeout)
+        self.cluster_probe = ClusterProbe(self.name_servers, config.request_timeout)
         local_ip = await self._local_ip()
         self.client_ip = config.client_ip or local_ip or "127.0.0.1"
         self.client_id = f"{self.client_ip}@{config.instance_name}" + (f"@{config.unit_name}" if config.unit_name else "")
@@ -281,8 +279,8 @@ class ClientInstance:
             self.name_servers,
             request_timeout=config.request_timeout,
             poll_interval=config.route_poll_interval,
-            told=self.names.told,
-            cluster_found=self.contact.cluster_found if config.start_without_cluster else None,
+            display_name=self.names.display_name,
+            cluster_found=self.cluster_probe.cluster_found if config.start_without_cluster else None,
         )
         self.heartbeats = Heartbeats(
             pool,
@@ -290,36 +288,36 @@ class ClientInstance:
             client_id=self.client_id,
             interval=config.heartbeat_interval,
             timeout=config.request_timeout,
-            told=self.names.told,
+            display_name=self.names.display_name,
         )
         self.routes.on_change.append(self._route_changed)
-        self.pulse = Pulse(self._loop)
+        self.loop_monitor = LoopMonitor(self._loop)
         self._tasks = [
             self._loop.create_task(self.routes.poll(), name="rmq_async route poll", context=Context()),
             self._loop.create_task(self.heartbeats.run(), name="rmq_async heartbeats", context=Context()),
         ]
-        if config.start_without_cluster and not self.contact.cluster_found.is_set():
-            trying = self.contact.keep_trying()
-            self._tasks.append(self._loop.create_task(trying, name="rmq_async first contact", context=Context()))
+        if config.start_without_cluster and not self.cluster_probe.cluster_found.is_set():
+            trying = self.cluster_probe.run_until_found()
+            self._tasks.append(self._loop.create_task(trying, name="rmq_async cluster probe", context=Context()))
         self._state = _State.RUNNING
         self._starting = None
         logger.debug("client %s started, name servers %s", self.client_id, ", ".join(self.name_servers.addresses))
 
     async def _local_ip(self) -> str:
-        """This machine's address towards the name server that answers first, where one has to."""
+        """Returns this machine's address towards the first name server that answers."""
         try:
-            address = await self.contact.make()
+            address = await self.cluster_probe.run_once()
         except NameServerError as error:
             if not self.config.start_without_cluster:
                 raise
             self.name_servers.patient = True
-            logger.warning("started without a cluster, calls wait for it within their time: %s", printable(error, 1000))
+            logger.warning("started without a cluster, calls wait for it within their timeout: %s", printable(error, 1000))
             return await local_address(self.name_servers.addresses)
         connection = self.pool.get(address)
         return connection.local_ip if connection is not None else ""
 
     def _start_over(self, starting: asyncio.Task[None]) -> None:
-        """After a start that failed: those that waited for it leave, and the next caller begins a new one."""
+        """After a failed start: removes the instance, so that the next caller starts a new one."""
         if starting.cancelled() or starting.exception() is not None:
             self._unlist()
 
@@ -336,13 +334,13 @@ class ClientInstance:
         except asyncio.CancelledError:
             if hasattr(self, "pool"):
                 for connection in self.pool.connections:
-                    connection.close(CloseReason.LOCAL)  # no more patience with requests under way
+                    connection.close(CloseReason.LOCAL)  # without waiting for pending requests
             if not closing.done():
                 await asyncio.wait([closing])
             raise
 
     def _take_down(self) -> list[asyncio.Task[object]]:
-        """Ends everything but the sockets, without awaiting; returns the tasks that must still notice."""
+        """Ends everything but the sockets, without awaiting; returns cancelled tasks that have not ended yet."""
         self._state = _State.CLOSED
         self._unlist()
         tasks: list[asyncio.Task[object]] = [*self._tasks]
@@ -350,8 +348,8 @@ class ClientInstance:
             tasks.append(self._starting)
         for task in tasks:
             task.cancel()
-        if hasattr(self, "pulse"):
-            self.pulse.stop()
+        if hasattr(self, "loop_monitor"):
+            self.loop_monitor.stop()
         if hasattr(self, "heartbeats"):
             tasks += self.heartbeats.close()
             tasks += self.routes.close()
@@ -373,29 +371,29 @@ class ClientInstance:
     def _serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         handler = self.handlers.get(command.code)
         if handler is None:
-            logger.debug("%s asks for %d, which is not handled here", connection.address, command.code)
+            logger.debug("%s sent request %d, which is not handled here", connection.address, command.code)
             return not_supported(command)
         return handler(connection, command)
 
     def _connected(self, connection: Connection) -> None:
         if self._state is _State.RUNNING:
-            self.heartbeats.connected(connection)
+            self.heartbeats.on_connected(connection)
 
     def _disconnected(self, connection: Connection) -> None:
         if self._state is not _State.RUNNING:
             return
-        self.heartbeats.closed(connection)
+        self.heartbeats.on_closed(connection)
         if connection.retired or connection.close_reason in _UNEXPECTED:
             self.routes.broker_lost(connection.address)
             if self.config.vip_channel:
                 self.routes.broker_lost(first_port(connection.address))
 
     def _route_changed(self, route: TopicRoute) -> None:
-        self.heartbeats.catch_up()
+        self.heartbeats.send_missing()
 
 
 def _ignore(connection: Connection, command: RemotingCommand) -> None:
-    """NOTIFY_CONSUMER_IDS_CHANGED: the pulling consumers here do not share queues out among themselves."""
+    """Handles NOTIFY_CONSUMER_IDS_CHANGED: pull consumers do not rebalance queues."""
 
 
 _Key = tuple[int, asyncio.AbstractEventLoop, ClientConfig]
@@ -403,7 +401,7 @@ _instances: dict[_Key, ClientInstance] = {}
 
 
 def _forget_closed_loops() -> None:
-    """A loop that was closed under a running client took it along; this process's other generations are the parent's."""
+    """Removes instances whose loops were closed before they stopped; other generations belong to a parent process."""
     for key, instance in list(_instances.items()):
         if key[0] == generation() and instance._loop.is_closed():
             _instances.pop(key, None)

@@ -1,4 +1,4 @@
-"""Whether a broker has a master now. What it does not hold is gone; what a replica does not hold may be there all the same."""
+"""Whether a broker has a master now. A message missing on a master is gone; one missing on a replica may still exist."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ __all__ = ["has_master", "known_master"]
 
 
 def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
-    """Whether the broker that holds ``queue`` has one by the route in use; None where the route may name a replica as one, and
-    where there is none: the broker's address is then that of another topic's route."""
+    """Returns whether the broker that holds ``queue`` has a master by the route in use.
+
+    None where the route may name a replica as the master, and where there is no route: the broker's address is then from another
+    topic's route.
+    """
     routes = instance.routes
     broker_name = routes.broker_of(queue)
     if routes.address_of(broker_name) is None:
@@ -28,10 +31,10 @@ def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
 
 
 async def has_master(instance: ClientInstance, queue: MessageQueue) -> bool:
-    """Whether the broker that holds ``queue`` has one.
+    """Returns whether the broker that holds ``queue`` has a master.
 
-    With ``enableSlaveActingMaster`` a name server names a replica in the master's place; the list of the cluster's brokers keeps
-    their own numbers, so it is asked where the route says that this may be. Raises what asking a name server raises.
+    With ``enableSlaveActingMaster`` a name server names a replica in the master's place. The cluster's broker list keeps the real
+    broker ids, so it is requested where the route allows acting masters. Raises as ``NameServers.ask`` does.
     """
     known = known_master(instance, queue)
     if known is not None:

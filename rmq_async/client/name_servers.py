@@ -1,26 +1,24 @@
-"""Asking the name servers: any of them will do, as long as one answers.
+"""Requests to the name servers, of which any may answer.
 
-They all know the same, or nearly so, and each client picks its own: the list is shuffled once and the client stays with the one
-that answered last. When it fails, the others are asked inside the same call, those whose last connect just failed after the
-rest, and the first to answer is the one to stay with. A server that is silent may use only its share of the time that is left,
-so that with two of them the second is asked after half. A connection that breaks under a request is no verdict on the server (it
-may have been restarted since): that server is asked once more at the end.
+All have nearly the same data. The list is shuffled once, and the client stays with the server that answered last. When that one
+fails, the same call tries the others, those whose last connect just failed at the end, and stays with the first that answers. A
+silent server may use only its share of the time that is left: with two of them the second is tried after half. A server whose
+connection broke during a request (it may have been restarted since) is tried once more at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import TypeVar
 
 from rmq_protocol.command import RemotingCommand
 
+from .. import machine
+from .._text import printable
 from ..errors import BrokerError, ConnectionLostError, NameServerError, ProtocolError, RequestTimeoutError, RocketMQError
 from ..transport import ConnectionPool
-from .text import printable
 
 __all__ = ["NameServers", "NoUsableAnswerError"]
 
@@ -30,63 +28,63 @@ T = TypeVar("T")
 
 
 class NoUsableAnswerError(NameServerError):
-    """At least one name server answered, and none in a way that can be used: it is not the network that is to blame."""
+    """At least one name server answered, but none usably: the network is not the cause."""
 
 
 class NameServers:
-    """``addresses``: "host:port" of each. Raises NameServerError when there are none."""
+    """``addresses``: "host:port" of each server. Raises NameServerError when there are none."""
 
     def __init__(self, pool: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
             raise NameServerError("no name server is configured: give namesrv=... or set NAMESRV_ADDR")
         self._pool = pool
         self._addresses = list(addresses)
-        random.shuffle(self._addresses)
+        machine.random.shuffle(self._addresses)
         self.patient = False
-        """Requests wait for the first answer of a name server, within their time, rather than fail."""
+        """Whether requests wait, within their timeout, for the first answer of a name server instead of failing."""
         self.answered = asyncio.Event()
-        """Set for good by the first answer."""
+        """Set by the first answer, and never cleared."""
         self.failure: NameServerError | None = None
-        """Why the newest request had no answer; None after one that had."""
+        """Why the newest request had no answer; None after an answer."""
 
     def __repr__(self) -> str:
         return f"<NameServers {', '.join(self._addresses)}>"
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All of them, the one that is asked first in front."""
+        """All addresses, in the order in which they are tried."""
         return tuple(self._addresses)
 
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """The first answer, of whatever code, and the address it came from.
+        """Returns the first answer, of any code, and the server's address.
 
-        Raises NameServerError when none answers within ``timeout`` seconds; it tells what happened with each.
+        Raises NameServerError, with the failures of all servers, when none answers within ``timeout`` seconds.
         """
         return await self.ask(command, timeout, lambda response, _: response)
 
     async def ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
-        """The first answer that ``read(response, address)`` accepts, and where it came from.
+        """Returns the first result of ``read(response, address)`` that is no error, and the server's address.
 
-        What ``read`` refuses with a BrokerError or ProtocolError counts as a failure of that server. Raises NameServerError,
-        or NoUsableAnswerError if some server answered, when ``timeout`` seconds are over or all have been asked.
+        A BrokerError or ProtocolError of ``read`` counts as a failure of that server. Raises NameServerError, or
+        NoUsableAnswerError if some server answered, after ``timeout`` seconds or when all servers have failed.
         """
-        deadline = monotonic() + timeout
+        deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
-        return await self._ask(command, deadline - monotonic(), read)
+        return await self._ask(command, deadline - machine.monotonic(), read)
 
     async def probe(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """``request`` that waits for no first answer."""
+        """``request`` without the wait for a first answer."""
         return await self._ask(command, timeout, lambda response, _: response)
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
-        deadline = monotonic() + timeout
+        deadline = machine.monotonic() + timeout
         failures: dict[str, RocketMQError] = {}
         answered = False
         queue = self._in_order()
         again: list[str] = []
         while queue or again:
             address = queue.pop(0) if queue else again.pop()
-            left = deadline - monotonic()
+            left = deadline - machine.monotonic()
             if left <= 0:
                 break
             share = left / (len(queue) + len(again) + 1)
@@ -109,14 +107,14 @@ class NameServers:
         raise failed
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
-        """The answers of all name servers, by address. Raises NameServerError unless every one of them answers."""
+        """Returns the answers of all name servers, by address. Raises NameServerError unless all of them answer."""
         answers: dict[str, RemotingCommand] = {}
         failures: dict[str, RocketMQError] = {}
-        deadline = monotonic() + timeout
+        deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
         for address in self._addresses:
             try:
-                answers[address] = await self._one(address, command, max(deadline - monotonic(), 0.0))
+                answers[address] = await self._one(address, command, max(deadline - machine.monotonic(), 0.0))
             except RocketMQError as error:
                 failures[address] = error
         if failures:
@@ -126,7 +124,7 @@ class NameServers:
     # -- inside
 
     async def _first_answer(self, timeout: float) -> None:
-        """Waits for it where requests are to be patient. Raises NameServerError after ``timeout`` seconds."""
+        """Waits for the first answer if ``patient``. Raises NameServerError after ``timeout`` seconds."""
         if not self.patient or self.answered.is_set():
             return
         try:
@@ -134,7 +132,7 @@ class NameServers:
                 await self.answered.wait()
         except TimeoutError:
             text = f"no name server has answered since the start, nor within {timeout:.3g} s"
-            raise NameServerError(f"{text}; the last try: {self.failure}" if self.failure is not None else text) from None
+            raise NameServerError(f"{text}; the last attempt: {self.failure}" if self.failure is not None else text) from None
 
     async def _one(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
         response = await self._pool.request(address, command, timeout)

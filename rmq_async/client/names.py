@@ -1,6 +1,6 @@
-"""Between the names that users know and those that servers know: a namespace of the first kind is a prefix on the wire.
+"""Names of topics and groups with and without the prefix that a namespace of the first kind has on the wire.
 
-Whatever a user gives may have the prefix or not; whatever a user sees has none.
+Names from a user may have the prefix or not; names shown to a user have none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Names"]
 
 
 class Names:
-    """``namespace``: empty for none, and then every name stays as it is."""
+    """``namespace``: None or empty for none; then names are not changed."""
 
     __slots__ = ("namespace",)
 
@@ -25,20 +25,20 @@ class Names:
         self.namespace = namespace or ""
 
     def wire(self, name: str) -> str:
-        """A topic or group as servers know it."""
+        """Returns the name of a topic or group on the wire."""
         return with_namespace(self.namespace, name) if self.namespace else name
 
     def shown(self, name: str) -> str:
-        """A topic or group as users know it."""
+        """Returns the name of a topic or group for users."""
         return without_namespace(name, self.namespace) if self.namespace else name
 
-    def told(self, name: str) -> str:
-        """For the text of an error: the name as users know it, and where it is."""
+    def display_name(self, name: str) -> str:
+        """Returns the name for the text of an error: the user's name, and its namespace."""
         bare = self.shown(name)
         return name if bare == name else f"{bare} (of namespace {self.namespace})"
 
-    def mine(self, topic: str) -> bool:
-        """Whether the topic is one of this namespace or of the system; all are where there is no namespace."""
+    def owns(self, topic: str) -> bool:
+        """Returns whether the topic belongs to this namespace or to the system; without a namespace all topics do."""
         return not self.namespace or is_system_topic(topic) or has_namespace(topic, self.namespace)
 
     def wire_queue(self, queue: MessageQueue) -> MessageQueue:

@@ -1,4 +1,4 @@
-"""Questions about one queue that take one request to its broker."""
+"""Offsets and times of one queue, each by a request to its broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 from datetime import datetime
-from time import monotonic
 from typing import Final, TypeVar
 
 from rmq_protocol.bodies import GroupList, KVTable
@@ -32,17 +31,18 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import check_topic
 
+from .. import machine
+from .._text import printable
 from ..broker_answers import broker_error
 from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError
 from .instance import ClientInstance
 from .route_table import TopicRoute
-from .text import printable
 from .time_search import EXACT_FROM, first_at_or_after, store_time_ms
 
 __all__ = [
     "check_queue",
-    "commit",
-    "committed",
+    "commit_offset",
+    "committed_offset",
     "earliest_store_time_ms",
     "epoch_ms",
     "known_queue",
@@ -55,12 +55,12 @@ logger = logging.getLogger(__name__)
 
 H = TypeVar("H", bound=Header)
 
-_TELLS_NONE_FROM: Final = 413
-"""``MQVersion.V5_0_0``: from here on a request can forbid a broker to say 0 for none."""
+_DISTINGUISHES_NONE_FROM: Final = 413
+"""``MQVersion.V5_0_0``: the first version that can answer "none" instead of 0."""
 _NO_QUEUE_ID: Final = 1 << 31
-"""Queue ids are below it: they go in 32 bits with a sign."""
-_FIRST_REST: Final = 0.001
-_LAST_REST: Final = 0.1
+"""Queue ids are below it: they are signed 32-bit numbers."""
+_FIRST_PAUSE: Final = 0.001
+_MAX_PAUSE: Final = 0.1
 _FAR: Final = 1 << 53
 """Seconds from the epoch beyond which milliseconds do not fit into a header's 64 bits."""
 _NO_STATISTICS: Final = "java.util.NoSuchElementException"
@@ -69,10 +69,10 @@ _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 async def max_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Offset after the last message that can be read; one stored a moment ago may not be among them yet.
+    """Returns the offset after the last readable message; a message stored a moment ago may not be readable yet.
 
-    ``any_replica``, here and below: where no master is known a replica is asked, which may lack messages that were acknowledged.
-    Without it that raises BrokerNotFoundError. ``timeout``, here and below: seconds, default: ``request_timeout``.
+    ``any_replica``, here and below: without a known master use a replica, which may lack acknowledged messages, instead of raising
+    BrokerNotFoundError. ``timeout``, here and below: seconds, default: ``request_timeout``.
     """
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader, any_replica, timeout)).offset
@@ -81,38 +81,38 @@ async def max_offset(
 async def until_readable(
     instance: ClientInstance, broker_name: str, topic: str, *, any_replica: bool = True, timeout: float | None = None
 ) -> bool:
-    """Returns when every message the broker acknowledged before this call can be read; False where that takes longer than
+    """Waits until all messages that the broker acknowledged before this call can be read; returns False if that takes longer than
     ``timeout`` seconds (default: ``request_timeout``).
 
-    A broker acknowledges what is in its commit log and builds the queues from it a moment later (measured on 5.5.0: every
-    second ``max_offset`` that follows an acknowledged send at once does not count it, without regard to its ``committed`` field).
-    Only its runtime information tells how far behind the queues are; it costs the broker 60 ms, so this is for the beginning
-    of a reading. In its first second a broker has none and fails over it (5.5.0 and 4.9.7): it is asked again, and so is a busy
-    one. A broker that does not give it is taken at its word.
+    A broker acknowledges a message in its commit log and builds the queues from it a moment later (measured on 5.5.0: every second
+    ``max_offset`` right after an acknowledged send does not count it, whether or not its ``committed`` field is set). Only the
+    runtime information shows how far behind the queues are; it costs the broker 60 ms, so this is for the start of a reading. In
+    its first second a broker has none and fails (5.5.0 and 4.9.7): the request is repeated, as for a busy one. A broker without
+    this information counts as readable.
     """
     longest = instance.config.request_timeout
-    deadline = monotonic() + (longest if timeout is None else timeout)
-    rest = _FIRST_REST
+    deadline = machine.monotonic() + (longest if timeout is None else timeout)
+    pause = _FIRST_PAUSE
     wanted = latest = None
-    while (left := deadline - monotonic()) > 0:
+    while (left := deadline - machine.monotonic()) > 0:
         command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
         response, address = await instance.ask_broker(broker_name, topic, command, min(left, longest), any_replica=any_replica)
         starting = response.code == ResponseCode.SYSTEM_ERROR and _NO_STATISTICS in (response.remark or "")
         if starting or response.code == ResponseCode.SYSTEM_BUSY:
-            await asyncio.sleep(_LAST_REST)
+            await asyncio.sleep(_MAX_PAUSE)
             continue
         try:
             table = decode_body(KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
             end, behind = int(table["commitLogMaxOffset"]), int(table["dispatchBehindBytes"])
         except (KeyError, ValueError, RemoteProtocolError):
-            logger.debug("broker %s does not tell how far behind its queues are: code %d", address, response.code)
+            logger.debug("broker %s does not report how far behind its queues are: code %d", address, response.code)
             return True
         if behind <= 0 or (wanted is not None and latest is not None and latest - behind >= wanted):
             return True
         wanted = end if wanted is None else wanted
         latest = end
-        await asyncio.sleep(rest)
-        rest = min(rest * 2, _LAST_REST)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _MAX_PAUSE)
     logger.warning("the queues of broker %s are far behind its commit log, the newest messages cannot be read yet", broker_name)
     return False
 
@@ -120,7 +120,7 @@ async def until_readable(
 async def min_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Offset of the first message that is still there."""
+    """Returns the offset of the first message that is not deleted."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, GetMinOffsetResponseHeader, any_replica, timeout)).offset
 
@@ -128,8 +128,8 @@ async def min_offset(
 async def search_offset(
     instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False, any_replica: bool = True
 ) -> int:
-    """Offset of the first message stored at ``when`` or later, else of the next one to come; with ``upper`` of the last one at
-    ``when`` or before, else of the first there is. The same on all brokers, see ``time_search``.
+    """Returns the offset of the first message stored at ``when`` or later, else the end of the queue; with ``upper`` of the last
+    one stored at ``when`` or before, else of the first message. The same on all brokers, see ``time_search``.
     """
     time_ms = epoch_ms(when)
     header = SearchOffsetRequestHeader(
@@ -160,7 +160,7 @@ async def search_offset(
 
 
 async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
-    """When the first message there is was stored; -1 for an empty queue."""
+    """Returns when the first message was stored; -1 for an empty queue."""
     fields: dict[str, str | None] = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
     response, address = await _request(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
     text = (response.ext_fields or {}).get("timestamp") or ""
@@ -169,11 +169,11 @@ async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) 
     return int(text)
 
 
-async def committed(instance: ClientInstance, group: str, queue: MessageQueue) -> int | None:
-    """The offset the broker keeps for ``group``; None when it keeps none.
+async def committed_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> int | None:
+    """Returns the offset that the broker keeps for ``group``; None when it keeps none.
 
-    Brokers before 5.0 say 0 when they keep none, as long as the first message is there; they are asked for the groups they keep
-    anything of on the topic. So one that keeps an offset of another of its queues is still said to keep 0 of this one.
+    Brokers before 5.0 answer 0 when they keep none and the first message is not deleted; a second request then asks for the groups
+    with offsets on the topic. So 0 is still returned for a group with an offset of another queue only.
     """
     header = QueryConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, setZeroIfNotFound=False, bname=queue.broker_name
@@ -183,7 +183,7 @@ async def committed(instance: ClientInstance, group: str, queue: MessageQueue) -
     except QueryNotFoundError:
         return None
     offset = _read(QueryConsumerOffsetResponseHeader, response, queue, address).offset
-    if offset == 0 and response.version < _TELLS_NONE_FROM:
+    if offset == 0 and response.version < _DISTINGUISHES_NONE_FROM:
         fields: dict[str, str | None] = {"topic": queue.topic}
         response, _ = await _request(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields)
         if group not in decode_body(GroupList, response.body).group_list:
@@ -191,11 +191,11 @@ async def committed(instance: ClientInstance, group: str, queue: MessageQueue) -
     return offset
 
 
-async def commit(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
-    """Makes the broker keep ``offset`` for ``group``; returns when it has answered.
+async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
+    """Stores ``offset`` for ``group`` on the broker; returns after its answer.
 
-    A broker makes a group when it hears of it, and handles the first heartbeat beside the requests that follow it: where it does
-    not know the group it is asked once more, after its answer to that heartbeat.
+    A broker creates a group at its first heartbeat, which it handles concurrently with later requests: if it does not know the
+    group, the request is repeated after its answer to that heartbeat.
     """
     header = UpdateConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, commitOffset=offset, bname=queue.broker_name
@@ -206,12 +206,12 @@ async def commit(instance: ClientInstance, group: str, queue: MessageQueue, offs
     except SubscriptionGroupNotExistError as error:
         if group not in instance.heartbeats.consumer_groups or error.address is None:
             raise
-        await instance.heartbeats.answered(error.address, instance.config.request_timeout)
+        await instance.heartbeats.wait_answer(error.address, instance.config.request_timeout)
         await _request(instance, queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
 
 def epoch_ms(when: float | datetime) -> int:
-    """Milliseconds since the epoch of epoch seconds or an aware datetime. Raises ConfigError for anything else."""
+    """Returns epoch seconds or an aware datetime as milliseconds since the epoch. Raises ConfigError for anything else."""
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise ConfigError(f"a time must be an aware datetime, {when.isoformat()} has no time zone")
@@ -222,7 +222,7 @@ def epoch_ms(when: float | datetime) -> int:
 
 
 def check_queue(queue: MessageQueue) -> MessageQueue:
-    """``queue``, if it is one. Raises ConfigError otherwise: a queue is (topic, broker name, queue id)."""
+    """Returns ``queue`` as a MessageQueue. Raises ConfigError unless it is (topic, broker name, queue id)."""
     if isinstance(queue, tuple) and len(queue) == 3:
         topic, broker_name, queue_id = queue
         if (
@@ -231,25 +231,27 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
             and isinstance(queue_id, int)
             and 0 <= queue_id < _NO_QUEUE_ID
         ):
-            return queue if isinstance(queue, MessageQueue) else MessageQueue(topic, broker_name, queue_id)
+            if isinstance(queue, MessageQueue) and queue_id.__class__ is int:
+                return queue
+            return MessageQueue(topic, broker_name, int(queue_id))
     raise ConfigError(f"{shown(queue)} is not a MessageQueue")
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
-    """``queue`` as servers know it, if its topic's route has it: they answer questions about any other one as if it were empty.
+    """Returns ``queue`` with its name on the wire, if its topic's route has it: for any other, brokers answer as for an empty one.
 
-    Raises TopicNotFoundError, BrokerNotFoundError for a broker the topic is not on, ConfigError for a queue id beyond the last
-    one and for what is no queue, NameServerError.
+    Raises TopicNotFoundError; BrokerNotFoundError for a broker without the topic; ConfigError for a queue id above the last one
+    and for a value that is no queue; NameServerError.
     """
     queue = instance.names.wire_queue(check_queue(queue))
     check_topic(queue.topic)
     route = instance.routes.cached(queue.topic)
     if route is None or route.provisional or not _has(route, queue):
-        route = await instance.routes.look(queue.topic, instance.config.request_timeout)
+        route = await instance.routes.fetch(queue.topic, instance.config.request_timeout)
     if _has(route, queue):
         return queue
     counts = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.data.queue_datas}
-    topic, broker_name, queue_id = instance.names.told(queue.topic), queue.broker_name, queue.queue_id
+    topic, broker_name, queue_id = instance.names.display_name(queue.topic), queue.broker_name, queue.queue_id
     if broker_name not in counts:
         where = printable(", ".join(sorted(counts)))
         raise BrokerNotFoundError(
@@ -298,10 +300,10 @@ async def _request(
 ) -> tuple[RemotingCommand, str]:
     command = RemotingCommand(code=code, ext_fields=fields)
     budget = instance.config.request_timeout if timeout is None else timeout
-    deadline = monotonic() + budget
+    deadline = machine.monotonic() + budget
     holder = await instance.holder_of(queue, budget)
     response, address = await instance.ask_broker(
-        holder, queue.topic, command, max(deadline - monotonic(), 0.0), any_replica=any_replica
+        holder, queue.topic, command, max(deadline - machine.monotonic(), 0.0), any_replica=any_replica
     )
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request=code.name, broker=queue.broker_name, address=address)

@@ -1,11 +1,11 @@
-"""Where the queues of each topic are: a cache in front of the name servers.
+"""The routes of topics: a cache in front of the name servers.
 
-The hot path is ``cached``, a dict look-up. A miss costs one request however many callers wait for it, and one more for TBW102 when
-the topic is not known and may be created by sending. Every topic in use is asked for again every ``route_poll_interval``, and
-sooner after an error (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a
-route that was good: the brokers themselves are the better witnesses. Equal answers are recognised by their digests, so polling
-an unchanged cluster decodes nothing; ``version`` grows only when a route really changed. A topic that was not used for some polls
-is forgotten, and asked for anew at its next use; ``use`` says which those are.
+The hot path is ``cached``, a dict look-up. A miss costs one request for all its callers, and one more for TBW102 when the topic is
+not known and may be created by sending. The route of each topic in use is requested again every ``route_poll_interval``, and
+sooner after an error (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a good route: the
+brokers' own answers are more reliable. Equal answers are recognised by their digests, so polling an unchanged cluster decodes
+nothing; ``version`` grows only when a route changed. A topic without a use for some polls (``use``) is dropped, and requested
+anew at its next use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from time import monotonic
 from typing import Final, NamedTuple
 
 import msgspec
@@ -27,30 +26,31 @@ from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import decode_route, route_fingerprint
 
+from .. import machine
+from .._asyncio import Flight, SingleFlight, WaitFor
+from .._text import printable
 from ..broker_answers import broker_error
 from ..errors import NameServerError, RocketMQError, TopicNotFoundError
-from ..transport import Flight, SingleFlight, WaitFor
 from .name_servers import NameServers, NoUsableAnswerError
-from .text import printable
 from .topic_route import BrokerLists, TopicRoute, topic_route
-from .topic_use import TopicUse, spared
+from .topic_use import TopicUse, topics_to_keep
 
 __all__ = ["RouteTable", "TopicRoute"]
 
 logger = logging.getLogger(__name__)
 
 REFRESH_SPACING: Final = 1.0
-"""Seconds between two refreshes of one topic that errors ask for; there may be thousands of errors in one second."""
+"""Seconds between two refreshes of one topic after errors, of which there may be thousands in one second."""
 
 SWEEP_AFTER: Final = 0.5
 """Seconds after a broken connection until routes are refreshed; a name server drops a dead broker within 0.3 s."""
 
 _SHARE: Final = 0.98
-"""Of a caller's time, for the request itself: so that what the name servers said is known before the caller gives up."""
+"""Share of a caller's timeout for the request, so that the name servers' failures are known before the caller times out."""
 
 
 class _Answer(NamedTuple):
-    """What a name server said about a topic: ``route`` is None for "no such topic" and for a route without queues."""
+    """A name server's answer about a topic; ``route``: None for "no such topic" and for a route without queues."""
 
     name_server: str
     digest: bytes
@@ -59,7 +59,7 @@ class _Answer(NamedTuple):
 
 
 class RouteTable:
-    """``request_timeout``, ``poll_interval``: seconds. ``told``: what errors call a topic.
+    """``request_timeout``, ``poll_interval``: seconds. ``display_name``: a topic's name in errors.
 
     ``cluster_found``: look-ups wait for this event, if it is given.
     """
@@ -70,17 +70,17 @@ class RouteTable:
         *,
         request_timeout: float,
         poll_interval: float,
-        told: Callable[[str], str] = str,
+        display_name: Callable[[str], str] = str,
         cluster_found: asyncio.Event | None = None,
     ) -> None:
         self._name_servers = name_servers
-        self._told = told
+        self._display_name = display_name
         self._cluster_found = cluster_found
         self._request_timeout = request_timeout
         self._poll_interval = poll_interval
         self._routes: dict[str, TopicRoute] = {}
         self._digests: dict[str, bytes] = {}
-        """Of the bodies that the routes in use came in."""
+        """Digests of the response bodies of the routes in use."""
         self._brokers: dict[str, Mapping[int, str]] = {}
         self._lists = BrokerLists()
         self._asking: SingleFlight[_Answer] = SingleFlight("route of")
@@ -96,9 +96,9 @@ class RouteTable:
         self.on_change: list[Callable[[TopicRoute], None]] = []
         """Plain functions called with each route that is new or changed."""
         self.use = TopicUse()
-        """What is known of the topics' use."""
+        """Records of the topics' use."""
         self.cached: Callable[[str], TopicRoute | None] = self._routes.get
-        """The route of a topic, if it is known; no I/O."""
+        """Returns the route of a topic, if it is known; no I/O."""
 
     def __repr__(self) -> str:
         return f"<RouteTable {len(self._routes)} topics, {len(self._brokers)} brokers, {len(self._asking)} look-ups>"
@@ -110,7 +110,7 @@ class RouteTable:
 
     @property
     def lookups(self) -> int:
-        """Look-ups under way."""
+        """Number of look-ups that run."""
         return len(self._asking) + len(self._finding)
 
     async def get(
@@ -122,17 +122,17 @@ class RouteTable:
         default_queues: int = 4,
         wait: WaitFor[TopicRoute] = Flight.wait,
     ) -> TopicRoute:
-        """The route of ``topic``, from the cache or by a look-up that all callers share. ``wait``: how the caller waits for that.
+        """Returns the route of ``topic``, from the cache or by a look-up that callers share. ``wait``: waits for the look-up.
 
         ``create_key``: the topic (TBW102) whose route stands in for one that does not exist, with at most ``default_queues``
         queues per broker; the first send then creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name
-        server says that there is no such topic, NameServerError when none answered in time, or none usably.
+        server does not know the topic, NameServerError when none answered in time, or none usably.
         """
         self.use.mark(topic)
         route = self._routes.get(topic)
         if route is not None and (create_key is not None or not route.provisional):
             return route
-        deadline = monotonic() + timeout
+        deadline = machine.monotonic() + timeout
         key = (topic, create_key, default_queues if create_key is not None else 0)
         try:
             return await wait(self._finding.start(key, lambda: self._find(topic, create_key, default_queues)), deadline)
@@ -140,7 +140,7 @@ class RouteTable:
             raise self._late(topic, timeout) from None
 
     async def refresh(self, topic: str, timeout: float | None = None, *, provisional: bool = True) -> TopicRoute:
-        """Asks the name servers now and returns the route then in use: the old one when their answer is of no use.
+        """Requests the route now and returns the route then in use: the old one if the answer is not usable.
 
         Raises as ``get`` does when there is no old one; ``provisional``: whether the route of a topic that will be created by
         sending counts as one. ``timeout``: seconds; default: ``request_timeout``.
@@ -148,7 +148,7 @@ class RouteTable:
         self.use.mark(topic)
         budget = self._request_timeout if timeout is None else timeout
         try:
-            answer = await self._ask(topic, monotonic() + budget)
+            answer = await self._ask(topic, machine.monotonic() + budget)
         except TimeoutError:
             error: RocketMQError = self._late(topic, budget)
         except NameServerError as failure:
@@ -162,16 +162,16 @@ class RouteTable:
             raise error
         return old
 
-    async def look(self, topic: str, timeout: float) -> TopicRoute:
-        """What the name servers say now, without falling back on what is known. A topic that is not in use does not become so.
+    async def fetch(self, topic: str, timeout: float) -> TopicRoute:
+        """Requests the route now and returns the name servers' answer, never an old route. It does not make a topic used.
 
         Raises TopicNotFoundError, NameServerError.
         """
         try:
             if topic in self._routes:
-                answer = await self._ask(topic, monotonic() + timeout)
+                answer = await self._ask(topic, machine.monotonic() + timeout)
             else:
-                answer = await self._ask_aside(topic, monotonic() + timeout)
+                answer = await self._ask_aside(topic, machine.monotonic() + timeout)
         except TimeoutError:
             raise self._late(topic, timeout) from None
         if answer.route is None:
@@ -179,13 +179,13 @@ class RouteTable:
         return answer.route
 
     def refresh_soon(self, topic: str) -> None:
-        """Begins a refresh in the background, at most one each second for one topic; for callers that met an error.
+        """Starts a refresh in the background after an error, at most one per second for one topic.
 
-        Does nothing once closed: calls that the end of the client breaks off meet errors, too.
+        Does nothing after ``close``, which also causes errors of calls.
         """
         if self._closed:
             return
-        now = monotonic()
+        now = machine.monotonic()
         due = self._refreshed.get(topic, 0.0) + REFRESH_SPACING
         if topic in self._timers or topic in self._asking:
             return
@@ -195,13 +195,13 @@ class RouteTable:
             self._timers[topic] = asyncio.get_running_loop().call_later(due - now, self._refresh_now, topic)
 
     async def refresh_all(self) -> dict[str, bool]:
-        """Asks for every topic in use, one after the other; gives up the round when no name server answers.
+        """Requests the routes of all topics in use, one after the other; ends the round when no name server answers.
 
-        Returns for each topic that was answered about whether it is known.
+        Returns topic -> whether the name servers know it, for each topic with an answer.
         """
         answers: dict[str, bool] = {}
         for topic in list(self._routes):
-            if topic not in self._routes:  # forgotten meanwhile, by the poll beside a sweep
+            if topic not in self._routes:  # dropped meanwhile, by the poll beside a sweep
                 continue
             try:
                 answers[topic] = (await self._ask(topic, self._patience())).route is not None
@@ -219,44 +219,44 @@ class RouteTable:
         return answers
 
     async def poll(self) -> None:
-        """Refreshes all routes every ``poll_interval`` seconds, for ever, and forgets those that are unused."""
+        """Refreshes all routes every ``poll_interval`` seconds, for ever, and drops unused ones."""
         while True:
             await asyncio.sleep(self._poll_interval)
             try:
                 self._forget_unused(await self.refresh_all())
             except Exception:
-                logger.exception("refreshing the routes failed; the next try is in %s s", self._poll_interval)
+                logger.exception("refreshing the routes failed; the next attempt is in %s s", self._poll_interval)
 
     def address_of(self, broker_name: str) -> str | None:
-        """The master's address by the newest route of any topic."""
+        """Returns the master's address in the newest route of any topic."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def addresses_of(self, broker_name: str) -> Mapping[int, str]:
-        """Broker id -> address by the newest route of any topic; empty for an unknown broker."""
+        """Returns broker id -> address in the newest route of any topic; empty for an unknown broker."""
         return self._brokers.get(broker_name, {})
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """The broker to ask for a queue: of a static topic the one that holds it by the route in use."""
+        """Returns the broker that holds a queue; for a static topic by the route in use."""
         self.use.mark(queue.topic)
         route = self._routes.get(queue.topic)
         return route.broker_of(queue) if route is not None else queue.broker_name
 
     def master_addresses(self) -> set[str]:
-        """Addresses of the masters of all topics in use."""
+        """Returns the addresses of the masters of all topics in use."""
         return {addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses}
 
     def masters(self) -> dict[str, str]:
-        """Broker name -> address of the masters of all topics in use; may be called from any thread."""
+        """Returns broker name -> address of the masters of all topics in use; may be called from any thread."""
         brokers = self._brokers.copy()
         return {name: addresses[MASTER_ID] for name, addresses in brokers.items() if MASTER_ID in addresses}
 
     def broker_lost(self, address: str) -> None:
-        """A connection broke: if it led to a broker in use, all routes are refreshed as soon as the name servers know more."""
+        """Schedules a refresh of all routes after the loss of a connection to a broker in use."""
         if self._sweep is None and any(address in addresses.values() for addresses in self._brokers.values()):
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_AFTER, self._sweep_now)
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Ends every look-up; returns their tasks, which need an iteration of the loop to end."""
+        """Cancels all look-ups; returns their tasks, which need an iteration of the loop to end."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -269,7 +269,7 @@ class RouteTable:
     # -- looking up
 
     async def _find(self, topic: str, create_key: str | None, default_queues: int) -> TopicRoute:
-        """A route where there is none yet. Runs as a task, so its time is its own: ``request_timeout`` for each request."""
+        """Finds a route where there is none yet, in a task of its own with ``request_timeout`` for each request."""
         await self._cluster()
         answer = await self._ask(topic, self._patience())
         if answer.route is not None:
@@ -286,11 +286,11 @@ class RouteTable:
         return await self._asking.join(topic, lambda: self._request(topic), deadline)
 
     async def _ask_aside(self, topic: str, deadline: float) -> _Answer:
-        """The answer does not go into the table."""
+        """Requests a route without entering the answer into the table."""
         return await self._asking.join((topic,), lambda: self._request(topic, enter=False), deadline)
 
     async def _request(self, topic: str, *, enter: bool = True) -> _Answer:
-        """One request; its answer goes into the table, if it is a good one and meant to."""
+        """Sends one request and enters a good answer into the table if ``enter``."""
         await self._cluster()
         command = RemotingCommand(
             code=RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -302,16 +302,16 @@ class RouteTable:
         return self._enter(topic, answer) if enter else answer
 
     async def _cluster(self) -> None:
-        """Waits for a cluster that was not there when the client was started. Callers wait for the look-up, each for its time."""
+        """Waits for a cluster that was missing at the start. Callers wait for the look-up, each with its own timeout."""
         if self._cluster_found is not None and not self._cluster_found.is_set():
             await self._cluster_found.wait()
 
     def _patience(self) -> float:
-        """The deadline of a look-up that waits for a request, which ends by itself before that."""
-        return monotonic() + self._request_timeout + 1.0
+        """Returns the deadline of a look-up's wait for a request, which always ends earlier itself."""
+        return machine.monotonic() + self._request_timeout + 1.0
 
     def _read(self, topic: str, response: RemotingCommand, address: str) -> _Answer:
-        """Pure. Raises BrokerError or RemoteProtocolError for an answer that says nothing about the topic."""
+        """Reads an answer; pure. Raises BrokerError or RemoteProtocolError for one without a statement about the topic."""
         remark = response.remark or ""
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return _Answer(address, b"", None, remark)
@@ -333,7 +333,7 @@ class RouteTable:
     # -- the table
 
     def _enter(self, topic: str, answer: _Answer) -> _Answer:
-        """Puts an answer into the table, unless it is a bad one; returns it with the route that is in use now, if any."""
+        """Enters a good answer into the table; returns it with the route that is in use now, if any."""
         old, new = self._routes.get(topic), answer.route
         if new is None:
             if old is not None and not old.provisional:
@@ -380,22 +380,22 @@ class RouteTable:
         return route
 
     def _forget_unused(self, answers: Mapping[str, bool]) -> None:
-        """After a poll: drops the topics that are due, but for one of each broker that no other topic names."""
-        due = self.use.polled(answers)
+        """Drops topics that are due after a poll, except one for each broker that no other topic names."""
+        due = self.use.count_poll(answers)
         if due:
             gone = {topic for topic in due if self.use.is_unknown(topic)}
             unused = [topic for topic in due if topic not in gone]
             kept = [topic for topic in self._routes.keys() - due if not self.use.is_unknown(topic)]
-            stay = spared(unused, kept, self._brokers, lambda topic: self._routes[topic].addresses)
+            stay = topics_to_keep(unused, kept, self._brokers, lambda topic: self._routes[topic].addresses)
             for topic in due:
                 if topic not in stay:
                     self._forget(topic)
             self._forget_brokers()
-        recent = monotonic() - REFRESH_SPACING
+        recent = machine.monotonic() - REFRESH_SPACING
         self._refreshed = {topic: at for topic, at in self._refreshed.items() if at > recent}
 
     def _forget(self, topic: str) -> None:
-        logger.debug("topic %s: unused for some time, its route is forgotten", topic)
+        logger.debug("topic %s: unused for some time, its route is dropped", topic)
         del self._routes[topic]
         self._digests.pop(topic, None)
         self._doubted.discard(topic)
@@ -404,14 +404,14 @@ class RouteTable:
         self.use.forget(topic)
 
     def _forget_brokers(self) -> None:
-        """Drops brokers that no route names any more."""
+        """Drops brokers that no route names."""
         named = {name for route in self._routes.values() for name in route.addresses}
         for name in self._brokers.keys() - named:
             del self._brokers[name]
 
     def _refresh_now(self, topic: str) -> None:
         self._timers.pop(topic, None)
-        self._refreshed[topic] = monotonic()
+        self._refreshed[topic] = machine.monotonic()
         self._asking.start(topic, lambda: self._request(topic))
 
     def _sweep_now(self) -> None:
@@ -420,18 +420,18 @@ class RouteTable:
 
     def _late(self, topic: str, timeout: float) -> NameServerError:
         names = ", ".join(self._name_servers.addresses)
-        text = f"no route of topic {self._told(topic)} within {timeout:.3g} s, name servers: {names}"
+        text = f"no route of topic {self._display_name(topic)} within {timeout:.3g} s, name servers: {names}"
         if self._cluster_found is not None and not self._cluster_found.is_set():
             failure = self._name_servers.failure
             text += (
                 "; none has answered since the start" if not self._name_servers.answered.is_set() else "; they know no broker"
             )
-            text += f"; the last try: {printable(failure, 1000)}" if failure is not None else ""
+            text += f"; the last attempt: {printable(failure, 1000)}" if failure is not None else ""
         return NameServerError(text)
 
     def _not_found(self, topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
         said = printable(answer.remark or "no such topic")
-        text = f"topic {self._told(topic)} not found, name server {answer.name_server} says: {said}"
+        text = f"topic {self._display_name(topic)} not found, name server {answer.name_server} says: {said}"
         if create_key is not None:
             text += (
                 f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"

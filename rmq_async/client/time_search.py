@@ -1,8 +1,8 @@
-"""Finding an offset by time on brokers before 5.1.1, which do not say what they find.
+"""Search of an offset by time on brokers before 5.1.1, whose answers are inexact.
 
-Such a broker answers with the message stored *nearest* to the time, before or after it, and with any one of several that were
-stored in the same millisecond. So its answer is a hint: from there the messages' own store times are looked at, at distances
-that double until one of the other side is met, then by halves. Two or three pulls of one message, mostly.
+Such a broker answers with the message stored *nearest* to the time, before or after it, and with any one of several stored in the
+same millisecond. Its answer is only a hint: from there an exponential and then a binary search reads the store times of messages.
+It mostly takes two or three pulls of one message.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .instance import ClientInstance
 __all__ = ["EXACT_FROM", "TOOLS_GROUP", "first_at_or_after", "store_time_ms"]
 
 EXACT_FROM: Final = 435
-"""``MQVersion.V5_1_1``: from here on brokers find the first message at or after a time, and know what a boundary is."""
+"""``MQVersion.V5_1_1``: the first version that finds the first message at or after a time, and knows boundaries."""
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 """The group that every broker has for tools (``MixAll.TOOLS_CONSUMER_GROUP``)."""
 
 
 _DELETED: Final = frozenset({ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
-"""Answers about a message that is gone; the second one also about one that was never there."""
+"""Answers for a deleted message; the second one also for one that never existed."""
 
 
 async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int], Awaitable[bool]]) -> int:
-    """The first offset in ``low``..``high`` for which ``late(offset)`` holds; it is never asked of ``high``, which does.
+    """Returns the first offset in ``low``..``high`` for which ``late(offset)`` holds; ``high`` counts as late without a call.
 
-    ``late`` must not hold again below an offset for which it does not. ``hint``: where to begin.
+    ``late`` is monotonic: it holds above any offset for which it holds. ``hint``: the first offset to try.
     """
     step = 1
     probe = min(max(hint, low), high - 1)
@@ -70,7 +70,7 @@ async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int]
 async def store_time_ms(
     instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float, *, any_replica: bool = True
 ) -> int:
-    """When the message at ``offset`` was stored; -1 where it is deleted, though the queue's minimum offset is not yet corrected."""
+    """Returns when the message at ``offset`` was stored; -1 if it is deleted, even before the queue's minimum is corrected."""
     header = PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,
         topic=queue.topic,

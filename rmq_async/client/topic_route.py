@@ -1,7 +1,7 @@
-"""One topic's route, and what follows from it for those who send and read.
+"""The route of one topic, with its queues and addresses.
 
-A client may know thousands of topics, nearly always on the same brokers. So what routes have in common is held once: the brokers
-with their addresses, and the queues where the same ones are written to and read from.
+A client may know thousands of topics, nearly always on the same brokers. So routes share equal parts: the brokers with their
+addresses, and the queues where the same ones are written and read.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rmq_protocol.route import (
 
 __all__ = ["BrokerLists", "TopicRoute", "topic_route"]
 
-MOST_LISTS: Final = 64
-"""Lists of brokers that are remembered for sharing; topics of one cluster have few different ones."""
+MAX_LISTS: Final = 64
+"""Broker lists that are kept for sharing; topics of one cluster have few different ones."""
 
 _READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TopicRoute:
-    """A topic's route and what follows from it.
+    """The route of a topic, with queues and addresses derived from it.
 
-    ``addresses``: broker name -> broker id -> "host:port", those that can be connected to only. ``version``: grows with each
+    ``addresses``: broker name -> broker id -> "host:port", only those that can be connected to. ``version``: grows with each
     change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
     ``holders``: of a static topic, whose queues all name a pseudo broker, the broker that holds each now.
     """
@@ -50,7 +50,7 @@ class TopicRoute:
     holders: Mapping[MessageQueue, str] = field(default_factory=dict)
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """The broker to ask for a queue of this topic."""
+        """Returns the broker that holds a queue of this topic."""
         return self.holders.get(queue, queue.broker_name)
 
     def master_address(self, broker_name: str) -> str | None:
@@ -61,24 +61,24 @@ _Addresses = Mapping[str, Mapping[int, str]]
 
 
 class BrokerLists:
-    """The lists of brokers that routes named lately, each with its usable addresses."""
+    """Broker lists of recent routes, each with its usable addresses."""
 
     def __init__(self) -> None:
         self._lists: dict[frozenset[str], tuple[tuple[BrokerData, ...], _Addresses]] = {}
 
     def shared(self, brokers: tuple[BrokerData, ...]) -> tuple[tuple[BrokerData, ...], _Addresses]:
-        """The same list as an earlier route has it, if one does, and its addresses."""
+        """Returns the equal list of an earlier route, if there is one, and its addresses."""
         names = frozenset([item.broker_name for item in brokers])
         known = self._lists.get(names)
         if known is None or known[0] != brokers:
-            if len(self._lists) >= MOST_LISTS:
+            if len(self._lists) >= MAX_LISTS:
                 self._lists.clear()
             known = self._lists[names] = (brokers, _addresses(brokers))
         return known
 
 
 def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRoute:
-    """The route that ``data`` describes. Raises RemoteProtocolError for queues that cannot be read or are too many."""
+    """Makes the route that ``data`` describes. Raises RemoteProtocolError for queues that cannot be read or are too many."""
     brokers, addresses = lists.shared(data.broker_datas)
     if brokers is not data.broker_datas:
         data = msgspec.structs.replace(data, broker_datas=brokers)
@@ -89,7 +89,7 @@ def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRo
 
 
 def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
-    """Of brokers of one name the first counts."""
+    """Returns usable addresses by broker name and id; of brokers with one name the first counts."""
     first = {item.broker_name: item for item in reversed(brokers)}
     found: dict[str, dict[int, str]] = {}
     for item in brokers:
@@ -100,7 +100,7 @@ def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
 
 
 def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
-    """Whether the queues to send to are also those to read from, and in the same order."""
+    """Returns whether the queues to send to are also those to read from, in the same order."""
     if data.order_topic_conf or data.topic_queue_mapping_by_broker:
         return False
     names = {item.broker_name for item in data.queue_datas}

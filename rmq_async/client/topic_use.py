@@ -1,7 +1,7 @@
-"""Which topics of a client are in use, and which of them its route table may forget.
+"""The use of topics, by which a route table drops unused ones.
 
-Sends leave no note of their topic, since a note would cost each message. Instead each producer reports once per poll of the routes
-which topics it sent to since the poll before. Other users mark a topic at each request, or hold it for as long as they need it.
+Sends do not mark their topic, which would cost each message. Instead each producer reports once per poll of the routes to which
+topics it sent since the previous poll. Other users mark a topic at each request, or hold it for as long as they need it.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import Final
 __all__ = ["UNKNOWN_POLLS", "UNUSED_POLLS", "TopicUse"]
 
 UNUSED_POLLS: Final = 10
-"""Polls without a use after which a topic is forgotten."""
+"""Polls without a use after which a topic is dropped."""
 
 UNKNOWN_POLLS: Final = 3
-"""Polls without a use, and each answered with "no such topic", after which a topic is forgotten. With the default interval they
+"""Polls without a use, each answered with "no such topic", after which a topic is dropped. With the default interval they
 take 90 s; a broker registers its topics at a restarted name server within 60 s."""
 
 
 class TopicUse:
-    """The age of each topic in polls since its last use. Times are not looked at: without polls nothing is forgotten."""
+    """The age of each topic, in polls since its last use. There is no clock: without polls no topic is dropped."""
 
     def __init__(self) -> None:
         self.reports: list[Callable[[], Iterable[str]]] = []
-        """Plain functions; each returns the topics it has used since it was called last."""
+        """Plain functions; each returns the topics used since its previous call."""
         self._held: dict[str, int] = {}
         self._marked: set[str] = set()
         self._unused: dict[str, int] = {}
         self._unknown: dict[str, int] = {}
         self.mark: Callable[[str], None] = self._marked.add
-        """Notes one use of a topic."""
+        """Records one use of a topic."""
 
     def __len__(self) -> int:
         return len(self._unused)
 
     def hold(self, topic: str) -> None:
-        """Keeps the topic until ``release`` is called as often."""
+        """Keeps the topic until ``release`` has been called as often."""
         self._held[topic] = self._held.get(topic, 0) + 1
 
     def release(self, topic: str) -> None:
@@ -47,10 +47,10 @@ class TopicUse:
         else:
             del self._held[topic]
 
-    def polled(self, answers: Mapping[str, bool]) -> list[str]:
-        """Counts one poll; returns the topics that are due to be forgotten, the longest unused first.
+    def count_poll(self, answers: Mapping[str, bool]) -> list[str]:
+        """Counts one poll; returns the topics that are due to be dropped, the longest unused first.
 
-        ``answers``: topic -> whether the name servers know it, for each topic that they answered about.
+        ``answers``: topic -> whether the name servers know it, for each topic with an answer.
         """
         used = self._held.keys() | self._marked
         self._marked.clear()
@@ -68,7 +68,7 @@ class TopicUse:
         return sorted(due, key=lambda topic: -self._unused[topic])
 
     def is_unknown(self, topic: str) -> bool:
-        """Whether the name servers did not know the topic, unused since, at the last poll."""
+        """Returns whether the name servers did not know the topic, unused since, at the last poll."""
         return self._unknown.get(topic, 0) > 0
 
     def forget(self, topic: str) -> None:
@@ -76,13 +76,13 @@ class TopicUse:
         self._unknown.pop(topic, None)
 
 
-def spared(
+def topics_to_keep(
     due: Iterable[str], kept: Iterable[str], brokers: Collection[str], brokers_of: Callable[[str], Collection[str]]
 ) -> set[str]:
-    """The topics of ``due`` that stay, so that each of ``brokers`` is named by one topic at least.
+    """Returns the topics of ``due`` to keep, so that at least one topic names each of ``brokers``.
 
-    ``kept``: the topics that stay anyway. Brokers that no topic names get no heartbeats; one of them may still have a half
-    message of this client's to ask about.
+    ``kept``: topics that stay in any case. A broker that no topic names gets no heartbeats, although it may have a half message of
+    this client and have to check its transaction.
     """
     unnamed = set(brokers)
     for topic in kept:

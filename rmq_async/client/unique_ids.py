@@ -1,31 +1,28 @@
 """Unique message ids (property UNIQ_KEY) from a clock and a counter; the layout is Java's, see ``rmq_protocol.ids``.
 
-One id per message, so the hot path is one clock read (none where the caller has read one), two comparisons and one
-concatenation (measured: 130 ns); everything that stays the same for 256 ids of one millisecond is one cached text. An id may
-not come twice, whatever the clock does: the millisecond used only ever grows, and after 65,536 ids within it the next one is
-begun early. So a clock that is set back costs nothing but a time in the ids that runs ahead of it. The salt is random per
-object and drawn again in a forked child, which shares everything else.
+Each message has an id, so the hot path is one clock read (none where the caller has read one), two comparisons and one
+concatenation (measured: 130 ns); the common part of 256 ids of one millisecond is one cached text. No id occurs twice, even if the
+clock is set: the millisecond in use only grows, and after 65,536 ids within it the next one starts early. After a clock was set
+back, the ids' time runs ahead of it. The salt is random per object and drawn again in a forked child, which shares everything else.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-import random
-import time
 import weakref
+from time import localtime, mktime
 from typing import Final
 
 from rmq_protocol.ids import unique_id_prefix
 from rmq_protocol.send_codec import ID_LENGTH
 
+from .. import machine
+
 __all__ = ["UniqueIds", "longest_id", "packed_ip"]
 
 _PER_MILLISECOND: Final = 0x10000
 _HEX: Final = tuple(f"{number:02X}" for number in range(256))
-
-_time = time.time
-_monotonic = time.monotonic
 
 
 class UniqueIds:
@@ -45,26 +42,26 @@ class UniqueIds:
     def __init__(self, ip: bytes) -> None:
         self._ip = ip
         self.length = 2 * (len(ip) + 12)
-        """Characters of every id."""
+        """Length of every id."""
         self._millisecond = self._wall = 0
         self.born_ms = b""
-        """The clock when the last id was made: thirteen digits, milliseconds since the epoch."""
+        """Time of the last id: thirteen digits, milliseconds since the epoch."""
         self._month_begins = self._month_ends = 0
         self._seed()
         _instances.add(self)
 
     def next(self) -> str:
-        """A new id."""
+        """Returns a new id."""
         number = self._number
-        if number == self._page_stop or not self._begins <= _time() < self._ends:
+        if number == self._page_stop or not self._begins <= machine.time() < self._ends:
             self._turn_page()
         self._number = number + 1
         return self._page + _HEX[number & 0xFF]
 
     def next_at(self, now: float) -> str:
-        """A new id. ``now``: time.monotonic() of this moment, for a caller that has read it: one clock less to look at.
+        """Returns a new id. ``now``: the present machine.monotonic(), which saves a clock read.
 
-        A wall clock that is set is noticed a millisecond later.
+        A wall clock that is set takes effect a millisecond later.
         """
         number = self._number
         if number == self._page_stop or not self._from <= now < self._until:
@@ -73,11 +70,11 @@ class UniqueIds:
         return self._page + _HEX[number & 0xFF]
 
     def take(self, count: int) -> list[str]:
-        """``count`` new ids; per id a third of the price of ``next``."""
+        """Returns ``count`` new ids, each at a third of the cost of ``next``."""
         ids: list[str] = []
         while (left := count - len(ids)) > 0:
             number = self._number
-            if number == self._page_stop or not self._begins <= _time() < self._ends:
+            if number == self._page_stop or not self._begins <= machine.time() < self._ends:
                 self._turn_page()
             page, low = self._page, number & 0xFF
             part = min(left, self._page_stop - number)
@@ -86,21 +83,21 @@ class UniqueIds:
         return ids
 
     def now(self) -> bytes:
-        """The clock as ``born_ms``, formatted once per millisecond."""
-        if not self._begins <= _time() < self._ends:
+        """Returns the time as ``born_ms``, formatted once per millisecond."""
+        if not self._begins <= machine.time() < self._ends:
             self._turn_page()
         return self.born_ms
 
     def _seed(self) -> None:
-        source = random.SystemRandom()
-        self._prefix = unique_id_prefix(self._ip, os.getpid(), source.getrandbits(32))
+        source = machine.entropy
+        self._prefix = unique_id_prefix(self._ip, machine.process_id(), source.getrandbits(32))
         self._number = self._page_stop = self._stop = source.getrandbits(16)
         self._begins = self._ends = self._from = self._until = 0.0
         self._page = self._time_text = ""
 
     def _turn_page(self) -> None:
-        """The next 256 numbers: of the clock's millisecond, or of one further where the last one is used up and still goes on."""
-        clock, since = _time(), _monotonic()
+        """Starts the next 256 numbers: of the clock's millisecond, or of the following one if that is used up."""
+        clock, since = machine.time(), machine.monotonic()
         wall = int(clock * 1000)
         if wall != self._wall:
             self._wall = wall
@@ -119,7 +116,7 @@ class UniqueIds:
 
 
 def packed_ip(text: str) -> bytes | None:
-    """4 or 16 bytes of an address in text, a zone ("%eth0") left out; None for anything that is not an address."""
+    """Returns the 4 or 16 bytes of an address, without its zone ("%eth0"); None for a text that is no address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -129,10 +126,10 @@ def packed_ip(text: str) -> bytes | None:
 
 
 def _local_month(now_ms: int) -> tuple[int, int]:
-    """First millisecond of the month in local time, and of the next one."""
-    year, month = time.localtime(now_ms // 1000)[:2]
-    begins = time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
-    ends = time.mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1))
+    """Returns the first millisecond of the month in local time, and of the next month."""
+    year, month = localtime(now_ms // 1000)[:2]
+    begins = mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
+    ends = mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1))
     return int(begins) * 1000, int(ends) * 1000
 
 
@@ -140,7 +137,7 @@ _instances: weakref.WeakSet[UniqueIds] = weakref.WeakSet()
 
 
 def longest_id() -> int:
-    """Characters that an id of any client of this process has at most."""
+    """Returns the maximum length of an id of any client in this process."""
     return max([ID_LENGTH, *(ids.length for ids in _instances)])
 
 

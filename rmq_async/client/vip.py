@@ -1,4 +1,4 @@
-"""A broker's second port, two below the first, which takes messages and nothing else (``MixAll.brokerVIPChannel``)."""
+"""The second port of a broker, two below the first, which takes messages only (``MixAll.brokerVIPChannel``)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _BELOW: Final = 2
 
 
 def vip_address(address: str) -> str:
-    """The address of the second port of the broker at ``address``."""
+    """Returns the second port's address of the broker at ``address``."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - _BELOW}" if int(port) > _BELOW else address
 
 
 def first_port(address: str) -> str:
-    """The address of the broker whose second port is at ``address``."""
+    """Returns the first port's address of the broker whose second port is at ``address``."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + _BELOW}"

@@ -1,30 +1,29 @@
-"""Whether messages that a filter may have passed over were still there when it did.
+"""Checks that the offsets which a filter skipped were still stored then.
 
-A pull with tags says nothing about what it leaves out: messages with other tags, or messages that were deleted just then, for a
-broker that deletes goes on as if they did not match. So it is asked afterwards, without tags, for the first offset passed over:
-what is stored now was stored then, and a queue loses its oldest messages first. One small pull a second for each queue, and one at
-its end.
+The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted just then,
+because a broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset
+afterwards: a message that is stored now was stored then, and a queue loses its oldest messages first. That takes one small pull a
+second for each queue, and one at its end.
 
-(The oldest offset a broker reports is no witness: its minimum is corrected seconds late, and while files go its search by time
-gives 0, or no answer at all; both seen on 5.5.0 and 4.9.7.)
+(The minimum offset that a broker reports does not serve: it is corrected seconds late, and while files are deleted its search by
+time gives 0, or no response at all; both seen on 5.5.0 and 4.9.7.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
 from typing import Final
 
 from rmq_protocol.continuity import first_queue_offset
 from rmq_protocol.message import MessageQueue
 
-from ..client import ClientInstance
-from ..client.masters import has_master
+from .. import machine
+from ..client import ClientInstance, has_master, lost_offsets
 from ..errors import BrokerNotFoundError, OffsetRangeError
 from ..results import PullStatus
-from .pulling import Calls, pull_body
+from .pulling import Calls, PullRequest, pull_body
 
-__all__ = ["PassedOver", "deleted_among"]
+__all__ = ["SkippedOffsets", "deleted_among"]
 
 CHECK_EVERY: Final = 1.0
 """Seconds."""
@@ -32,13 +31,13 @@ SHORT_STEP: Final = 100
 """Offsets."""
 
 
-class PassedOver:
-    """Offsets of one queue that pulls with tags have passed over since the last check, lowest first."""
+class SkippedOffsets:
+    """Offsets of one queue that pulls with tags have skipped since the last check, lowest first."""
 
     __slots__ = ("checked_at", "ranges")
 
     def __init__(self) -> None:
-        self.checked_at = monotonic()
+        self.checked_at = machine.monotonic()
         self.ranges: list[range] = []
 
     def __bool__(self) -> bool:
@@ -46,10 +45,13 @@ class PassedOver:
 
     @property
     def is_due(self) -> bool:
-        return bool(self.ranges) and monotonic() - self.checked_at >= CHECK_EVERY
+        return bool(self.ranges) and machine.monotonic() - self.checked_at >= CHECK_EVERY
 
     def add(self, offset: int, first: int) -> None:
-        """A pull from ``offset`` on gave its first message at ``first``, or none before that. What follows a message was there."""
+        """Adds the offsets before ``first``, at which a pull from ``offset`` on gave its first message or ended without one.
+
+        Offsets behind a message need no check: a queue loses its oldest messages first.
+        """
         if first <= offset:
             return
         if self.ranges and self.ranges[-1].stop >= offset:
@@ -57,28 +59,26 @@ class PassedOver:
         self.ranges.append(range(offset, first))
 
     def clear(self) -> None:
-        """They have been checked."""
+        """Forgets the offsets, after their check."""
         self.ranges.clear()
-        self.checked_at = monotonic()
+        self.checked_at = machine.monotonic()
 
 
 async def deleted_among(
-    instance: ClientInstance, group: str, queue: MessageQueue, passed: Sequence[range], *, timeout: float, calls: Calls
+    instance: ClientInstance, group: str, queue: MessageQueue, skipped: Sequence[range], *, timeout: float, calls: Calls
 ) -> tuple[tuple[range, ...], int]:
-    """What of ``passed`` is no longer stored, and where the queue ends; it may have been deleted before it was looked at.
+    """The offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
 
-    ``timeout``: seconds for each request. Where a step is shorter than SHORT_STEP no pull begins once they are over: what is known
-    by then is the result, so that a broker that leads from one offset to the next does not hold the reading up. Real ones lead 800
-    offsets on, or to the first that is there. Raises what a pull raises, OffsetRangeError where the queue
-    now ends before ``passed`` does, and BrokerNotFoundError where that is the word of a replica without a master.
+    ``timeout``: seconds for each request. After a step shorter than SHORT_STEP no pull begins once they are over, and the result is
+    what is known by then: a broker that leads from one offset to the next must not hold the reading up. Real brokers lead 800
+    offsets on, or to the first message. Raises what a pull raises, OffsetRangeError where the queue now ends before ``skipped``,
+    and BrokerNotFoundError where a replica without a master says so.
     """
-    at, stop = passed[0].start, passed[-1].stop
+    at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False
-    until = monotonic() + timeout
-    while at < stop and not (short and monotonic() >= until):
-        answer = await pull_body(
-            instance, group, queue, at, max_messages=1, tags="*", suspend=0.0, timeout=timeout, calls=calls
-        )
+    until = machine.monotonic() + timeout
+    while at < stop and not (short and machine.monotonic() >= until):
+        answer = await pull_body(instance, PullRequest(group, queue, at, 1, "*", 0.0, timeout), calls)
         high = answer.max_offset
         static = static or answer.offset_delta is not None
         after = answer.min_offset if answer.status is PullStatus.OFFSET_ILLEGAL else answer.next_offset
@@ -108,7 +108,7 @@ async def deleted_among(
             )
         short = after - at < SHORT_STEP
         at = after
-    missing = tuple([range(each.start, min(each.stop, at)) for each in passed if each.start < at])
+    missing = tuple([range(each.start, min(each.stop, at)) for each in skipped if each.start < at])
     if not missing:
         return (), high
-    return await instance.gaps.losses(instance, queue, missing, static=static, calls=calls), high
+    return await lost_offsets(instance, queue, missing, static=static, calls=calls), high

@@ -1,23 +1,23 @@
-"""Where one queue is read, and what of an answer lies in what is to be read of it."""
+"""The position of a reading in one queue, and the part of a response that lies before its end."""
 
 from __future__ import annotations
 
 from rmq_protocol.continuity import without_ranges
 from rmq_protocol.message import MessageExt, MessageQueue
 
-from .continuity import PassedOver
+from .continuity import SkippedOffsets
 
 __all__ = ["Cursor", "until", "within"]
 
 
 class Cursor:
-    """Where one queue is read. ``end``: exclusive; None follows. ``at_first``: jump to the first offset there is when this is gone.
+    """Position in one queue. ``end``: exclusive; None follows. ``at_first``: jump to the first message when this offset is deleted.
 
-    ``wait_for_end``: wait for messages until ``end`` is reached, else only for those that are on their way. ``passed``: what pulls
-    with tags left out and is to be checked. ``begun``: an answer has moved it on.
+    ``wait_for_end``: wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets that pulls with
+    tags skipped and that need a check. ``begun``: a response has moved it on.
     """
 
-    __slots__ = ("at_first", "begun", "end", "offset", "passed", "queue", "wait_for_end")
+    __slots__ = ("at_first", "begun", "end", "offset", "queue", "skipped", "wait_for_end")
 
     def __init__(
         self, queue: MessageQueue, offset: int, end: int | None, *, at_first: bool = False, wait_for_end: bool = False
@@ -27,22 +27,22 @@ class Cursor:
         self.end = end
         self.at_first = at_first
         self.wait_for_end = wait_for_end
-        self.passed: PassedOver | None = None
+        self.skipped: SkippedOffsets | None = None
         self.begun = False
 
     @property
     def finished(self) -> bool:
-        """Whether it is read to its end, and nothing is to be checked."""
-        return self.end is not None and self.offset >= self.end and not self.passed
+        """Whether the queue is read to its end, and no offset needs a check."""
+        return self.end is not None and self.offset >= self.end and not self.skipped
 
     @property
     def check_due(self) -> bool:
-        passed = self.passed
-        return passed is not None and bool(passed) and (passed.is_due or (self.end is not None and self.offset >= self.end))
+        skipped = self.skipped
+        return skipped is not None and bool(skipped) and (skipped.is_due or (self.end is not None and self.offset >= self.end))
 
 
 def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tuple[MessageExt, ...]:
-    """Without those outside [offset, end): a batch that was stored as one record is delivered whole."""
+    """The messages inside [offset, end): a broker delivers a batch that was stored as one record whole."""
     if not messages:
         return messages
     if messages[0].queue_offset >= offset and (end is None or messages[-1].queue_offset < end):
@@ -51,5 +51,5 @@ def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tu
 
 
 def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
-    """What of ``lost`` lies before ``end``."""
+    """The part of ``lost`` before ``end``."""
     return lost if end is None or not lost else without_ranges(lost, (range(end, max(end, lost[-1].stop)),))

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from time import monotonic
 from typing import Final, Literal, TypeVar, Unpack, cast
 
 from rmq_protocol.errors import shown
@@ -16,21 +15,32 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import parse_tags
 from rmq_protocol.validation import check_topic
 
-from ..client import ClientInstance
-from ..client import offsets as queue_offsets
-from ..client.at_once import for_each
-from ..client.masters import has_master, known_master
-from ..client.names import Names
-from ..client.offsets import check_queue, epoch_ms, known_queue
-from ..client.text import printable
-from ..client.user import ClientUser
+from .. import machine
+from .._asyncio import for_each
+from .._text import printable
+from ..client import (
+    ClientInstance,
+    ClientUser,
+    Names,
+    check_queue,
+    commit_offset,
+    committed_offset,
+    epoch_ms,
+    has_master,
+    known_master,
+    known_queue,
+    max_offset,
+    min_offset,
+    search_offset,
+    until_readable,
+)
 from ..config import LONGEST, ClientConfig, ClientOptions, check_group, client_options
 from ..errors import BrokerNotFoundError, ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
 from ..options import lists_options
 from ..results import PullResult
 from .cursor import Cursor
-from .pulling import pull_once
-from .reading import Reader
+from .pulling import PullRequest, pull_once
+from .reading import Reader, ReadScope
 
 __all__ = ["PullConsumer"]
 
@@ -97,16 +107,17 @@ class PullConsumer(ClientUser):
             raise ConfigError(f"max_messages must be from 1 to {MAX_PULL}, not {shown(max_messages)}")
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < LONGEST:
             raise ConfigError(f"wait must be 0 or more seconds, not {shown(wait)}")
-        pull = partial(pull_once, instance, self._group, queue, offset, max_messages=max_messages, tags=tags, calls=self._calls)
         budget = instance.config.request_timeout
         if wait > 0:
-            # A broker looks at held pulls every 5 s only. So that the call is not as late as that, the held pull is given up
-            # at its time and one that is not held shows what there is; it also distinguishes a silent broker from an empty queue.
-            deadline = monotonic() + wait
+            # A broker looks at held pulls every 5 s only. Not to be as late as that, the call abandons the held pull at its time
+            # and makes one that is not held; that one also distinguishes a silent broker from an empty queue.
+            deadline = machine.monotonic() + wait
+            held = PullRequest(self._group, queue, offset, max_messages, tags, wait, wait)
             with suppress(RequestTimeoutError):
-                return await pull(suspend=wait, timeout=wait)
-            budget += deadline - monotonic()
-        return await pull(suspend=0.0, timeout=budget)
+                return await pull_once(instance, held, self._calls)
+            budget += deadline - machine.monotonic()
+        request = PullRequest(self._group, queue, offset, max_messages, tags, 0.0, budget)
+        return await pull_once(instance, request, self._calls)
 
     def read(
         self,
@@ -145,18 +156,8 @@ class PullConsumer(ClientUser):
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
                 return await self._cursors(instance, await self._queues(topic) if chosen is None else chosen, start, end)
 
-        reader = Reader(
-            instance,
-            self._group,
-            tags,
-            opening,
-            follow=end is None,
-            topic=topic if queues is None else None,
-            named=chosen is not None,
-            calls=self._calls,
-            running=self._readers,
-        )
-        return reader.messages()
+        scope = ReadScope(tags, end is None, topic if queues is None and end is None else None, chosen is not None)
+        return Reader(instance, self._group, scope, opening, self._calls, self._readers).messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset the broker keeps for this group; None when there is none.
@@ -165,29 +166,29 @@ class PullConsumer(ClientUser):
         topic's route.
         """
         async with self._call() as instance:
-            return await queue_offsets.committed(instance, self._group, await known_queue(instance, queue))
+            return await committed_offset(instance, self._group, await known_queue(instance, queue))
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Makes the broker keep ``offset`` for this group; returns when it has answered."""
         async with self._call() as instance:
             _check_offset(check_queue(queue), offset)
-            await queue_offsets.commit(instance, self._group, await known_queue(instance, queue), offset)
+            await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the first message there is."""
         async with self._call() as instance:
-            return await queue_offsets.min_offset(instance, await known_queue(instance, queue))
+            return await min_offset(instance, await known_queue(instance, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Offset after the last message that can be read."""
         async with self._call() as instance:
-            return await queue_offsets.max_offset(instance, await known_queue(instance, queue))
+            return await max_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
         """Offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; without one, the offset
         that the next message will have."""
         async with self._call() as instance:
-            return await queue_offsets.search_offset(instance, await known_queue(instance, queue), when)
+            return await search_offset(instance, await known_queue(instance, queue), when)
 
     # -- inside
 
@@ -249,8 +250,8 @@ def _start_of(instance: ClientInstance, start: Start) -> Offsets:
     if isinstance(start, Mapping):
         return _given(start)
     if isinstance(start, datetime):
-        return lambda queue: queue_offsets.search_offset(instance, queue, start, any_replica=False)
-    find = queue_offsets.min_offset if start == "earliest" else queue_offsets.max_offset
+        return lambda queue: search_offset(instance, queue, start, any_replica=False)
+    find = min_offset if start == "earliest" else max_offset
     return lambda queue: find(instance, queue, any_replica=False)
 
 
@@ -258,8 +259,8 @@ def _end_of(instance: ClientInstance, end: End) -> Offsets:
     if isinstance(end, Mapping):
         return _given(end)
     if isinstance(end, datetime):
-        return lambda queue: queue_offsets.search_offset(instance, queue, end, any_replica=False)
-    return lambda queue: queue_offsets.max_offset(instance, queue, any_replica=False)
+        return lambda queue: search_offset(instance, queue, end, any_replica=False)
+    return lambda queue: max_offset(instance, queue, any_replica=False)
 
 
 async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
@@ -277,7 +278,7 @@ async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
 
 async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
     """Raises RequestTimeoutError where the queues stay behind what the broker acknowledged."""
-    if not await queue_offsets.until_readable(instance, broker_name, topic, any_replica=False):
+    if not await until_readable(instance, broker_name, topic, any_replica=False):
         raise RequestTimeoutError(
             f"broker {broker_name} has acknowledged messages that cannot be read yet: its queues are behind its commit log for "
             f"more than {instance.config.request_timeout:g} s",
@@ -293,7 +294,7 @@ def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
 
 
 def _on_the_wire(names: Names, bound: Bound) -> Bound:
-    """With offsets by queues as servers know them."""
+    """A bound whose queues have the topics' names on the wire."""
     return cast(Bound, _wired(names, bound)) if isinstance(bound, Mapping) else bound
 
 
@@ -317,7 +318,7 @@ def _chosen_queues(
     chosen = tuple(dict.fromkeys(names.wire_queue(check_queue(queue)) for queue in named))
     for queue in chosen:
         if queue.topic != topic:
-            raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.told(topic)}")
+            raise ConfigError(f"{names.shown_queue(queue)} is not a queue of topic {names.display_name(topic)}")
     for bound in (start, end):
         if isinstance(bound, Mapping):
             wired = _wired(names, bound)

@@ -1,12 +1,11 @@
-"""One pull: the request, its answer and what it means.
+"""One pull: the request, its response, and the result that follows from both.
 
-PULL_MESSAGE (11) with the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs to know nothing
-of the group beforehand, and every version serves it. Where the broker's connection is open and no hook needs the command, the
-request is written from a template and an answer with messages read into one Struct (``AskedPull``); everything else takes the
-general way of all requests. An answer is held against its request: as many messages as there are offsets from the one asked for to
-the one to go on at, and the first is the one asked for, is what nearly all answers are; only another one is looked at closely.
-Bodies are decoded on the loop up to 64 KiB (half a millisecond) and in a thread beyond, where CRC and
-decompression run without the interpreter's lock.
+PULL_MESSAGE (11) carries the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs no earlier
+registration of the group, and every version serves it. Where the broker's connection is open and no hook needs the command, a
+template writes the request and a response with messages is decoded into one Struct (``PendingPull``); everything else takes the
+general path of all requests. Each response is compared with its request. Nearly all of them hold a message for each offset from
+the requested one to the next one; only others are examined closely (``_compared``). Bodies below 64 KiB are decoded on the loop
+(half a millisecond), larger ones in a thread, where CRC and decompression release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import lru_cache, partial
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from rmq_protocol.command import RemotingCommand
@@ -28,16 +27,17 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
 
+from .. import machine
 from ..broker_answers import broker_error
-from ..client import ClientInstance
+from ..client import ClientInstance, lost_offsets
 from ..errors import RequestTimeoutError, RocketMQError
 from ..results import PullResult, PullStatus
 from ..transport import Connection
 
-__all__ = ["AskedPull", "PulledBody", "pull_body", "pull_once", "small_result", "start_pull"]
+__all__ = ["PendingPull", "PullRequest", "PulledBody", "pull_body", "pull_once", "small_result", "start_pull"]
 
 DECODE_IN_THREAD: Final = 64 * 1024
-"""Bytes of a body from which on it is decoded outside the loop's thread."""
+"""Size of a body, in bytes, from which on a thread decodes it."""
 
 _STATUS: Final[dict[int, PullStatus]] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -50,8 +50,21 @@ Calls = set[asyncio.Future[Any]]
 _NOTHING: Final = DecodedMessages((), ())
 
 
+class PullRequest(msgspec.Struct, frozen=True, gc=False):
+    """One pull. ``queue``: with the topic as servers know it. ``suspend``: seconds that the broker may hold the pull while it has
+    no message. ``timeout``: seconds for all of it."""
+
+    group: str
+    queue: MessageQueue
+    offset: int
+    max_messages: int
+    tags: str
+    suspend: float
+    timeout: float
+
+
 class PulledBody(NamedTuple):
-    """One answer, with its records as they came. ``address``: who gave it."""
+    """One response, its records not decoded. ``address``: the broker that sent it."""
 
     status: PullStatus
     body: bytes
@@ -62,55 +75,45 @@ class PulledBody(NamedTuple):
     address: str
 
 
-class AskedPull:
-    """A pull that was written from a template. ``future``: of a PullReply, or of a RemotingCommand for any other answer."""
+class PendingPull:
+    """A pull that a template wrote. ``future``: resolves to a PullReply, or to a RemotingCommand for a response without messages.
+    ``since``: time of the request."""
 
-    __slots__ = ("connection", "deadline", "future", "opaque", "since")
+    __slots__ = ("connection", "future", "opaque", "request", "since")
 
     def __init__(
-        self, connection: Connection, opaque: int, future: asyncio.Future[Answer], since: float, deadline: float
+        self, request: PullRequest, connection: Connection, opaque: int, future: asyncio.Future[Answer], since: float
     ) -> None:
+        self.request = request
         self.connection = connection
         self.opaque = opaque
         self.future = future
         self.since = since
-        self.deadline = deadline
 
     def forget(self) -> None:
-        """Gives the answer up."""
-        self.connection.forget(self.opaque)
+        """Abandons the response."""
+        self.connection.requests.forget(self.opaque)
         self.future.cancel()
 
 
-def start_pull(
-    instance: ClientInstance,
-    group: str,
-    queue: MessageQueue,
-    offset: int,
-    *,
-    max_messages: int,
-    tags: str,
-    suspend: float,
-    timeout: float,
-) -> AskedPull | None:
-    """Asks by template where that is possible, else does nothing."""
+def start_pull(instance: ClientInstance, request: PullRequest) -> PendingPull | None:
+    """Sends the request from a template; returns None where that is not possible."""
+    queue = request.queue
     connection = instance.plain_connection(instance.routes.broker_of(queue))
-    if connection is None or not connection.is_open:
+    if connection is None or not connection.requests.is_open:
         return None
-    template = _template(group, *queue, tags, round(suspend * 1000))
+    template = _template(request.group, *queue, request.tags, round(request.suspend * 1000))
     if template is None:
         return None
-    since = monotonic()
-    deadline = since + timeout
+    since = machine.monotonic()
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    return AskedPull(
-        connection, connection.start_pull(template, offset, max_messages, future, deadline), future, since, deadline
-    )
+    opaque = connection.requests.start_pull(template, request.offset, request.max_messages, future, since + request.timeout)
+    return PendingPull(request, connection, opaque, future, since)
 
 
 @lru_cache(maxsize=1024)
 def _template(group: str, topic: str, broker_name: str, queue_id: int, tags: str, suspend_ms: int) -> PullTemplate | None:
-    """None where the general way has to make the header, or to say why there is none."""
+    """The template of a request; None if the general path must make the header, or raise the error for an invalid one."""
     try:
         template = PullTemplate(group, topic, queue_id, broker_name, tags, suspend_ms)
     except (LocalProtocolError, UnicodeEncodeError, TypeError):
@@ -119,47 +122,26 @@ def _template(group: str, topic: str, broker_name: str, queue_id: int, tags: str
 
 
 async def pull_once(
-    instance: ClientInstance,
-    group: str,
-    queue: MessageQueue,
-    offset: int,
-    *,
-    max_messages: int,
-    tags: str,
-    suspend: float,
-    timeout: float,
-    calls: Calls,
-    asked: AskedPull | None = None,
+    instance: ClientInstance, request: PullRequest, calls: Calls, pending: PendingPull | None = None
 ) -> PullResult:
-    """One request and its messages. ``asked``: the request, where it is under way already. The rest as in ``pull_body``."""
-    since = asked.since if asked is not None else monotonic()
-    answer = await pull_body(
-        instance,
-        group,
-        queue,
-        offset,
-        max_messages=max_messages,
-        tags=tags,
-        suspend=suspend,
-        timeout=timeout,
-        calls=calls,
-        asked=asked,
-    )
-    until = since + timeout + (instance.config.request_timeout if suspend else 0.0)
-    if asked is not None:  # its answer may have waited for the caller
-        until = max(until, monotonic() + instance.config.request_timeout)
+    """Pulls once and decodes the messages. ``pending``: the request if it was sent already. Raises as ``pull_body`` does."""
+    since = pending.since if pending is not None else machine.monotonic()
+    answer = await pull_body(instance, request, calls, pending)
+    until = since + request.timeout + (instance.config.request_timeout if request.suspend else 0.0)
+    if pending is not None:  # the response may have waited for the caller
+        until = max(until, machine.monotonic() + instance.config.request_timeout)
     decoded = _NOTHING
     if answer.status is PullStatus.FOUND:
-        decode = _decoder(instance, answer.body, queue, tags, answer.offset_delta)
+        decode = _decoder(instance, request, answer)
         if len(answer.body) < DECODE_IN_THREAD:
             decoded = decode()
         else:
-            decoded = await _decoded(instance, decode, until, calls, queue, answer)
-    result = _result(instance, queue, offset, tags, answer, decoded)
+            decoded = await _decoded(instance, decode, until, calls, request.queue, answer)
+    result = _result(instance, request, answer, decoded)
     if result.lost:
         static = answer.offset_delta is not None
-        left = max(until - monotonic(), 0.0)
-        lost = await instance.gaps.losses(instance, queue, result.lost, static=static, timeout=left, calls=calls)
+        left = max(until - machine.monotonic(), 0.0)
+        lost = await lost_offsets(instance, request.queue, result.lost, static=static, timeout=left, calls=calls)
         result = replace(result, lost=lost)
     return result
 
@@ -172,7 +154,7 @@ async def _decoded(
     queue: MessageQueue,
     answer: PulledBody,
 ) -> DecodedMessages:
-    """In a thread. Raises RequestTimeoutError at ``deadline``."""
+    """Decodes in a thread. Raises RequestTimeoutError at ``deadline``."""
     try:
         return await instance.threads.run(decode, deadline, calls)
     except TimeoutError:
@@ -180,69 +162,43 @@ async def _decoded(
         raise RequestTimeoutError(text, broker=queue.broker_name, address=answer.address) from None
 
 
-def small_result(instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, asked: AskedPull) -> PullResult | None:
-    """What ``pull_once`` would give for an answer that brought messages, without waiting; None for any other."""
-    future = asked.future
+def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult | None:
+    """The result of ``pull_once`` for a response with messages that needs no thread and no further request; None for others."""
+    request, future = pending.request, pending.future
     if future.cancelled() or future.exception() is not None:
         return None
     reply = future.result()
     if not isinstance(reply, PullReply) or len(reply.body) >= DECODE_IN_THREAD:
         return None
-    answer = _found(reply, asked.connection.address)
-    decoded = _decoder(instance, answer.body, queue, tags, answer.offset_delta)()
-    result = _result(instance, queue, offset, tags, answer, decoded)
+    answer = _found(reply, pending.connection.address)
+    result = _result(instance, request, answer, _decoder(instance, request, answer)())
     if not result.lost:
         return result
+    queue = request.queue
     return replace(result, lost=()) if instance.gaps.is_compacted(instance.routes.broker_of(queue), queue.topic) else None
 
 
 async def pull_body(
-    instance: ClientInstance,
-    group: str,
-    queue: MessageQueue,
-    offset: int,
-    *,
-    max_messages: int,
-    tags: str,
-    suspend: float,
-    timeout: float,
-    calls: Calls,
-    asked: AskedPull | None = None,
+    instance: ClientInstance, request: PullRequest, calls: Calls, pending: PendingPull | None = None
 ) -> PulledBody:
-    """One request. ``suspend``: seconds the broker may hold it while it has nothing; ``timeout``: seconds for all of it.
+    """Pulls once. ``calls``: futures to end when the consumer stops. ``pending``: the request if it was sent already.
 
-    Raises BrokerError for an answer that is no pull result, and what finding and asking the broker raises.
+    Raises BrokerError for a response that is no pull result, and the errors of finding the broker and of the request.
     """
-    if asked is None:
-        asked = start_pull(
-            instance, group, queue, offset, max_messages=max_messages, tags=tags, suspend=suspend, timeout=timeout
-        )
-    response: RemotingCommand | None = None
-    sent_away: RemotingCommand | None = None
-    if asked is not None:
-        reply = await _answer_to(asked, instance, queue, calls)
+    queue = request.queue
+    if pending is None:
+        pending = start_pull(instance, request)
+    if pending is None:
+        response, address = await _ask(instance, request, request.timeout, calls)
+    else:
+        reply = await _answer_to(pending, instance, calls)
         if isinstance(reply, PullReply):
-            return _found(reply, asked.connection.address)
+            return _found(reply, pending.connection.address)
         if reply.code == ResponseCode.GO_AWAY:
-            timeout, sent_away = max(asked.deadline - monotonic(), 0.0), reply
+            left = max(pending.since + request.timeout - machine.monotonic(), 0.0)
+            response, address = await _ask(instance, request, left, calls, reply)
         else:
-            response, address = reply, asked.connection.address
-    if response is None:
-        header = pull_header(
-            group, queue.topic, queue.queue_id, queue.broker_name, tags, round(suspend * 1000), offset, max_messages
-        )
-        deadline = monotonic() + timeout
-        holder = await instance.holder_of(queue, timeout)
-        response, address = await instance.ask_broker(
-            holder,
-            queue.topic,
-            RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)}),
-            max(deadline - monotonic(), 0.0),
-            any_replica=True,
-            long_poll=suspend > 0,
-            calls=calls,
-            sent_away=sent_away,
-        )
+            response, address = reply, pending.connection.address
     status = _STATUS.get(response.code)
     if status is None:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
@@ -256,14 +212,49 @@ async def pull_body(
     )
 
 
-async def _answer_to(asked: AskedPull, instance: ClientInstance, queue: MessageQueue, calls: Calls) -> Answer:
-    future = asked.future
+async def _ask(
+    instance: ClientInstance,
+    request: PullRequest,
+    timeout: float,
+    calls: Calls,
+    sent_away: RemotingCommand | None = None,
+) -> tuple[RemotingCommand, str]:
+    """Sends the request on the general path; returns the response and the broker's address. ``timeout``: seconds that are left.
+    ``sent_away``: the GO_AWAY response to an earlier attempt."""
+    queue = request.queue
+    header = pull_header(
+        request.group,
+        queue.topic,
+        queue.queue_id,
+        queue.broker_name,
+        request.tags,
+        round(request.suspend * 1000),
+        request.offset,
+        request.max_messages,
+    )
+    deadline = machine.monotonic() + timeout
+    holder = await instance.holder_of(queue, timeout)
+    return await instance.ask_broker(
+        holder,
+        queue.topic,
+        RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)}),
+        max(deadline - machine.monotonic(), 0.0),
+        any_replica=True,
+        long_poll=request.suspend > 0,
+        calls=calls,
+        sent_away=sent_away,
+    )
+
+
+async def _answer_to(pending: PendingPull, instance: ClientInstance, calls: Calls) -> Answer:
+    future = pending.future
     calls.add(future)
     try:
         return await future
     except BaseException as error:
-        asked.connection.forget(asked.opaque)
+        pending.connection.requests.forget(pending.opaque)
         if isinstance(error, RocketMQError):
+            queue = pending.request.queue
             instance.explain(error, instance.routes.broker_of(queue), queue.topic)
         raise
     finally:
@@ -283,10 +274,9 @@ def _found(reply: PullReply, address: str) -> PulledBody:
     )
 
 
-def _result(
-    instance: ClientInstance, queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages
-) -> PullResult:
-    """``lost`` is what is missing, by right or not."""
+def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
+    """The result, whose ``lost`` are all missing offsets; compaction may have removed them."""
+    queue, offset = request.queue, request.offset
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address
     messages = decoded.messages
@@ -294,7 +284,7 @@ def _result(
     if messages and len(messages) == after - offset and messages[0].queue_offset == offset:
         held = _Held(messages, decoded.corrupt, after)
     else:
-        held = _compared(queue, offset, tags, answer, decoded)
+        held = _compared(request, answer, decoded)
     if answer.status is PullStatus.FOUND and held.after <= offset:
         raise RemoteProtocolError(
             f"a pull of {instance.names.shown_queue(queue)} at offset {offset} says to go on at {answer.next_offset}",
@@ -313,7 +303,7 @@ def _result(
 
 
 class _Held(NamedTuple):
-    """What an answer holds of what was asked for. ``after``: where to go on. ``missing``: what lies before that and is wanted."""
+    """The requested part of a response. ``after``: the next offset. ``missing``: requested offsets before it without a message."""
 
     messages: tuple[MessageExt, ...]
     corrupt: tuple[CorruptMessageError, ...]
@@ -321,13 +311,14 @@ class _Held(NamedTuple):
     missing: tuple[range, ...] = ()
 
 
-def _compared(queue: MessageQueue, offset: int, tags: str, answer: PulledBody, decoded: DecodedMessages) -> _Held:
-    """A closer look at an answer.
+def _compared(request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> _Held:
+    """Compares a response with its request, offset by offset.
 
-    A batch that was stored as one record comes whole, with messages before ``offset``. No answer leads beyond the end of the queue.
-    Where the message asked for is deleted and something else is in its place, what comes with that may be cut up: the next pull
-    has it again. Messages of a light queue are numbered by another queue.
+    A batch that was stored as one record comes whole, with messages before the requested offset. The next offset is at most the
+    end of the queue. Where the requested message is deleted and another one is in its place, the messages behind it may be cut up:
+    the next pull requests them again. Messages of a light queue (LMQ) have the offsets of another queue.
     """
+    queue, offset, tags = request.queue, request.offset, request.tags
     after = answer.next_offset if decoded.resume_at is None else decoded.resume_at
     if queue.topic.startswith(LMQ_PREFIX):
         return _Held(decoded.messages, decoded.corrupt, after)
@@ -345,15 +336,13 @@ def _compared(queue: MessageQueue, offset: int, tags: str, answer: PulledBody, d
     return _Held(messages, decoded.corrupt, after, missing_offsets(offset, after, found, decoded.corrupt))
 
 
-def _decoder(
-    instance: ClientInstance, body: bytes, queue: MessageQueue, tags: str, offset_delta: int | None
-) -> Callable[[], DecodedMessages]:
+def _decoder(instance: ClientInstance, request: PullRequest, answer: PulledBody) -> Callable[[], DecodedMessages]:
     return partial(
         decode_pull,
-        body,
-        queue,
-        tags=tags,
-        offset_delta=offset_delta,
+        answer.body,
+        request.queue,
+        tags=request.tags,
+        offset_delta=answer.offset_delta,
         max_decompressed_size=instance.config.max_decompressed_size,
         allow_partial=True,
         only_queue=True,

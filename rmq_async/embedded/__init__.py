@@ -28,6 +28,7 @@ from .schedule import DELAY_LEVELS
 from .server import Listener
 from .service import BaseService
 from .store import CommitLog
+from .transactions import CheckSettings
 
 __all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "SystemClock"]
 
@@ -98,9 +99,8 @@ class EmbeddedRocketMQ:
         if transaction_check_max < 0:
             raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
         clock = SystemClock() if clock is None else clock
-        settings = BrokerSettings(
-            clock, auto_create_topics, delay_levels, transaction_timeout, transaction_check_interval, transaction_check_max
-        )
+        checks = CheckSettings(transaction_timeout, transaction_check_interval, transaction_check_max)
+        settings = BrokerSettings(clock, auto_create_topics, delay_levels, checks)
         self._host = host
         self._ports = [port] + [0] * brokers
         self._failures = FailureScript()
@@ -126,7 +126,8 @@ class EmbeddedRocketMQ:
             raise
         if not ipaddress.ip_address(self._name_server.listener.host).is_loopback:
             logger.warning(
-                "listening on %s: whoever reaches this address can read and write everything", self._name_server.listener.host
+                "listening on %s without access control: every client that can reach this address can read and write everything",
+                self._name_server.listener.host,
             )
 
     async def stop(self) -> None:
@@ -215,9 +216,9 @@ class EmbeddedRocketMQ:
             listener.set_stalled(False)
 
     def shuffle(self, seed: int | None, *, broker: str | None = None) -> None:
-        """From now on requests that are in flight to the broker (None: to all brokers) on one connection are served in any order.
+        """Makes the broker (None: all brokers) serve concurrent requests of one connection in any order.
 
-        Brokers work on requests in several threads: two sends that do not wait for one another may be stored the other way round.
+        Real brokers serve requests in several threads: two concurrent sends may be stored in either order.
         ``seed`` makes the order repeatable; None ends it.
         """
         for listener in self._listeners(broker):
@@ -242,7 +243,7 @@ class EmbeddedRocketMQ:
         return sum(len(service.listener.connections) for service in self._services)
 
     def statistics(self, server: str) -> ServerStatistics:
-        """Of one server: "namesrv" or a broker's name. Raises ValueError for another name."""
+        """Statistics of one server: "namesrv" or a broker's name. Raises ValueError for another name."""
         service = next((each for each in self._services if each.name == server), None)
         if service is None:
             raise self._unknown(server)

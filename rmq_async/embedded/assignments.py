@@ -24,7 +24,7 @@ from .state import BrokerState
 __all__ = ["AssignmentProcessor", "allocate"]
 
 _LEAVE_AS_IT_IS: Final = b"{}"
-"""Unlike an empty list it tells the client to keep what it has."""
+"""Unlike an empty list it makes the client keep its queues."""
 _STRATEGIES: Final = {"AVG": allocate_averagely, "AVG_BY_CIRCLE": allocate_by_circle}
 
 

@@ -32,7 +32,7 @@ from .state import BrokerState
 from .stats import StatisticsProcessor
 from .store import CommitLog
 from .topic_admin import TopicProcessor
-from .transactions import Transactions
+from .transactions import CheckSettings, Transactions
 from .writer import MessageWriter
 
 __all__ = ["Broker", "BrokerSettings"]
@@ -43,14 +43,12 @@ _FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestC
 
 
 class BrokerSettings(NamedTuple):
-    """What the embedded brokers of one server have in common; see ``EmbeddedRocketMQ``. Times are seconds."""
+    """Settings that the brokers of one server share; see ``EmbeddedRocketMQ``. Times are seconds."""
 
     clock: Clock
     auto_create_topics: bool
     delay_levels: Sequence[float]
-    transaction_timeout: float
-    transaction_check_interval: float
-    transaction_check_max: int
+    checks: CheckSettings
 
 
 class Broker(BaseService):
@@ -68,9 +66,7 @@ class Broker(BaseService):
             self._schedule,
             self.calls,
             settings.clock,
-            timeout=settings.transaction_timeout,
-            interval=settings.transaction_check_interval,
-            check_max=settings.transaction_check_max,
+            settings.checks,
         )
         self._lookups = LookupProcessor(self.state, self._reply)
         send_back = SendBackProcessor(self.state, self._schedule)

@@ -79,7 +79,7 @@ class ClientCalls:
         connection.send(parts)
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
-        """A response came in; one that nobody waits for is dropped."""
+        """Passes a response to its pending call; drops one without a call."""
         call = self._calls.get(response.opaque)
         if call is not None and call.connection is connection:
             self._end(response.opaque, response)
@@ -89,7 +89,7 @@ class ClientCalls:
             self._end(opaque, Failure.DISCONNECTED)
 
     def close(self) -> None:
-        """Forgets all that is under way; nobody is called."""
+        """Drops all pending calls without calling back."""
         for call in self._calls.values():
             call.timer.cancel()
         self._calls.clear()

@@ -1,20 +1,20 @@
-"""Who is connected: producers and consumers by group, as their heartbeats say.
+"""Connected clients: producers and consumers by group, from their heartbeats.
 
-A client counts from its first heartbeat until it unregisters, its connection ends, or ``EXPIRY`` passes without another one.
-Who watches the table (``changed``) learns which consumer groups have other members or other topics than before.
+A client is listed from its first heartbeat until it unregisters, its connection ends, or ``EXPIRY`` passes without another one.
+``changed`` reports the consumer groups whose members or topics have changed.
 
 Names and subscriptions come from the network, so their number and size are bounded, per connection and in all.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from rmq_protocol.constants import LanguageCode, ResponseCode
 from rmq_protocol.heartbeat import ConsumerData, MessageModel, SubscriptionData
 
+from .. import machine
 from .server import Connection
 from .service import Refused
 
@@ -44,7 +44,7 @@ class Client:
         self.connection = connection
         self.language = LanguageCode.OTHER if language is None else language
         self.version = version
-        self.seen = time.monotonic()
+        self.seen = machine.monotonic()
 
 
 class ConsumerGroup:
@@ -181,8 +181,8 @@ class ClientTable:
         self._groups_of.pop(connection, None)
 
     def expire(self) -> None:
-        """Forgets who has sent no heartbeat for ``EXPIRY``, and closes the connections that are nobody else's."""
-        oldest = time.monotonic() - EXPIRY
+        """Forgets clients without a heartbeat for ``EXPIRY``; closes connections that no other client uses."""
+        oldest = machine.monotonic() - EXPIRY
         silent = [
             (group, member)
             for table in (self.producers, {name: group.members for name, group in self.consumers.items()})

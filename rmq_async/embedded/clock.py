@@ -4,7 +4,7 @@
 in order, each at its own time; so a message delayed for two hours is there after one ``await clock.advance(7200)``. Timeouts
 of the network (held pulls, idle connections) stay on the event loop's clock: they belong to the peer, who has his own.
 
-Whoever waits for several things sets one ``Alarm`` to the earliest of them; there is no timer per message.
+A part that waits for several times sets one ``Alarm`` to the earliest; there is no timer per message.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
+
+from .. import machine
 
 __all__ = ["Alarm", "Clock", "ManualClock", "SystemClock", "Timer"]
 
@@ -29,7 +30,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """What ``EmbeddedRocketMQ(clock=...)`` takes."""
+    """The protocol of ``EmbeddedRocketMQ(clock=...)``."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -40,7 +41,7 @@ class Clock(Protocol):
 
 class SystemClock:
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return int(machine.time() * 1000)
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
         wait = min(max(when_ms - self.now_ms(), 0) / 1000, MAX_WAIT)
@@ -64,7 +65,7 @@ class ManualClock:
     """
 
     def __init__(self, start_ms: int | None = None) -> None:
-        self._now = time.time_ns() // 1_000_000 if start_ms is None else start_ms
+        self._now = int(machine.time() * 1000) if start_ms is None else start_ms
         self._numbers = itertools.count()
         self._timers: list[tuple[int, int, _Pending]] = []
         self._soon: asyncio.Handle | None = None
@@ -121,7 +122,7 @@ class Alarm:
         self._on = False
 
     def start(self) -> None:
-        """From now on it rings; before, and after ``stop``, ``by`` does nothing."""
+        """Enables the alarm; before, and after ``stop``, ``by`` has no effect."""
         self._on = True
 
     def by(self, when_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Heartbeats and unregistration (34, 35), who is connected (38, 203, 204), and telling a group that its members changed (40)."""
+"""Heartbeats and unregistration (34, 35), lists of clients (38, 203, 204), and notifications of changed members (40)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["ClientProcessor"]
 
 
 class ClientProcessor:
-    """A group's members are told once per loop iteration, however many changes that brought."""
+    """Notifies a group's members once per loop iteration, after any number of changes."""
 
     def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
         self._state = state

@@ -2,7 +2,7 @@
 
 Two kinds. ``FailureScript`` says which of the next requests are answered with a code instead of being served; it belongs to
 the whole cluster, so "the next three sends fail" holds whichever broker they reach. A ``Gate`` stands between one server and
-its sockets: it holds answers back for a while (``delay``) or until told otherwise (``stalled``). A stalled server reads nothing
+its sockets: it holds answers back for a while (``delay``) or until the test ends it (``stalled``). A stalled server reads nothing
 either, as a stopped process would, so the peer sees full buffers and not only silence. It also says in which order requests that
 have arrived are served (``chance``).
 """

@@ -68,7 +68,7 @@ class SubscriptionGroups:
         return config
 
     def use(self, name: str) -> SubscriptionGroupConfig:
-        """As ``find``, but raises Refused (26)."""
+        """Finds a group as ``find`` does; raises Refused (26) instead of returning None."""
         config = self.find(name)
         if config is None:
             why = f"this broker has {MAX_GROUPS} groups, it takes no more" if self._is_full() else f"\n{FAQ}"

@@ -1,9 +1,9 @@
-"""Where messages with a key are: the index behind QUERY_MESSAGE, which costs a send nothing.
+"""The index of keys behind QUERY_MESSAGE, which costs a send nothing.
 
-It is brought up to date when somebody asks (``CommitLog.index``), as a real broker's lags behind its log too. An entry is two
+A query brings it up to date (``CommitLog.index``); a real broker's index lags behind its log, too. An entry is two
 8-byte numbers: a hash over broker, topic and key, and the message's physical offset. Entries are appended in store order and
 never sorted; a look-up searches the column of hashes as bytes, from its end, at the speed of memory (a millisecond or two for
-a million entries). Python's hashes of texts are keyed, so nobody can make them collide; who looks up compares the message
+a million entries). Python's hashes of texts are keyed, so no client can make them collide; a look-up compares the message
 itself all the same.
 
 Entries go with the log: ``forget`` drops those below its oldest record.

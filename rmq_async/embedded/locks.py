@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -11,6 +10,7 @@ from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.message import MessageQueue
 
+from .. import machine
 from .server import Connection
 from .service import Handler, Refused
 
@@ -39,7 +39,7 @@ class QueueLocks:
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
         """The queues that are the client's now. Raises Refused (1) where there is no room for one more."""
-        now = time.monotonic()
+        now = machine.monotonic()
         taken: list[MessageQueue] = []
         for queue in queues:
             owner, until = self._groups.get(group, {}).get(queue, ("", 0.0))
@@ -54,7 +54,7 @@ class QueueLocks:
         return taken
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
-        """What another client has stays locked."""
+        """Unlocks the client's own queues; queues of another client stay locked."""
         locks = self._groups.get(group, {})
         for queue in queues:
             if queue in locks and locks[queue][0] == client_id:
@@ -65,11 +65,11 @@ class QueueLocks:
 
     def any_of(self, group: str) -> bool:
         """Whether somebody has a queue of the group."""
-        now = time.monotonic()
+        now = machine.monotonic()
         return any(until > now for _, until in self._groups.get(group, {}).values())
 
     def _expire(self, now: float) -> bool:
-        """Forgets what nobody has any more; whether that made room."""
+        """Drops locks without an owner; returns whether that made room."""
         kept = {group: {queue: lock for queue, lock in locks.items() if lock[1] > now} for group, locks in self._groups.items()}
         self._groups = {group: locks for group, locks in kept.items() if locks}
         self._count = sum(map(len, self._groups.values()))
@@ -78,7 +78,7 @@ class QueueLocks:
         return self._count < MAX_LOCKS
 
     def expire(self) -> None:
-        self._expire(time.monotonic())
+        self._expire(machine.monotonic())
 
 
 class LockProcessor:

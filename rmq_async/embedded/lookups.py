@@ -35,7 +35,7 @@ Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
 
 
 class _Query(NamedTuple):
-    """What is kept of a request. ``log_end``: physical offset up to which the index is to know the log."""
+    """A held request. ``log_end``: physical offset up to which the index must cover the log."""
 
     connection: Connection
     command: RemotingCommand

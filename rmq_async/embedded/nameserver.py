@@ -105,7 +105,7 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS)
 
     def _topic_names(self) -> dict[str, None]:
-        """In the order in which they were made."""
+        """Names of the topics, in the order of their creation."""
         return dict.fromkeys(topic.config.topic_name for broker in self._running() for topic in broker.state.topics)
 
     def _running(self) -> list[Broker]:

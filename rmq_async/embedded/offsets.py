@@ -1,7 +1,7 @@
-"""How far groups have consumed, by topic and queue (``OffsetTable``): what they committed, pulled, and are told to go back to.
+"""Progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets, and resets.
 
-A reset stays until the group's next pull of that queue, which it answers with the new offset; until then it is the committed
-offset, and what the group commits is not taken.
+A reset stays until the group's next pull of that queue, whose response has the new offset; until then it is the committed offset,
+and commits of the group are ignored.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class OffsetTable:
         self._count = 0
 
     def find(self, group: str, topic: str, queue_id: int) -> int:
-        """What the group committed, -1 for nothing."""
+        """The group's committed offset, -1 without one."""
         key = (group, topic)
         if self._reset and queue_id in self._reset.get(key, ()):
             return self._reset[key][queue_id]
         return self._committed.get(key, {}).get(queue_id, -1)
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
-        """Where the group's last pull ended, or what it committed."""
+        """The offset at which the group's last pull ended, else the committed one."""
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.find(group, topic, queue_id) if offset is None else offset
 
@@ -60,7 +60,7 @@ class OffsetTable:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where the group is to go on; once."""
+        """Removes and returns the offset of a reset."""
         if not self.is_reset(group, topic, queue_id):
             return None
         offsets = self._reset[group, topic]

@@ -1,4 +1,4 @@
-"""What groups have consumed: asking, committing, going back (14, 15, 43, 222)."""
+"""Serves committed offsets of groups: queries, commits, resets (14, 15, 43, 222)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """The group's next pull of each queue is told to go on from there; ``queueId`` below 0 means all queues."""
+        """Makes the group's next pull of each queue go on from there; ``queueId`` below 0 means all queues."""
         header = header_of(ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:

@@ -1,4 +1,4 @@
-"""What an admin asks of a client through the broker: its running information (307), and to consume a message now (309)."""
+"""Relays requests of admins to clients: running information (307), consume a message now (309)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_VERSION: Final = 62
 
 
 class RelayProcessor:
-    """Whoever asked gets the client's answer as it is, in its own time."""
+    """Passes the client's response to the requester as it is, when it arrives."""
 
     def __init__(self, state: BrokerState, calls: ClientCalls, reply: Reply) -> None:
         self._state = state

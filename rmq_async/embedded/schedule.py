@@ -8,7 +8,7 @@ level is all that is kept. Timers come due in any order: a heap of numbers, due 
 Entries whose message is gone are swept out when they are more than half. One alarm serves all of it.
 
 Taking a timer back stores a message too, one with TIMER_DEL_UNIQKEY that comes due in the same second, first of all: so a
-recall costs the same whatever waits, and what recalls leave behind goes with the log.
+recall costs the same with any number of timers, and its records go with the log.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Schedule:
         self._alarm = Alarm(clock, self._ring)
 
     def start(self) -> None:
-        """What came due while the broker was down is delivered now."""
+        """Starts deliveries; messages that came due while the broker was down are delivered now."""
         self._alarm.start()
         self._arm()
 
@@ -227,7 +227,7 @@ def _hide(draft: Draft, topic: str, queue_id: int) -> None:
 
 
 def _java_int(text: str) -> int:
-    """As ``Integer.parseInt``. Raises Refused (1), as what Java throws becomes."""
+    """Parses as ``Integer.parseInt``. Raises Refused (1), which a broker makes of Java's exception."""
     if not _JAVA_NUMBER.fullmatch(text) or not -0x80000000 <= int(text) <= 0x7FFFFFFF:
         raise Refused(ResponseCode.SYSTEM_ERROR, f'java.lang.NumberFormatException: For input string: "{text[:60]}"')
     return int(text)

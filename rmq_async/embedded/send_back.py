@@ -6,7 +6,6 @@ request fails sends the message to the retry topic itself, and ``bury`` is then 
 
 from __future__ import annotations
 
-import random
 from typing import Final
 
 from rmq_protocol.command import RemotingCommand, make_response
@@ -14,6 +13,7 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, Perm, R
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader
 from rmq_protocol.ids import pack_offset_id
 
+from .. import machine
 from .records import Draft, read_record
 from .schedule import Schedule
 from .server import Connection
@@ -61,7 +61,7 @@ class SendBackProcessor:
         else:
             properties["DELAY"] = str(header.delayLevel or min(_FIRST_LEVEL + draft.reconsume_times, _MAX_INT))
             draft.topic = retry.topic_name
-            draft.queue_id = random.randrange(max(1, retry.write_queue_nums))
+            draft.queue_id = machine.random.randrange(max(1, retry.write_queue_nums))
         draft.reconsume_times = min(draft.reconsume_times + 1, _MAX_INT)
         draft.prepared_offset = 0
         self._schedule.put(draft)
@@ -84,7 +84,7 @@ class SendBackProcessor:
         draft.topic, draft.queue_id = self._state.topics.ensure(DLQ_TOPIC_PREFIX + group).config.topic_name, 0
 
     def _policy(self, group: str) -> tuple[int, int]:
-        """How often the group retries, and on how many queues."""
+        """The group's number of retries, and of retry queues."""
         config = self._state.groups.find(group)
         if config is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group[:160]} \n{FAQ}")

@@ -52,7 +52,7 @@ Parts = Sequence[bytes]
 
 
 class Service(Protocol):
-    """What answers the requests of one listener."""
+    """Serves the requests of one listener."""
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         """The answer's parts, or None for none (now). A ProtocolError closes the connection; nothing else leaves."""
@@ -369,7 +369,7 @@ class Listener:
             logger.warning("%s: too many bytes of unfinished frames, %s goes", self.name, largest.remote)
             self.refused += 1
             self._unfinished -= largest.unfinished
-            largest.unfinished = 0  # it holds nothing any more, though the loop tells so a little later
+            largest.unfinished = 0  # it holds nothing any more; the loop reports that a little later
             largest.abort()
 
     def bound_unread(self, connections: Collection[Connection]) -> None:

@@ -1,6 +1,6 @@
 """The request side common to name server and broker: one handler per request code, and nothing a peer sends raises out of it.
 
-A handler returns the response, or None when there is none yet (a held pull), or raises ``Refused``. Whatever else goes wrong
+A handler returns the response, or None when there is none yet (a held pull), or raises ``Refused``. Every other error
 becomes a response with code 1, as in the reference servers, except that a header which is none closes the connection.
 """
 
@@ -107,7 +107,7 @@ class BaseService:
         failure = self.failures.take(command.code, named_only=self.named_failures_only) if self.failures.pending else None
         flawed = failure in STORED_WITH_A_FLAW and command.code in SENDS
         if failure is not None and not flawed:
-            return make_response(command, failure, "this request was told to fail")
+            return make_response(command, failure, "injected failure")
         handler = self.handlers.get(command.code)
         if handler is None:
             return not_supported(command)
@@ -134,7 +134,7 @@ class BaseService:
             return encode_command(make_response(command, ResponseCode.SYSTEM_ERROR, "the response cannot be encoded"))
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
-        """A response came in; here nobody waits for one."""
+        """Drops a response: this service sends no requests."""
 
     def disconnected(self, connection: Connection) -> None:
         """Nothing to forget here."""

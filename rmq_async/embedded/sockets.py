@@ -51,7 +51,7 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have."""
+    """The largest number of descriptors of this process."""
     try:
         import resource
     except ImportError:  # no such limit there

@@ -1,4 +1,4 @@
-"""What one embedded broker knows. Plain objects; the processors (sends, pulls, queries, clients) share and change them."""
+"""The state of one embedded broker: objects that the processors (sends, pulls, queries, clients) share and change."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What an admin wants to know of topics and groups (202, 208, 300, 343, 345), and of the broker itself (28)."""
+"""Serves statistics of topics and groups (202, 208, 300, 343, 345), and of the broker itself (28)."""
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from rmq_protocol.bodies import (
@@ -27,6 +26,7 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.message import MessageQueue
 
+from .. import machine
 from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
@@ -43,7 +43,7 @@ class StatisticsProcessor:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
-        self._started = time.time()
+        self._started = machine.time()
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -80,7 +80,7 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ConsumeStats(table)))
 
     def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> set[str]:
-        """Those asked for; else those of which the group committed something and which it has not stopped to subscribe to."""
+        """The requested topic; else topics with a committed offset of the group that it still subscribes to."""
         listed = {name for name in (header.topicList or "").split(";") if name}
         if listed:
             return listed
@@ -120,7 +120,7 @@ class StatisticsProcessor:
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """The names admin tools read; 0 for what does not exist here (queues of thread pools, disks, timers)."""
         log = self._state.log
-        running = int(time.time() - self._started)
+        running = int(machine.time() - self._started)
         hours, seconds = divmod(running, 3600)
         info = {
             "brokerVersionDesc": "V5_5_0",

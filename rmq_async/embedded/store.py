@@ -228,7 +228,7 @@ class CommitLog:
                 yield record, queue
 
     def earliest_ms(self) -> int:
-        """When the oldest record was stored; -1 where there is none."""
+        """Store time of the oldest record; -1 without one."""
         return stored_ms(self._records[self._first]) if len(self) else -1
 
     def drop(self, queues: Collection[Queue]) -> None:

@@ -43,7 +43,7 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """None is made where one of them cannot be."""
+        """Creates all topics of the list, or none."""
         configs = decode_body(CreateTopicListRequestBody, command.body).topic_config_list
         topics = self._state.topics
         for config in configs:
@@ -66,7 +66,7 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_topic_config(topic.config))
 
     def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """With its messages, what groups have consumed of it, and the pulls that wait for it."""
+        """Deletes a topic with its messages, its committed offsets and the pulls that wait for it."""
         name = header_of(DeleteTopicRequestHeader, command).topic
         topic = self._state.topics.delete(name)
         if topic is not None:

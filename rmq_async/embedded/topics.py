@@ -65,7 +65,7 @@ _ATTRIBUTES: Final = {
 
 
 def describe(config: TopicConfig) -> str:
-    """As brokers put a topic's settings into the remark of a refused queue id."""
+    """A topic's settings, in the form of a broker's remark on a refused queue id."""
     perm = "".join(letter if config.perm & bit else "-" for bit, letter in ((4, "R"), (2, "W"), (1, "X")))
     attributes = ", ".join(f"{name}={value}" for name, value in config.attributes.items())
     return (
@@ -103,7 +103,7 @@ class Topic:
         return self._queues.get(queue_id)
 
     def queues(self) -> list[Queue]:
-        """Those in use."""
+        """The queues in use."""
         return list(self._queues.values())
 
 

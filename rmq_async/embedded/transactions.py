@@ -1,19 +1,18 @@
-"""Transactions: half messages, their end (END_TRANSACTION, 37), and asking the producer about those without one (39).
+"""Transactions: half messages, END_TRANSACTION (37), and CHECK_TRANSACTION_STATE (39) for transactions that stay open.
 
 As on a real broker a half message waits in RMQ_SYS_TRANS_HALF_TOPIC, which no consumer of its real topic sees; a commit stores
-it once more, where it belongs. Each check stores it again at the end of that queue with one more in TRANSACTION_CHECK_TIMES,
-so the queue read from ``_open`` on holds every message without an end once, the number of checks it had is in the message,
-and what the memory bound takes is gone from here by itself. Kept besides is one byte for each offset since, which says whether
-it ended out of turn.
+it again in its own topic. Each check stores it again at the end of the half topic's queue with TRANSACTION_CHECK_TIMES one
+higher, so the queue from ``_open`` on holds every open transaction once, the message itself holds its number of checks, and
+the memory bound needs no second book-keeping here. Beside the queue one byte per offset says whether that transaction ended.
 
 A real broker looks at the log and not at the state of the transaction, so a second commit delivers a second time, and a commit
-after a rollback delivers too; a test against this broker meets both, as it would there.
+after a rollback delivers too; a test against this broker sees both, as it would there.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import TRANSACTION_MASK, RequestCode, ResponseCode, SysFlag
@@ -32,7 +31,7 @@ from .service import Handler, Refused, header_of
 from .state import BrokerState
 from .writer import MessageWriter, Place
 
-__all__ = ["CHECK_MAX_TOPIC", "HALF_TOPIC", "Transactions"]
+__all__ = ["CHECK_MAX_TOPIC", "HALF_TOPIC", "CheckSettings", "Transactions"]
 
 logger = logging.getLogger("rmq_async.embedded")
 
@@ -45,13 +44,19 @@ _CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 _IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Half messages looked at in one go, and bytes of them, before the event loop serves others again."""
+"""Half messages, and bytes of them, that one step of a round reads before the event loop serves others."""
+
+
+class CheckSettings(NamedTuple):
+    """``timeout``: seconds before the first check of a half message. ``interval``: seconds between rounds of checks.
+    ``max_checks``: checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    timeout: float
+    interval: float
+    max_checks: int
 
 
 class Transactions:
-    """``timeout``: seconds before a half message is asked about. ``interval``: seconds between rounds of asking.
-    ``check_max``: how often one is asked about before it goes to TRANS_CHECK_MAX_TIME_TOPIC."""
-
     def __init__(
         self,
         state: BrokerState,
@@ -59,19 +64,16 @@ class Transactions:
         schedule: Schedule,
         calls: ClientCalls,
         clock: Clock,
-        *,
-        timeout: float,
-        interval: float,
-        check_max: int,
+        checks: CheckSettings,
     ) -> None:
         self._state = state
         self._writer = writer
         self._schedule = schedule
         self._calls = calls
         self._clock = clock
-        self._timeout = round(timeout * 1000)
-        self._interval = max(round(interval * 1000), 1)
-        self._check_max = check_max
+        self._timeout = round(checks.timeout * 1000)
+        self._interval = max(round(checks.interval * 1000), 1)
+        self._max_checks = checks.max_checks
         self._queue = state.topics.ensure(HALF_TOPIC).queue(0)
         self._open = 0
         self._ended = bytearray()  # from the offset _open on, as far as any has ended; the first has not
@@ -104,7 +106,7 @@ class Transactions:
     def end(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(EndTransactionRequestHeader, command)
         if header.commitOrRollback not in (_COMMIT, _ROLLBACK):
-            return None  # not known yet: brokers do not answer that, one-way or not
+            return None  # the state is unknown: brokers send no response, one-way or not
         record = self._half(header)
         draft = read_record(record)
         if not header.fromTransactionCheck and _IMMUNITY in draft.properties:
@@ -133,7 +135,7 @@ class Transactions:
         return found[0]
 
     def _immunity(self, draft: Draft) -> int:
-        """Milliseconds during which the message is not asked about."""
+        """Milliseconds before the first check of the message."""
         text = draft.properties.get(_IMMUNITY, "-1")
         seconds = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
         return self._timeout if seconds < 0 else seconds * 1000
@@ -152,7 +154,7 @@ class Transactions:
         self._open = following
 
     def _skip_forgotten(self) -> None:
-        """The memory bound has taken the oldest."""
+        """Drops the offsets whose messages the memory bound has removed."""
         forgotten = self._queue.min_offset - self._open
         if forgotten > 0:
             del self._ended[:forgotten]
@@ -160,7 +162,7 @@ class Transactions:
             self._skip_ended()
 
     def _next_open(self, offset: int) -> int:
-        """The first from ``offset`` on that has no end, or is not there yet."""
+        """The first offset from ``offset`` on that is open, or the next one of the queue."""
         at = max(offset - self._open, 0)
         found = self._ended.find(0, at)
         return self._open + (max(at, len(self._ended)) if found < 0 else found)
@@ -168,7 +170,7 @@ class Transactions:
     # -------------------------------------------------------------------------------------------------------------- checks
 
     def _arm(self) -> None:
-        """Sets the alarm to the next round, which come at fixed times from the start on."""
+        """Sets the alarm to the next round; rounds come at fixed intervals from the start."""
         if self._open < self._queue.max_offset and self._round is None:
             rounds = (self._clock.now_ms() - self._began) // self._interval + 1
             self._alarm.by(self._began + rounds * self._interval)
@@ -179,7 +181,7 @@ class Transactions:
         now, count, room = self._clock.now_ms(), _BATCH, _BATCH_BYTES
         at = self._next_open(at)
         while at < end and count and room > 0:
-            room -= self._look_at(at, now)
+            room -= self._check(at, now)
             count -= 1
             at = self._next_open(at + 1)
         if at < end:
@@ -189,8 +191,8 @@ class Transactions:
             self._round = None
             self._arm()
 
-    def _look_at(self, offset: int, now: int) -> int:
-        """Bytes of the message looked at."""
+    def _check(self, offset: int, now: int) -> int:
+        """Checks the transaction at ``offset`` if it is due; returns the size of its record."""
         record = self._queue.record(offset)
         if record is None:
             return 0
@@ -200,7 +202,7 @@ class Transactions:
         if times == 0 and now - stored_ms(record) < self._immunity(draft):
             return len(record)
         try:
-            if times >= self._check_max:
+            if times >= self._max_checks:
                 draft.topic, draft.queue_id = self._state.topics.ensure(CHECK_MAX_TOPIC).config.topic_name, 0
                 self._writer.put(draft)
             else:
@@ -209,7 +211,7 @@ class Transactions:
         except (Refused, ProtocolError) as error:
             logger.warning("%s: a half message cannot be kept: %s", self._state.name, error)
         except InvalidMessageError as error:
-            logger.warning("%s: nobody can be asked about a half message: %s", self._state.name, error)
+            logger.warning("%s: no check of a half message can be sent: %s", self._state.name, error)
         self._has_ended(offset)
         return len(record)
 
@@ -218,7 +220,7 @@ class Transactions:
         state, group = self._state, properties.get("PGROUP", "")
         connection = state.clients.producer_connection(group)
         if connection is None:
-            logger.info("%s: nobody of producer group %r is there to be asked about a transaction", state.name, group[:160])
+            logger.info("%s: no producer of group %r is connected for the check of a transaction", state.name, group[:160])
             return
         header = CheckTransactionStateRequestHeader(
             bname=state.name,

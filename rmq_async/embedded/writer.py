@@ -1,4 +1,4 @@
-"""Storing a message: its record, its place in queue and log, its keys in the index, and word to the pulls that wait for it."""
+"""Stores messages: packs the record, appends it to queue and log, and answers the pulls that are held for its queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rmq_protocol.constants import MAX_BODY_SIZE, MAX_PROPERTIES_SIZE, RETRY_TOP
 from rmq_protocol.properties import properties_text
 
 from .pulls import HeldPulls
-from .records import Draft, pack_record
+from .records import Content, Draft, pack_record
 from .service import Refused
 from .state import BrokerState
 from .store import tag_code
@@ -23,7 +23,7 @@ ILLEGAL: Final = (
 
 
 class Place(NamedTuple):
-    """Where a message is now: offset in its queue, physical offset in the log."""
+    """Place of a stored message: offset in its queue, physical offset in the log."""
 
     offset: int
     position: int
@@ -35,7 +35,10 @@ class MessageWriter:
         self._held = held
 
     def put(self, draft: Draft) -> Place:
-        """Raises Refused (17, 13) where the topic is gone, or the properties are too long. A group's retry topic comes back."""
+        """Stores a draft; creates a group's retry topic if it is gone.
+
+        Raises Refused: 17 for another topic that does not exist, 13 for properties that are too long.
+        """
         topic = self._state.topics.get(draft.topic)
         if topic is None and draft.topic.startswith(RETRY_TOPIC_PREFIX):
             topic = self._state.topics.ensure(draft.topic, draft.queue_id + 1)
@@ -45,56 +48,16 @@ class MessageWriter:
         encoded = utf8(properties_text(properties))
         if len(encoded) > MAX_PROPERTIES_SIZE:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
-        placed = self.append(
-            topic,
-            draft.queue_id,
-            draft.body,
-            encoded,
-            draft.flag,
-            draft.sys_flag,
-            draft.born_time_ms,
-            draft.born_host,
-            draft.reconsume_times,
-            properties.get("TAGS"),
-            draft.prepared_offset,
-        )
-        return Place(*placed)
+        return Place(*self.append(topic, draft.queue_id, draft.content(encoded), properties.get("TAGS")))
 
-    def append(
-        self,
-        topic: Topic,
-        queue_id: int,
-        body: bytes,
-        properties: bytes,
-        flag: int,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: str,
-        reconsume_times: int,
-        tags: str | None,
-        prepared_offset: int = 0,
-    ) -> tuple[int, int]:
-        """As a Place. Raises ProtocolError for values that do not fit their fields, and then nothing is stored."""
+    def append(self, topic: Topic, queue_id: int, content: Content, tags: str | None) -> tuple[int, int]:
+        """Stores a message; returns the fields of its Place. Raises ProtocolError for values that do not fit their fields;
+        nothing is stored then."""
         state = self._state
         log, name = state.log, topic.config.topic_name
         queue = topic.queue(queue_id)
         offset, position, now = queue.max_offset, log.end, log.now()
-        record = pack_record(
-            name,
-            queue_id,
-            offset,
-            position,
-            body,
-            properties,
-            flag,
-            sys_flag,
-            born_time_ms,
-            born_host,
-            now,
-            state.address,
-            reconsume_times,
-            prepared_offset,
-        )
+        record = pack_record(name, queue_id, offset, position, content, now, state.address)
         log.append(queue, record, tag_code(tags) if tags else 0, now)
         if queue.waiting:
             self._held.arrived(queue)

@@ -1,7 +1,7 @@
-"""From a user's session to the sender: what was added is handed over once its transaction is committed, never before.
+"""Hands rows from a user's session to the sender, after the commit of their transaction.
 
-SQLAlchemy tells of commits and rollbacks, savepoints among them. That is a hint of when to look, no proof: before a row is sent the
-database is asked whether it is there. What is rolled back is only forgotten the sooner for it.
+SQLAlchemy reports commits and rollbacks, savepoints included. A report is a hint when to look and no proof: before a row is sent a
+query confirms that the database has it. A report of a rollback only drops the rows sooner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEY: Final = "rmq_async.outbox"
 
 
 class Additions:
-    """What one session has added to outboxes and not committed. Lives and dies with the session."""
+    """Rows that one session has added to outboxes and not committed; kept as long as the session."""
 
     __slots__ = ("_added",)
 
@@ -39,16 +39,16 @@ class Additions:
 
     @classmethod
     def waiting(cls, session: Session) -> int:
-        """How many rows the session holds for its commit."""
+        """Number of rows that wait for the session's commit."""
         found: Additions | None = session.info.get(_KEY)
         return 0 if found is None else len(found._added)
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
-        """``then`` is called with this row, and others, after the commit."""
+        """Adds a row. ``then`` is called with all rows after the commit."""
         self._added.append((then, row, session.get_nested_transaction() or session.get_transaction()))
 
     def _committed(self, session: Session) -> None:
-        if not self._added or session.in_nested_transaction():  # a savepoint is no commit
+        if not self._added or session.in_nested_transaction():  # the release of a savepoint is no commit
             return
         added, self._added = self._added, []
         by_outbox: dict[Callable[[list[Held]], None], list[Held]] = {}

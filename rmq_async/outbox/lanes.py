@@ -1,8 +1,8 @@
-"""Which rows may leave now: those of one sharding key one after the other, small ones without a key many at a time.
+"""Decides which rows may be sent now: rows of one sharding key one after the other, small rows without a key in batches.
 
-A lane is what is in hand of one key. It breaks when a send of it fails: whatever is behind that row, or comes later, goes back to
-the table until the failure is written there, since nothing but the table knows what is first then. Rows stay in hand until the
-table knows what became of them; ``breaks`` counts, so that whoever asked the table meanwhile can tell that its answer is old.
+A lane holds the rows of one key that this process has taken. It breaks when a send fails: later rows of the key go back to the
+table until the failure is written there, because only the table knows which row is first then. A row stays in hand until its
+outcome is written; ``breaks`` counts, so that the caller of a query sees whether a break has made its result stale.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Lane", "Lanes", "batches"]
 Key = tuple[str, str]
 
 _OVERHEAD: Final = 512
-"""What a message takes in a batch beside body and texts, amply."""
+"""Upper bound of the bytes that a message takes in a batch beside body and texts."""
 
 
 class Lane:
-    """``waiting``: what is sent after the row that is under way. ``in_hand``: all of it, until the table knows what became of it.
-    ``busy``: somebody sends it."""
+    """``waiting``: rows behind the row in flight. ``in_hand``: all rows whose outcome is not written yet. ``busy``: a task
+    sends it."""
 
     __slots__ = ("broken", "busy", "in_hand", "key", "waiting")
 
@@ -40,12 +40,12 @@ class Lanes:
         self._lanes: dict[Key, Lane] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Ids of the rows of these keys, or of all, that leave or have left before any that is added now."""
+        """Ids of the rows of these keys, or of all, that are sent before any row that is added now."""
         lanes = [self._lanes[key] for key in set(self._lanes if keys is None else keys) if key in self._lanes]
         return [row for lane in lanes if not lane.broken for row in lane.in_hand]
 
     def add(self, key: Key, row: Held) -> Lane | None:
-        """The row's lane, None where it is broken and the row has to go back."""
+        """Adds a row to its lane and returns the lane; None for a broken lane, whose rows go back."""
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key)
@@ -56,7 +56,7 @@ class Lanes:
         return lane
 
     def break_off(self, lane: Lane) -> list[Held]:
-        """After a failure; returns what was waiting."""
+        """Breaks the lane after a failure; returns the waiting rows."""
         lane.broken = True
         self.breaks += 1
         back = list(lane.waiting)
@@ -64,7 +64,7 @@ class Lanes:
         return back
 
     def recorded(self, key: Key, row: int) -> None:
-        """The table knows what became of the row."""
+        """Removes a row whose outcome is written."""
         lane = self._lanes.get(key)
         if lane is not None:
             lane.in_hand.discard(row)
@@ -73,8 +73,8 @@ class Lanes:
 
 
 def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
-    """Rows without a key, as they go out: together where a broker takes them as one batch (one topic, bodies below ``small`` bytes,
-    no delay, ``max_bytes`` in all), else alone. So does a row that has failed: it may have been the batch that was refused."""
+    """Groups rows without a key: into batches that a broker takes (one topic, bodies below ``small`` bytes, no delay,
+    ``max_bytes`` in all), else alone. A row that failed is sent alone, because the broker may have refused its batch."""
     open_ones: dict[tuple[str, bool], tuple[list[Held], int]] = {}
     for row in rows:
         message = row.message
@@ -100,7 +100,7 @@ def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> 
 
 
 def _texts(row: Held) -> int:
-    """Bytes of tags, keys and properties at most."""
+    """Upper bound of the bytes of tags, keys and properties."""
     message = row.message
     size = len(message.tags or "") + sum(map(len, message.keys))
     if message.properties:

@@ -1,14 +1,10 @@
-"""The public face: what a service mounts."""
+"""The public class of the package."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 import socket
-import time
 from collections.abc import Callable, Iterable
-from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from rmq_protocol.errors import shown
 from rmq_protocol.message import Message
 
-from ..client.unique_ids import UniqueIds
+from .. import machine
+from ..client import UniqueIds
 from ..config import check_seconds
 from ..errors import ClientStateError, ConfigError
-from ..producer import Producer
-from ..producer.life import ProducerState
+from ..producer import Producer, ProducerState
 from .handover import Additions
 from .relay import Relay, is_owned, relay_once
 from .rows import StuckMessage, as_added, row_of
@@ -34,7 +30,7 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Messages that are sent if, and only if, the transaction they were added in is committed.
+    """Sends messages if, and only if, the transaction in which they were added is committed.
 
         outbox = Outbox(engine, producer)
         async with outbox:
@@ -42,20 +38,20 @@ class Outbox:
                 session.add(order)
                 await outbox.add(session, Message("OrderTopic", b"order 17"))
 
-    ``engine``: of SQLAlchemy, for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``: one
-    that is not started is started with the outbox, as soon as a name server answers, and stopped with it, or with the last of the
-    outboxes that have it.
+    ``engine``: an AsyncEngine for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``: if
+    it is not started, the outbox starts it as soon as a name server responds, and stops it; of several outboxes with one producer
+    the last one does.
 
-    ``table``: its name, or "schema.name". ``lease``: seconds for which whoever sends a row has it for himself; a row of a process
-    that died is sent by another one after that. One send takes half of it at most. ``poll_interval``: seconds between looks
-    for rows that are due; also the pause after a first failure, which doubles up to 15 s. ``batch_size``: rows read at a time;
-    four times as many are held.
+    ``table``: its name, or "schema.name". ``lease``: seconds for which a claimed row is reserved for its process; after that
+    another process may send it. One send takes half of it at most. ``poll_interval``: seconds between queries for due rows;
+    also the pause after a first failure, which doubles up to 15 s. ``batch_size``: rows read at a time; four times as many are
+    held.
 
     ``on_stuck(message)``: called on the loop for each message that was added more than ``stuck_after`` seconds ago and is not sent,
-    or has failed ``stuck_attempts`` times, or for good; once in ``stuck_period`` seconds for a row, whichever process tells it.
-    Without it there is a warning in the log. ``on_status(status)``: called each ``status_interval`` seconds, for metrics.
+    or has failed ``stuck_attempts`` times, or for good; once in ``stuck_period`` seconds for a row, by one of all processes.
+    Without it a warning is logged. ``on_status(status)``: called each ``status_interval`` seconds, for metrics.
 
-    Raises ConfigError for settings that cannot be, and for other databases.
+    Raises ConfigError for invalid settings and for other databases.
     """
 
     def __init__(
@@ -89,16 +85,16 @@ class Outbox:
             status_interval=status_interval,
         )
         self.metadata = MetaData()
-        """With the table alone: for Alembic's ``target_metadata``."""
+        """Holds the table only: for Alembic's ``target_metadata``."""
         self._table = outbox_table(self.metadata, table)
         self._producer = producer
         self._on_stuck = on_stuck
         self._on_status = on_status
-        self._me = f"{socket.gethostname()[:32]}:{os.getpid()}:{random.SystemRandom().getrandbits(48):012x}"
+        self._me = f"{socket.gethostname()[:32]}:{machine.process_id()}:{machine.entropy.getrandbits(48):012x}"
         self._store = Store(engine, self._table, self._me, lease)
         # The producer's ids begin with an address that is known once it is connected. These have 24 random bits in that place, of
         # the network of loopback addresses, beside the process id and the 32 random bits that every such id has.
-        self._ids = UniqueIds(b"\x7f" + random.SystemRandom().randbytes(3))
+        self._ids = UniqueIds(b"\x7f" + machine.entropy.randbytes(3))
         self._relay: Relay | None = None
         self._sent_before = 0
         self._changing = asyncio.Lock()
@@ -109,7 +105,7 @@ class Outbox:
     # -- the table
 
     async def create_table(self) -> None:
-        """Makes the table and its indexes where there is no table of that name."""
+        """Creates the table and its indexes if there is no table of that name."""
         await self._store.create_table()
 
     # -- adding
@@ -117,18 +113,17 @@ class Outbox:
     async def add(self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection, message: Message) -> int:
         """Adds the message to the session's transaction and returns the id of its row.
 
-        It is sent once that transaction is committed, at once where this outbox runs, else, and where the cluster is away,
-        by whichever relay looks next. ``delay`` counts from now. With a sharding key it is sent after those of its key and topic
-        that were added before it. What consumers read has the row's ``unique_id``, however often it is sent: the message's own
-        where it has one.
+        A running outbox sends it right after the commit; else, and while the cluster is away, the next relay that queries the table
+        does. ``delay`` counts from now. A message with a sharding key is sent after those of its key and topic that were added
+        before it. All copies have the row's ``unique_id``: the message's own if it has one.
 
-        Raises InvalidMessageError for what ``Producer.send`` would refuse, and what the database raises.
+        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, and the errors of the database.
         """
         if isinstance(session, async_scoped_session):
             session = session()
         relay = self._relay
-        until = monotonic() + self._settings.lease
-        now = time.time()
+        until = machine.monotonic() + self._settings.lease
+        now = machine.time()
         values = row_of(message, self._ids.next(), now, self._producer.config.max_message_size)
         statements = self._store.statements
         if relay is None or not isinstance(session, AsyncSession) or not relay.takes(message.topic, session):
@@ -142,10 +137,10 @@ class Outbox:
     # -- life
 
     async def start(self) -> None:
-        """Begins to relay. Starting twice is harmless.
+        """Starts the relay. A second start has no effect.
 
-        Raises ConfigError where the table is missing, what the database raises where it cannot be reached, WrongLoopError where it
-        runs on another loop, ForkedError where it ran in the parent process.
+        Raises ConfigError for a missing table, the errors of the database, WrongLoopError if it runs on another loop, ForkedError
+        if it ran in the parent process.
         """
         async with self._changing:
             if self._relay is not None and self._relay.is_here():
@@ -163,10 +158,10 @@ class Outbox:
             self._relay = relay
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Takes no more rows, waits up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for those being sent.
+        """Takes no more rows, waits up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for sends in flight.
 
-        What was taken and not begun is given back at once, what is still under way then is sent again when its lease is over.
-        ``add`` goes on to work: other relays, or this one once it is started anew, send what it adds.
+        Rows that no send has begun are released at once; rows still in flight after the timeout are sent again when their lease
+        expires. ``add`` still works: other relays, or this one after another start, send the messages.
         """
         budget = self._producer.config.stop_timeout if timeout is None else timeout
         check_seconds("timeout", budget, zero=True)
@@ -196,14 +191,14 @@ class Outbox:
 
     @property
     def sent_here(self) -> int:
-        """Messages that brokers have stored for this outbox, not for others of its table, since it was made."""
+        """Number of messages that brokers have stored for this outbox object; other relays of the table do not count."""
         relay = self._relay
         return self._sent_before + (0 if relay is None else relay.sending.sent)
 
     async def relay_once(self) -> int:
         """Sends up to ``batch_size`` due rows and returns how many were stored. The producer must run, the outbox need not.
 
-        Raises ClientStateError where it does not, and what the database raises.
+        Raises ClientStateError if the producer does not run, and the errors of the database.
         """
         if self._producer.state is not ProducerState.RUNNING:
             raise ClientStateError(f"producer {self._producer.group} is {self._producer.state.value}")
@@ -212,11 +207,11 @@ class Outbox:
         return sent
 
     async def status(self) -> OutboxStatus:
-        """Counts the rows, those that are sent and not purged too: 37 ms for 200,000 of them on PostgreSQL."""
+        """Counts the rows, sent ones that are not purged included: 37 ms for 200,000 of them on PostgreSQL."""
         return await self._store.status()
 
     async def retry(self, ids: Iterable[int] | None = None) -> int:
-        """Makes rows due now that have FAILED or wait for another attempt, and returns how many. ``ids``: None: all FAILED ones."""
+        """Makes FAILED rows and rows that wait for another attempt due now; returns how many. ``ids``: None for all FAILED ones."""
         chosen = None if ids is None else _checked_ids(ids)
         count = await self._store.retry(chosen)
         if self._relay is not None:
@@ -226,7 +221,7 @@ class Outbox:
     async def purge(self, older_than: float, *, failed: bool = False) -> int:
         """Deletes rows that were sent more than ``older_than`` seconds ago, a thousand in a transaction; returns how many.
 
-        ``failed``: those that have FAILED instead, whose messages are lost then.
+        ``failed``: deletes FAILED rows instead; their messages are lost.
         """
         check_seconds("older_than", older_than, zero=True)
         return await self._store.purge(older_than, failed=failed)

@@ -1,4 +1,4 @@
-"""What to do after a failure: decided here, done elsewhere. No clock is read and nothing is asked."""
+"""Decides what follows a failure. Pure: it reads no clock and sends no query."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Final
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import InvalidMessageError
 
-from ..client.text import printable
+from .._text import printable
 from ..errors import MessageIllegalError, SendError
 
-__all__ = ["Troubles", "given_up", "pause_before", "told"]
+__all__ = ["FailedTopics", "error_text", "given_up", "pause_before"]
 
 LONGEST_PAUSE: Final = 15.0
-"""Between two attempts of one message."""
+"""Longest pause between two attempts of one message."""
 LONGEST_PROBE_PAUSE: Final = 5.0
-"""Between two looks whether a topic that failed can be sent to again."""
+"""Seconds between two trials of a topic that failed."""
 FORGOTTEN_AFTER: Final = 300.0
-"""Seconds without a failure after which a topic is no longer in trouble: its rows were purged, or other relays send them. A row
-that is there is tried, and fails, some times a minute."""
+"""Seconds without a failure after which a failed topic is forgotten: its rows were purged, or other relays send them. A row that
+exists is tried, and fails, some times a minute."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
-"""Of so many it is remembered when a send last succeeded."""
+"""Topics whose last success is remembered, at most."""
 
 
 def given_up(error: BaseException) -> bool:
-    """Whether no later attempt can succeed: the message itself is refused. Everything else may be mended by an operator."""
+    """Whether no later attempt can succeed, because the message itself is refused. An operator may repair all other causes."""
     last = error.__cause__ if isinstance(error, SendError) and error.__cause__ is not None else error
     return isinstance(last, InvalidMessageError | MessageIllegalError) or (
         getattr(last, "code", None) == ResponseCode.MESSAGE_ILLEGAL
@@ -38,14 +38,14 @@ def pause_before(attempt: int, poll_interval: float, luck: float) -> float:
     return min(LONGEST_PAUSE, doubled) * (0.8 + 0.2 * luck)
 
 
-def told(error: BaseException) -> str:
-    """For the column ``last_error``."""
+def error_text(error: BaseException) -> str:
+    """The text for the column ``last_error``."""
     return f"{type(error).__name__}: {printable(error, _LONGEST_ERROR)}"
 
 
-class Troubles:
-    """Topics whose last sends have failed. They are left out of claims, so that others do not wait behind them, and tried with a
-    few rows now and then; a success ends it. Times are monotonic seconds."""
+class FailedTopics:
+    """Topics whose last sends failed. Claims leave them out, so that other topics do not wait behind them, and try a few of
+    their rows at intervals; a success removes a topic. Times are monotonic seconds."""
 
     def __init__(self, poll_interval: float) -> None:
         self._poll_interval = max(poll_interval, 0.01)
@@ -59,8 +59,8 @@ class Troubles:
         return list(self._troubles)
 
     def failed(self, topic: str, began: float, now: float) -> None:
-        """A send that began at ``began``. It says nothing of the topic where another one has succeeded since: that is one of
-        several brokers, or one message. Sends that had begun before the last look count once."""
+        """Records a failed send that began at ``began``. It does not count if another send succeeded since: then one broker of
+        several failed, or one message. Sends that began before the last trial count once."""
         if self._succeeded.get(topic, -1.0) >= began:
             return
         trouble = self._troubles.setdefault(topic, _Trouble())
@@ -76,7 +76,7 @@ class Troubles:
         self._troubles.pop(topic, None)
 
     def due(self, now: float) -> list[str]:
-        """Those to be tried again now. Forgets those that nothing was tried of for long."""
+        """Topics whose trial is due. Forgets topics without a trial for long."""
         old = [topic for topic, trouble in self._troubles.items() if now - trouble.failed > FORGOTTEN_AFTER]
         for topic in old:
             del self._troubles[topic]

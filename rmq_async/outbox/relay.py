@@ -1,8 +1,8 @@
-"""The loops of a running outbox: what was just committed, what is due in the table, what became of it, what takes too long.
+"""The loops of a running outbox: committed rows, due rows, outcomes, stuck messages.
 
-Each outlives errors of its own: where the database is away it waits and goes on. All of them hold ``window`` rows at most, however
-long the table is. The relay reads the next rows while the last ones are sent and those before are written, and its looks at a
-table in which nothing is due take a tenth of the time at most.
+Each loop survives errors: while the database is away it waits. Together they hold ``window`` rows at most, for a table of any
+length. The relay reads the next rows while the last ones are sent and the outcomes before those are written; queries of a table
+without due rows take a tenth of the time at most.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from ..client.text import printable
+from .. import machine
+from .._text import is_power_of_two, printable
 from ..errors import RocketMQError, WrongLoopError
-from ..producer import Producer
-from ..producer.life import ProducerState
+from ..producer import Producer, ProducerState
 from ..transport import check_not_forked, generation
 from .handover import Additions
 from .rows import Held, StuckMessage
@@ -34,28 +33,28 @@ __all__ = ["Relay", "is_owned", "relay_once"]
 logger = logging.getLogger("rmq_async.outbox")
 
 _PROBES: Final = 8
-"""Rows of a topic that failed before, to see whether it still does."""
+"""Rows of a failed topic that one trial sends."""
 _LONGEST_PAUSE: Final = 10.0
 _LONGEST_STATUS: Final = 60.0
 _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
-"""Seconds to write what became of the last sends, after a stop whose time they have used up."""
+"""Seconds to write the last outcomes after a stop whose time the sends have used up."""
 _SHARE: Final = 10
-"""Looking for due rows where there are none may take one part in so many of the time."""
+"""Queries without a due row take at most this part of the time: one in ten."""
 
 Step = Callable[[], Coroutine[Any, Any, bool]]
 
 _owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
-"""How many relays that run have to stop the producer: the last one does."""
+"""Running relays of a producer that they started: the last one stops it."""
 
 
 def is_owned(producer: Producer) -> bool:
-    """Whether an outbox that runs has started the producer, or is about to."""
+    """Whether a running outbox has started the producer, or will."""
     return _owners.get(producer, 0) > 0
 
 
 class Relay:
-    """From ``start`` to ``stop``, on one loop. ``own_producer``: start it, and stop it at the end."""
+    """One run, from ``start`` to ``stop``, on one loop. ``own_producer``: start the producer, and stop it at the end."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class Relay:
     # -- life
 
     def is_here(self) -> bool:
-        """Whether it is of this loop; False where its loop was closed under it. Raises WrongLoopError, ForkedError."""
+        """Whether it runs on this loop; False if its loop was closed. Raises WrongLoopError, ForkedError."""
         check_not_forked(self._generation)
         if self.loop is not asyncio.get_running_loop() and not self.loop.is_closed():
             raise WrongLoopError("the outbox was started on another event loop; make one per loop")
@@ -99,19 +98,19 @@ class Relay:
         self._tasks = [self._begin("hand over", self._hand_over), self._begin("relay", self._poll)]
         self._tasks.append(self._begin("watch", self._watch))
         if self._on_status is not None:
-            self._tasks.append(self._begin("tell its status", self._tell_status))
+            self._tasks.append(self._begin("report its status", self._report_status))
         if self._own_producer:
             _owners[self._producer] = _owners.get(self._producer, 0) + 1
             self._starter = [self._begin("start its producer", self._start_producer)]
 
     async def stop(self, timeout: float) -> None:
-        """Takes no more; waits up to ``timeout`` seconds for what is under way; gives back what was not begun.
+        """Takes no more rows; waits up to ``timeout`` seconds for sends in flight; releases the others.
 
-        The loops end by themselves: one that is cancelled while it claims would leave rows to their lease.
+        The loops end by themselves: one that is cancelled during a claim would leave its rows reserved until their lease expires.
         """
         self._open = False
         self.sending.close()
-        deadline = monotonic() + timeout
+        deadline = machine.monotonic() + timeout
         for event in (self._closing, self._something_handed, self._look, self.sending.room):
             event.set()
         try:
@@ -119,9 +118,9 @@ class Relay:
             await _ended(self._tasks, timeout)
             self.sending.release(self._handed)
             self._handed.clear()
-            if not await self.sending.finished(max(0.0, deadline - monotonic())):
+            if not await self.sending.finished(max(0.0, deadline - machine.monotonic())):
                 logger.warning("the outbox was stopped with sends under way; they are sent again once their lease is over")
-            await _within(max(0.0, deadline - monotonic()) + _LAST_WRITE, self.sending.nothing_left)
+            await _within(max(0.0, deadline - machine.monotonic()) + _LAST_WRITE, self.sending.nothing_left)
             if self.sending.in_hand:
                 logger.warning("the outbox was stopped before it could write what became of %d messages", self.sending.in_hand)
         finally:
@@ -130,24 +129,24 @@ class Relay:
             if self._own_producer:
                 _owners[self._producer] -= 1
                 if not _owners[self._producer]:
-                    await self._producer.stop(max(0.0, deadline - monotonic()))
+                    await self._producer.stop(max(0.0, deadline - machine.monotonic()))
 
     # -- in
 
     def takes(self, topic: str, session: AsyncSession) -> bool:
-        """Whether a message that the session commits now would be sent by this process at once. The others of its transaction
-        count: it may add more than fit into memory."""
+        """Whether this process sends a message of the session right after the commit. The other rows of the transaction count,
+        because it may add more than fit into memory."""
         sending, added = self.sending, Additions.waiting(session.sync_session)
         return (
             self._open
             and sending.in_hand + len(self._handed) + added < sending.window
-            and topic not in sending.troubles
+            and topic not in sending.failed_topics
             and self._producer.state is ProducerState.RUNNING
             and asyncio.get_running_loop() is self.loop
         )
 
     def hand_over(self, rows: list[Held]) -> None:
-        """Rows of a transaction that was committed."""
+        """Takes the rows of a committed transaction."""
         if self._open:
             self._handed.extend(rows)
             self._something_handed.set()
@@ -155,7 +154,7 @@ class Relay:
             self.sending.release(rows)
 
     def look(self) -> None:
-        """Something may be due."""
+        """Wakes the claiming loop: a row may be due."""
         self._look.set()
 
     # -- the loops
@@ -165,7 +164,7 @@ class Relay:
         return self.loop.create_task(work, name=f"rmq_async outbox {name}", context=Context())
 
     async def _for_ever(self, name: str, step: Step, *, after_stop: bool) -> None:
-        """Until ``step`` says that it is over, or the relay stops (``after_stop``: until it is cancelled)."""
+        """Repeats ``step`` until it returns that it is over, or the relay stops (``after_stop``: until it is cancelled)."""
         failures = 0
         while self._open or after_stop:
             try:
@@ -177,7 +176,7 @@ class Relay:
                 continue
             except DATABASE_ERRORS as error:
                 failures += 1
-                if failures & (failures - 1) == 0:
+                if is_power_of_two(failures):
                     logger.warning("the outbox cannot %s (%d times): %s", name, failures, reason_of(error))
             except Exception as error:  # noqa: BLE001 - a bug of a callback or ours must not end the relay of a service
                 failures += 1
@@ -203,20 +202,20 @@ class Relay:
         await sending.room.wait()
         if not self._open:
             return False
-        began = monotonic()
+        began = machine.monotonic()
         self._look.clear()
         full = False
         if self._producer.state is ProducerState.RUNNING:
-            limit, troubled = settings.batch_size, sending.troubles.topics()
+            limit, troubled = settings.batch_size, sending.failed_topics.topics()
             full = await send_due(self._store, sending, limit, troubled, only=False) == limit
-            for topic in sending.troubles.due(monotonic()):
+            for topic in sending.failed_topics.due(machine.monotonic()):
                 await send_due(self._store, sending, _PROBES, [topic], only=True)
         if not full:
-            pause = max(settings.poll_interval, _SHARE * (monotonic() - began))
-            probe = sending.troubles.next_due()
+            pause = max(settings.poll_interval, _SHARE * (machine.monotonic() - began))
+            probe = sending.failed_topics.next_due()
             if probe is not None:
-                pause = min(pause, max(0.01, probe - monotonic()))
-            rest = _SHARE * (monotonic() - began)  # whatever is to be looked for: it may be there again and again
+                pause = min(pause, max(0.01, probe - machine.monotonic()))
+            rest = _SHARE * (machine.monotonic() - began)  # for any row, because it may be found again and again
             await _within(min(rest, pause), self._closing)
             await _within(max(0.0, pause - rest), self._look)
         return True
@@ -228,20 +227,20 @@ class Relay:
         return True
 
     async def _write(self, outcomes: Outcomes) -> None:
-        """Tried until it is done: nothing else knows these outcomes."""
+        """Writes outcomes, repeated until it succeeds: they are kept nowhere else."""
         failures = 0
         while True:
             try:
-                await self._store.record(outcomes.sent, outcomes.failed, outcomes.given_back(monotonic()))
+                await self._store.record(outcomes.sent, outcomes.failed, outcomes.given_back(machine.monotonic()))
             except DATABASE_ERRORS as error:
                 failures += 1
-                if failures & (failures - 1) == 0:
+                if is_power_of_two(failures):
                     logger.warning(
                         "the outbox cannot write what became of %d messages (%d times): %s",
                         len(outcomes.rows), failures, reason_of(error),
                     )  # fmt: skip
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
-            except Exception:  # a bug: they are left to their lease
+            except Exception:  # a bug: the rows stay reserved until their lease expires
                 self.sending.recorded(outcomes)
                 raise
             else:
@@ -259,7 +258,7 @@ class Relay:
                 settings.stuck_after, settings.stuck_attempts, settings.stuck_period, _STUCK_AT_ONCE, last
             )
             for message in found:
-                self._tell(message)
+                self._notify_stuck(message)
             if found and self._on_stuck is None:
                 oldest = found[0]
                 logger.warning(
@@ -271,14 +270,14 @@ class Relay:
             last = found[-1].id
         return True
 
-    def _tell(self, message: StuckMessage) -> None:
+    def _notify_stuck(self, message: StuckMessage) -> None:
         if self._on_stuck is not None:
             try:
                 self._on_stuck(message)
-            except Exception as error:  # noqa: BLE001 - a user's bug, told where asyncio tells them
+            except Exception as error:  # noqa: BLE001 - a user's bug, reported as asyncio reports them
                 self.loop.call_exception_handler({"message": f"on_stuck failed for row {message.id}", "exception": error})
 
-    async def _tell_status(self) -> bool:
+    async def _report_status(self) -> bool:
         assert self._on_status is not None
         async with asyncio.timeout(_LONGEST_STATUS):
             status = await self._store.status()
@@ -287,14 +286,14 @@ class Relay:
         return True
 
     async def _start_producer(self) -> bool:
-        """The name servers may be away when a service starts; its transactions need not wait for them."""
+        """Starts the producer in the background: the name servers may be away when a service starts."""
         failures = 0
         while True:
             try:
                 await self._producer.start()
             except RocketMQError as error:
                 failures += 1
-                if failures & (failures - 1) == 0:
+                if is_power_of_two(failures):
                     logger.warning("the outbox's producer cannot start (%d times): %s", failures, printable(error, 1000))
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
             else:
@@ -311,7 +310,7 @@ def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending
 
 
 async def send_due(store: Store, sending: Sending, limit: int, topics: list[str], *, only: bool) -> int:
-    """Claims and begins to send; returns how many rows it is that were not out of turn."""
+    """Claims rows and begins to send them; returns the number of rows that were in turn."""
     breaks = sending.lanes.breaks
     rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.lanes.in_hand())
     await _send_in_turn(store, sending, rows, out_of_turn, breaks)
@@ -319,7 +318,7 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
 
 
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
-    """Begins to send rows of this process's own transactions, those that the database has, by id: they come by commits."""
+    """Begins to send committed rows of this process's own transactions, sorted by id, because they arrive by commit."""
     rows = sorted(rows, key=lambda row: row.id)
     breaks = sending.lanes.breaks
     try:
@@ -331,7 +330,7 @@ async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
 
 
 async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of_turn: list[int], breaks: int) -> None:
-    """``breaks``: of lanes, before it was asked what is ``out_of_turn``."""
+    """Sends the rows that are in turn. ``breaks``: of the lanes, before the query for ``out_of_turn``."""
     while sending.lanes.breaks != breaks and any(row.key is not None for row in rows):
         breaks = sending.lanes.breaks
         keyed = {row.id: row.key for row in rows if row.key is not None}
@@ -346,7 +345,7 @@ async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of
 
 
 async def relay_once(store: Store, producer: Producer, settings: Settings) -> int:
-    """One claim, sent and written. Returns how many messages were sent."""
+    """Claims once, sends, writes the outcomes; returns the number of sent messages."""
     sending = new_sending(store, producer, settings)
     try:
         await send_due(store, sending, settings.batch_size, [], only=False)
@@ -354,7 +353,7 @@ async def relay_once(store: Store, producer: Producer, settings: Settings) -> in
     finally:
         await sending.finished(0.0)
         outcomes = sending.take()
-        await store.record(outcomes.sent, outcomes.failed, outcomes.given_back(monotonic()))
+        await store.record(outcomes.sent, outcomes.failed, outcomes.given_back(machine.monotonic()))
     return len(outcomes.sent)
 
 
@@ -367,7 +366,7 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
 
 
 async def _ended(tasks: list[asyncio.Task[None]], timeout: float) -> None:
-    """Waits so many seconds for the tasks to end, then ends them."""
+    """Waits so many seconds for the tasks, then cancels them."""
     if tasks and timeout:
         await asyncio.wait(tasks, timeout=timeout)
     left = [task for task in tasks if not task.done()]

@@ -1,4 +1,4 @@
-"""Messages as rows and back. Nothing here looks at a clock, a database or a loop."""
+"""Converts messages to rows and back. Pure: no clock, no database, no loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["LONGEST_ID", "SMALL_BODY", "Held", "StuckMessage", "as_added", "mess
 
 LONGEST_ID: Final = 255
 SMALL_BODY: Final = 64 * 1024
-"""Larger bodies are not held with their rows but read one by one as they are sent: 1000 rows in hand take 64 MiB at most."""
+"""A larger body is not held with its row but read when it is sent: 1000 rows in hand take 64 MiB at most."""
 _LONGEST_KEY: Final = 2000
-"""Bytes of a sharding key: an index of PostgreSQL takes 2704 of a row."""
+"""Largest sharding key in bytes: an index entry of PostgreSQL holds 2704."""
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class StuckMessage(msgspec.Struct, frozen=True):
-    """A message that should have been sent long ago, or that cannot be sent at all (``state`` FAILED).
+    """A message that is not sent for long, or that cannot be sent at all (``state`` FAILED).
 
-    ``id``: of the row. ``age``: seconds since it was added. ``attempts``: how many sends of it have failed; ``last_error``: why
-    the last one did, None where there was none yet.
+    ``id``: of the row. ``age``: seconds since it was added. ``attempts``: number of failed sends; ``last_error``: the error of the
+    last one, None without one.
     """
 
     id: int
@@ -41,10 +41,10 @@ class StuckMessage(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, gc=False):
-    """A row in this process's hands.
+    """A row that is reserved for this process.
 
-    ``size``: bytes of the body; ``whole``: False where the message is still without it, as it is large. ``attempts``: that have
-    failed. ``until``: monotonic time when the lease is over and the row may be anybody's.
+    ``size``: bytes of the body; ``whole``: False if the message is still without its large body. ``attempts``: number of failed
+    sends. ``until``: monotonic time at which the lease expires, after which another process may have the row.
     """
 
     id: int
@@ -64,7 +64,7 @@ class Held(msgspec.Struct, gc=False):
 def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[str, Any]:
     """Columns of a message. ``now``: epoch seconds, from which ``delay`` counts. ``max_size``: of the body in bytes.
 
-    Raises InvalidMessageError for whatever ``Producer.send`` refuses.
+    Raises InvalidMessageError for a message that ``Producer.send`` refuses.
     """
     if not isinstance(message, Message):
         raise TypeError(f"message must be a Message, not {type(message).__name__}")
@@ -74,7 +74,7 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
         raise InvalidMessageError(f"unique_id has {len(unique_id)} characters, the limit of an outbox is {LONGEST_ID}")
     if message.sharding_key is not None and len(message.sharding_key.encode()) > _LONGEST_KEY:
         raise InvalidMessageError(f"sharding_key has more than {_LONGEST_KEY} bytes, the limit of an outbox")
-    message_properties(message, unique_id)  # its size
+    message_properties(message, unique_id)  # raises for properties that are too large
     return {
         "topic": message.topic,
         "tags": message.tags or None,
@@ -103,7 +103,7 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
 
 
 def as_added(row: int, message: Message, columns: Mapping[str, Any], until: float) -> Held:
-    """The row of a message in the hands of the process that added it. ``columns``: what ``row_of`` made of it."""
+    """The row of a message for the process that added it. ``columns``: the result of ``row_of``."""
     size = len(message.body)
     whole = size <= SMALL_BODY
     if message.unique_id is None or message.delay is not None or not whole:
@@ -115,7 +115,7 @@ def as_added(row: int, message: Message, columns: Mapping[str, Any], until: floa
 
 
 def message_of(row: Mapping[str, Any], body: bytes) -> Message:
-    """The message of a row, as it was added but for ``delay``, which has become ``deliver_at``."""
+    """The message of a row, as it was added except for ``delay``, which has become ``deliver_at``."""
     return Message(
         row["topic"],
         body,

@@ -1,28 +1,27 @@
-"""Rows on their way: a task for each batch and for each sharding key, outcomes gathered until they are written together.
+"""Sends rows: a task for each batch and each sharding key; outcomes are collected and written together.
 
-A send begins only while the lease lasts longer than the send may, so that nobody else begins it meanwhile.
+A send begins only if the lease lasts longer than the send may, so that no other process sends the row meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Sequence
-from time import monotonic
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from rmq_protocol.message import Message
 
-from ..client.text import printable
+from .. import machine
+from .._text import printable
 from ..errors import RocketMQError
 from ..producer import Producer
 from ..results import SendResult, SendStatus
 from .lanes import Lane, Lanes, batches
-from .policy import Troubles, given_up, pause_before, told
+from .policy import FailedTopics, error_text, given_up, pause_before
 from .rows import Held
 from .store import DATABASE_ERRORS, Failure, Sent, Store, reason_of
 
@@ -32,38 +31,38 @@ logger = logging.getLogger("rmq_async.outbox")
 
 _BATCH_ROWS: Final = 256
 _LARGE_AT_ONCE: Final = 4
-"""Bodies that are not held with their rows: read and sent at a time, each on a connection of its own to the database."""
+"""Large bodies, not held with their rows, that are read and sent at a time, each on a database connection of its own."""
 _WINDOW: Final = 4
-"""Batches in hand: one that is read, one or two that are sent, one that is written."""
+"""Batches in hand: one that is read, one or two in flight, one whose outcome is written."""
 
 T = TypeVar("T")
 
 
 class Outcomes(msgspec.Struct):
-    """What the table does not know yet."""
+    """Outcomes that are not written to the table yet."""
 
     sent: list[Sent] = []
     failed: list[Failure] = []
     released: list[Held] = []
     rows: list[Held] = []
-    """All of them, with those that are left to their lease."""
+    """All rows, with those that stay reserved until their lease expires."""
 
     def given_back(self, now: float) -> list[int]:
-        """Those of ``released`` that are ours still: after its lease a row is due as it is, and may have been taken anew."""
+        """Rows of ``released`` whose lease still runs: after it a row is due anyway, and may be another process's."""
         return [row.id for row in self.released if row.until > now]
 
 
 class Sending:
-    """``batch_size``: rows that come at a time; ``window``: how many are taken in. ``timeout``: seconds of one send."""
+    """``batch_size``: rows of one claim; ``window``: rows in hand at most. ``timeout``: seconds of one send."""
 
     def __init__(self, store: Store, producer: Producer, *, batch_size: int, timeout: float, poll_interval: float) -> None:
         self.lanes = Lanes()
-        self.troubles = Troubles(poll_interval)
+        self.failed_topics = FailedTopics(poll_interval)
         self.window = _WINDOW * batch_size
         self._ids: set[int] = set()
-        """Of rows that were given to ``send`` or ``release``, until what became of them is written."""
+        """Rows that were passed to ``send`` or ``release`` and whose outcome is not written yet."""
         self.sent = self.failures = 0
-        """Since the beginning."""
+        """Messages stored since the start."""
         self.outcome = asyncio.Event()
         self.room = asyncio.Event()
         self.room.set()
@@ -86,7 +85,7 @@ class Sending:
     # -- in
 
     def send(self, rows: Iterable[Held]) -> None:
-        """Begins to send the rows, in their order where they have a key."""
+        """Begins to send the rows, those of one key in their order."""
         loose: list[Held] = []
         for row in self._new(rows):
             if (key := row.key) is None:
@@ -102,13 +101,13 @@ class Sending:
         self._took()
 
     def release(self, rows: Iterable[Held]) -> None:
-        """Gives rows back that were never to be sent here."""
+        """Releases rows that this process is not to send."""
         for row in self._new(rows):
             self._release(row)
         self._took()
 
     def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
-        """Those that are not in hand: after a database was away for longer than a lease, a claim finds what was sent meanwhile."""
+        """Rows that are not in hand yet: after the database was away for longer than a lease, a claim returns rows that are."""
         for row in rows:
             if row.id not in self._ids:
                 self._ids.add(row.id)
@@ -126,19 +125,19 @@ class Sending:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Begins nothing more: what is not sent already goes back."""
+        """Begins no more sends: rows without one are released."""
         self._closed = True
 
     # -- out
 
     def take(self) -> Outcomes:
-        """What has ended since the last call."""
+        """Outcomes since the last call."""
         taken, self._outcomes = self._outcomes, Outcomes()
         self.outcome.clear()
         return taken
 
     def recorded(self, outcomes: Outcomes) -> None:
-        """The table knows them."""
+        """Removes outcomes that are written."""
         for row in outcomes.rows:
             if (key := row.key) is not None:
                 self.lanes.recorded(key, row.id)
@@ -149,11 +148,11 @@ class Sending:
             self.nothing_left.set()
 
     async def finished(self, timeout: float | None) -> bool:
-        """Waits for all that is under way; after ``timeout`` seconds it is given up, and what was not begun goes back."""
+        """Waits for the sends in flight; after ``timeout`` seconds abandons them and releases the other rows."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
         self.close()
-        await asyncio.sleep(0)  # a task that is cancelled before its first step would give nothing back
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would release nothing
         left = list(self._tasks)
         for task in left:
             task.cancel()
@@ -179,10 +178,10 @@ class Sending:
     def _failed(self, row: Held, error: BaseException, began: float) -> None:
         hopeless = given_up(error)
         if not hopeless:
-            self.troubles.failed(row.message.topic, began, monotonic())
-        pause = pause_before(row.attempts + 2, self._poll_interval, random.random())
+            self.failed_topics.failed(row.message.topic, began, machine.monotonic())
+        pause = pause_before(row.attempts + 2, self._poll_interval, machine.random.random())
         self.failures += 1
-        self._outcomes.failed.append(Failure(row.id, pause, told(error), hopeless))
+        self._outcomes.failed.append(Failure(row.id, pause, error_text(error), hopeless))
         self._ended(row)
         logger.log(
             logging.WARNING if hopeless else logging.DEBUG, "row %d for topic %s was not sent%s: %s", row.id,
@@ -207,8 +206,8 @@ class Sending:
         if len(rows) == 1:
             await self._send_one(rows[0])
             return
-        began = monotonic()
-        if self._closed or rows[0].until - began < self._timeout:  # they were taken together
+        began = machine.monotonic()
+        if self._closed or rows[0].until - began < self._timeout:  # all rows have the lease of one claim
             for row in rows:
                 self._release(row)
             return
@@ -223,7 +222,7 @@ class Sending:
             for row in rows:
                 self._failed(row, _not_confirmed(result.status), began)
         else:
-            self.troubles.succeeded(rows[0].message.topic, monotonic())
+            self.failed_topics.succeeded(rows[0].message.topic, machine.monotonic())
             for row, stored in zip(rows, result.results, strict=True):
                 self._succeeded(row, stored)
 
@@ -237,7 +236,7 @@ class Sending:
                 self._release(row)
 
     async def _send_one(self, row: Held) -> bool:
-        """Whether a broker has stored it, and says so without a reservation."""
+        """Whether a broker has stored it, with flush and replication confirmed."""
         if row.whole:
             return await self._send_message(row, row.message)
         try:
@@ -251,9 +250,9 @@ class Sending:
             self._large.release()
 
     async def _send_message(self, row: Held, message: Message | None) -> bool:
-        """``message``: None where its body could not be read."""
-        began = monotonic()
-        if message is None or self._closed or row.until - monotonic() < self._timeout:
+        """Sends one message. ``message``: None if its body could not be read."""
+        began = machine.monotonic()
+        if message is None or self._closed or row.until - machine.monotonic() < self._timeout:
             self._release(row)
             return False
         result = await self._attempt(self._producer.send(message, timeout=self._timeout), (row,))
@@ -263,12 +262,12 @@ class Sending:
         if result.status is not SendStatus.SEND_OK:
             self._failed(row, _not_confirmed(result.status), began)
             return False
-        self.troubles.succeeded(message.topic, monotonic())
+        self.failed_topics.succeeded(message.topic, machine.monotonic())
         self._succeeded(row, result)
         return True
 
     async def _with_body(self, row: Held) -> Message | None:
-        if self._closed or row.until - monotonic() < self._timeout:
+        if self._closed or row.until - machine.monotonic() < self._timeout:
             return None
         try:
             body = await self._store.body(row.id)
@@ -286,10 +285,10 @@ class Sending:
         except RocketMQError as error:
             return error
         except asyncio.CancelledError:
-            for row in rows:  # whether they are stored is not known: what the lease is for
+            for row in rows:  # they may be stored: they stay reserved until their lease expires
                 self._ended(row)
             raise
-        except Exception as error:  # noqa: BLE001 - a hook's bug or ours: the row is tried again, and the bug told
+        except Exception as error:  # noqa: BLE001 - a bug of a hook or ours: logged, and the row is tried again
             context = {"message": f"sending row {rows[0].id} of the outbox failed in an unforeseen way", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             return error

@@ -13,7 +13,7 @@ _MAX_BATCH = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What ``Outbox`` takes; its docstring tells."""
+    """The arguments of ``Outbox``, which documents them."""
 
     lease: float
     poll_interval: float

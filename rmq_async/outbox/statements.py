@@ -1,13 +1,13 @@
-"""What is asked of the database. Built once for each outbox, with bound parameters, so that nothing is compiled twice.
+"""SQL statements, built once for each outbox with bound parameters, so that none is compiled twice.
 
 PostgreSQL: rows are claimed with FOR UPDATE SKIP LOCKED, lists of rows are arrays, so the text of a statement, and with it the
 server's prepared plan, is the same for any number of rows. SQLite: one writer at a time, so one UPDATE that asks for the state it
 changes is a compare-and-set; many rows are written by ``executemany`` in one transaction. Lists are JSON there.
 
-A row is *due* when ``next_attempt`` has come, whether it is PENDING or its sender's lease is over. A row with a sharding key
-waits for all rows before it of that key and topic that are neither SENT nor due: a claim takes each key from its first unsent
-row on or not at all. Of two relays that claim at once, one may skip the other's locked first row and get the second one: so after a
-claim ``blocked`` asks once more.
+A row is *due* when ``next_attempt`` has passed: it is PENDING, or its sender's lease has expired. A row with a sharding key waits
+for all earlier rows of that key and topic that are neither SENT nor due: a claim takes the rows of a key from the first unsent one
+on or not at all. Of two concurrent claims one may skip the other's locked first row and get the second one: so ``blocked`` checks
+again after a claim.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ _MESSAGE: Final = (
 
 
 def _written(value: str) -> ColumnElement[str]:
-    """As text in the statement: the partial indexes have such conditions."""
+    """A literal in the statement, as in the conditions of the partial indexes."""
     return literal_column(f"'{value}'", String)
 
 
 def _ago(name: str) -> ColumnElement[Any]:
-    """The moment so many seconds before now, read once: an index cannot be asked for what changes from row to row."""
+    """The time so many seconds before now, evaluated once: an index needs a constant."""
     return select(seconds_from_now(-bindparam(name, type_=Float))).scalar_subquery()
 
 
 def _listed(name: str) -> Select[Any]:
-    """The parameter's list, in SQLite: as one JSON text, for there is a limit on the number of parameters."""
+    """The parameter's list in SQLite, as one JSON text, because the number of parameters is limited."""
     return select(func.json_each(bindparam(name, type_=_JsonList)).table_valued("value").c.value)
 
 
@@ -88,7 +88,7 @@ def _now() -> seconds_from_now:
 
 
 class Statements:
-    """For one table and one kind of database ("postgresql" or "sqlite")."""
+    """The statements of one table and one kind of database ("postgresql" or "sqlite")."""
 
     def __init__(self, table: Table, dialect: str) -> None:
         self._table = table
@@ -128,7 +128,7 @@ class Statements:
     # -- rows are taken
 
     def claim(self, *, only: bool) -> Update:
-        """Takes up to ``limit`` rows that are due, of the topics in ``topics`` (``only``) or of all but those."""
+        """Claims up to ``limit`` due rows of the topics in ``topics`` (``only``) or of all others."""
         table, wanted = self._table, self._table.c.topic
         first = table.alias("first")
         waits = and_(
@@ -168,8 +168,8 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> Select[Any]:
-        """Which of the rows ``ids`` the database shows as committed and as ours, and their messages' ids: SQLite gives the id of a
-        row that was rolled back to another one."""
+        """Selects those of the rows ``ids`` that are committed and ours, with their messages' ids: SQLite reuses the id of a
+        row that was rolled back."""
         table = self._table
         return select(table.c.id, table.c.unique_id).where(
             self._among(table.c.id, "ids", BigInteger()),
@@ -178,7 +178,7 @@ class Statements:
         )
 
     def _blocked(self) -> Select[Any]:
-        """Which of the rows ``ids`` come after an unsent row of their key that is not among ``in_hand``."""
+        """Selects those of the rows ``ids`` that follow an unsent row of their key that is not among ``in_hand``."""
         table = self._table
         first = table.alias("first")
         before = select(literal(1)).where(
@@ -197,7 +197,7 @@ class Statements:
     # -- what became of them
 
     def _sent(self) -> Update:
-        """Whoever owns the row now: it is stored, so that nobody need send it again."""
+        """Marks rows as SENT, whichever process owns them: their messages are stored."""
         table = self._table
         values = ("offset_message_id", String(LONGEST_ID)), ("queue", String(255)), ("queue_offset", BigInteger())
         row, given = self._many("sent", values)
@@ -207,7 +207,7 @@ class Statements:
         )
 
     def _failed(self) -> Update:
-        """``delay``: seconds until it is due again. Only while the row is ours."""
+        """Writes failures of rows that are still ours. ``delay``: seconds until a row is due again."""
         table = self._table
         values = ("delay", Float()), ("last_error", Text()), ("given_up", Boolean())
         row, given = self._many("failed", values)
@@ -223,7 +223,7 @@ class Statements:
         )
 
     def _released(self) -> Update:
-        """Rows that were taken and not tried: due again."""
+        """Makes claimed rows that were not tried due again."""
         table = self._table
         mine = (
             self._among(table.c.id, "ids", BigInteger()),
@@ -235,7 +235,7 @@ class Statements:
     # -- looking after them
 
     def _stuck(self) -> Update:
-        """Marks up to ``limit`` rows after ``after`` as told."""
+        """Marks up to ``limit`` rows after ``after`` as reported."""
         table = self._table
         again = seconds_from_now(-bindparam("period", type_=Float))
         found = (
@@ -273,14 +273,14 @@ class Statements:
         return unsent, select(func.count().label("sent")).where(table.c.state == _written(SENT))
 
     def _left(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
-        """Whether there is a row that can be sent, and how many are behind a FAILED one."""
+        """Selects whether a row can be sent, and the number of rows behind a FAILED one."""
         table = self._table
         first = table.alias("first")
         failed_before = and_(
             first.c.sharding_key == table.c.sharding_key,
             first.c.topic == table.c.topic,
             first.c.id < table.c.id,
-            first.c.state != _written(SENT),  # says nothing new, but names the index
+            first.c.state != _written(SENT),  # redundant, but makes the planner use the index
             first.c.state == _written(FAILED),
         )
         behind = exists(select(literal(1)).select_from(first).where(failed_before).correlate(table))
@@ -306,7 +306,7 @@ class Statements:
         if state == SENT:
             old = old.order_by(table.c.updated)
         else:
-            old = old.where(table.c.state != _written(SENT))  # SQLite does not conclude it, and needs it for the index
+            old = old.where(table.c.state != _written(SENT))  # SQLite does not infer it, and needs it for the index
         old = old.limit(bindparam("limit", type_=BigInteger))
         if self._arrays:
             old = old.with_for_update(skip_locked=True)
@@ -325,7 +325,7 @@ class Statements:
         return of.not_in(_listed(name))
 
     def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[ColumnElement[bool], dict[str, Any]]:
-        """Rows given as parameters ``row``, their ids, and ``new_...``: what joins the table to them, and their columns."""
+        """The join of the table to rows given as parameters (``row``: their ids, and ``new_...``), and their columns."""
         row = self._table.c.id
         if not self._arrays:
             return row == bindparam("row", type_=BigInteger), {

@@ -1,7 +1,7 @@
-"""What happens in the database, each method one transaction of its own.
+"""The queries of an outbox, each method one transaction of its own.
 
-Errors of the database pass as they are (``DATABASE_ERRORS``). What the loops of a relay ask ends with a TimeoutError after
-``patience`` seconds; what users ask takes as long as it takes, or as they let it.
+Errors of the database pass unchanged (``DATABASE_ERRORS``). Queries of a relay's loops raise TimeoutError after ``patience``
+seconds; queries of users have no time limit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -21,9 +20,10 @@ from sqlalchemy.pool import StaticPool
 
 from rmq_protocol.errors import shown
 
-from ..client.text import printable
+from .. import machine
+from .._text import printable
 from ..errors import ConfigError
-from .policy import told
+from .policy import error_text
 from .rows import LONGEST_ID, Held, StuckMessage, message_of
 from .statements import Statements
 
@@ -39,17 +39,17 @@ __all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store", "reaso
 logger = logging.getLogger("rmq_async.outbox")
 
 DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, TimeoutError, *_DRIVER_ERRORS)
-"""What a statement may raise where the database is away or busy."""
+"""Errors of a statement while the database is away or busy."""
 
 _LARGEST: Final = 2**63 - 1
 _LEAST_PATIENCE: Final = 10.0
 _AT_ONCE: Final = 1000
-"""Rows that one statement deletes, or ids that one names."""
+"""Rows that one statement deletes, or ids in one statement."""
 
 
 class OutboxStatus(msgspec.Struct, frozen=True):
-    """``pending``: messages that are not sent yet, those under way among them; ``oldest_age``: seconds since the oldest of them was
-    added, 0.0 where there is none. ``sent``: rows kept until ``purge``. ``failed``: messages that nobody sends before ``retry``."""
+    """``pending``: messages that are not sent yet, those in flight included; ``oldest_age``: seconds since the oldest of them was
+    added, 0.0 without one. ``sent``: rows kept until ``purge``. ``failed``: messages that are not sent before ``retry``."""
 
     pending: int
     oldest_age: float
@@ -82,12 +82,12 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Store:
-    """``me``: the owner that rows taken here get, for ``lease`` seconds."""
+    """``me``: the owner of the rows that this store claims, for ``lease`` seconds."""
 
     def __init__(self, engine: AsyncEngine, table: Table, me: str, lease: float) -> None:
         self.dialect = checked_dialect(engine)
         self._arrays = self.dialect == "postgresql"
-        if self._arrays:  # a stricter level, where the service has one, would make claims fail that skip each other's rows
+        if self._arrays:  # at a stricter level of the service, claims that skip each other's rows would fail
             engine = engine.execution_options(isolation_level="READ COMMITTED")
         self._engine = engine
         self._table = table
@@ -96,7 +96,7 @@ class Store:
         self.me = me
         self.lease = lease
         self.patience = max(lease, _LEAST_PATIENCE)
-        """Seconds for all that the loops ask: a database that has gone without a word says nothing for hours."""
+        """Seconds for each query of the loops: a lost connection to the database may stay silent for hours."""
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -113,7 +113,7 @@ class Store:
             await connection.run_sync(self._table.create, checkfirst=True)
 
     async def probe(self) -> None:
-        """Raises ConfigError where the table is missing or has not the columns of this version."""
+        """Raises ConfigError if the table is missing or lacks a column of this version."""
         try:
             async with self._engine.connect() as connection:
                 await connection.execute(self.statements.probe)
@@ -130,11 +130,11 @@ class Store:
     async def claim(
         self, limit: int, topics: Collection[str], *, only: bool, in_hand: Collection[int]
     ) -> tuple[list[Held], list[int]]:
-        """Up to ``limit`` rows that are due, by id, and which of them came out of turn and have to be released.
+        """Claims up to ``limit`` due rows; returns them by id, and the ids of those that are out of turn and must be released.
 
-        Of ``topics`` ``only``, or of all but those. ``in_hand``: rows that are sent here already, before others of their keys.
+        ``topics``: ``only`` these, or all others. ``in_hand``: rows that this process sends already, before others of their keys.
         """
-        until = monotonic() + self.lease
+        until = machine.monotonic() + self.lease
         async with self._transaction() as connection:
             given = {"limit": limit, "topics": list(topics), "me": self.me, "lease_seconds": self.lease}
             found = (await connection.execute(self._claim_only if only else self._claim_except, given)).mappings().all()
@@ -146,7 +146,7 @@ class Store:
         return rows, out_of_turn
 
     async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[list[Held], list[int]]:
-        """Those of the rows that the database shows as committed and ours, and which of these have to wait for others."""
+        """The rows that are committed and ours, and the ids of those that must wait for others of their keys."""
         async with self._reading() as connection:
             given = {"ids": [row.id for row in rows], "me": self.me}
             found = {(row.id, row.unique_id) for row in await connection.execute(self.statements.owned, given)}
@@ -155,7 +155,7 @@ class Store:
             return ours, await self._blocked(connection, keyed, in_hand) if keyed else []
 
     async def blocked(self, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
-        """Which of the rows have to wait for others of their keys."""
+        """The ids of the rows that must wait for others of their keys."""
         async with self._reading() as connection:
             return await self._blocked(connection, rows, in_hand)
 
@@ -164,20 +164,20 @@ class Store:
         return list((await connection.execute(self.statements.blocked, given)).scalars())
 
     async def body(self, row: int) -> bytes | None:
-        """None where the row is gone."""
+        """The body of a row; None if the row is gone."""
         async with self._reading() as connection:
             found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
             return found
 
     def _read(self, found: Iterable[Any], until: float) -> tuple[list[Held], list[Failure]]:
-        """Rows by id, and those that hold no message: changed by hand, or written by somebody else."""
+        """Reads rows by id, and failures for rows without a valid message: changed by hand, or written by another program."""
         rows, unreadable = [], []
         for row in found:
             try:
                 rows.append(self._held(row, until))
-            except Exception as error:  # noqa: BLE001 - whatever it is, others must not wait behind it
+            except Exception as error:  # noqa: BLE001 - after any error the others must not wait behind it
                 logger.warning("row %d of the outbox is no message: %s", row["id"], printable(error, 1000))
-                unreadable.append(Failure(row["id"], 0.0, told(error), True))
+                unreadable.append(Failure(row["id"], 0.0, error_text(error), True))
         return sorted(rows, key=_by_id), unreadable
 
     def _held(self, row: Any, until: float) -> Held:
@@ -187,7 +187,7 @@ class Store:
     # -- what became of them
 
     async def record(self, sent: Sequence[Sent], failed: Sequence[Failure], released: Sequence[int]) -> None:
-        """All of it in one transaction."""
+        """Writes the outcomes in one transaction."""
         async with self._transaction() as connection:
             if sent:
                 await self._write(connection, self.statements.sent, sent, {})
@@ -224,19 +224,19 @@ class Store:
         return OutboxStatus(unsent.pending, max(0.0, unsent.oldest_age or 0.0), sent, unsent.failed)
 
     async def anything_to_send(self) -> bool:
-        """Whether a row is not sent and can be, at once or after another attempt: neither FAILED nor behind a FAILED one."""
+        """Whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED one."""
         async with self._engine.connect() as connection:
             found: bool = (await connection.execute(self.statements.anything_to_send)).scalar_one()
             return bool(found)
 
     async def behind_failed(self) -> int:
-        """Rows that wait until a FAILED one of their key is tried again or deleted."""
+        """Number of rows that wait until a FAILED one of their key is retried or deleted."""
         async with self._engine.connect() as connection:
             found: int = (await connection.execute(self.statements.behind_failed)).scalar_one()
             return found
 
     async def retry(self, rows: Collection[int] | None) -> int:
-        """``rows``: None for all that have FAILED."""
+        """Makes rows due; returns how many. ``rows``: None for all FAILED ones."""
         async with self._engine.begin() as connection:
             if rows is None:
                 return _count(await connection.execute(self.statements.retry_all))
@@ -258,14 +258,14 @@ class Store:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line, without the statement and its parameters."""
+    """The error in one line, without the statement and its parameters."""
     said = getattr(error, "orig", None) or error
     text = str(said.__cause__ or said).strip() or type(said).__name__
     return printable(text.splitlines()[0], 500)
 
 
 def checked_dialect(engine: AsyncEngine) -> str:
-    """Raises ConfigError for an engine that an outbox cannot use."""
+    """The name of the engine's dialect. Raises ConfigError for one that an outbox cannot use."""
     if not isinstance(engine, AsyncEngine):
         raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
     if engine.dialect.name not in ("postgresql", "sqlite"):

@@ -1,8 +1,8 @@
-"""The table, and the expressions that databases write differently.
+"""The table, and the expressions that differ between databases.
 
-Every time in it is the database's own clock, so that leases hold between machines whose clocks disagree. Two partial indexes
-hold what is not sent, which stays small however many sent rows wait for ``purge``: by id, the order of sending, and by sharding
-key. A third one is for ``purge``. A sent row takes some 230 bytes and its body in PostgreSQL, and 30 to 60 bytes in indexes.
+All times in it are of the database's clock, so that leases hold between machines whose clocks differ. Two partial indexes cover
+unsent rows, so they stay small while sent rows wait for ``purge``: one by id, the order of sending, one by sharding key. A third
+one is for ``purge``. A sent row takes some 230 bytes and its body in PostgreSQL, and 30 to 60 bytes in indexes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LONGEST_NAME: Final = 40
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware datetimes, also in SQLite, which keeps no time zone."""
+    """Aware datetimes, also in SQLite, which stores no time zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -63,7 +63,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
-    """The table of an outbox, as part of ``metadata``: for Alembic, or to be created with the tables of a service.
+    """The table of an outbox, as part of ``metadata``: for Alembic, or to create it with the tables of a service.
 
     ``name``: of at most 40 characters, or "schema.name". Raises ConfigError.
     """
@@ -100,7 +100,7 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
         Column("created", UtcDateTime, nullable=False),
         Column("updated", UtcDateTime, nullable=False),
         schema=schema or None,
-        sqlite_autoincrement=True,  # ids only grow, whatever is purged: they are the order of sending
+        sqlite_autoincrement=True,  # ids grow also after a purge: they are the order of sending
     )
     unsent = made.c.state != _text(SENT)
     Index(f"ix_{table}_unsent", made.c.id, postgresql_where=unsent, sqlite_where=unsent)
@@ -112,7 +112,7 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
 
 
 def _text(value: str) -> ColumnElement[str]:
-    """Written out: a condition that begins with a bound value matches no partial index."""
+    """A literal: a condition that begins with a bound value matches no partial index."""
     return literal_column(f"'{value}'", String)
 
 
@@ -120,7 +120,7 @@ def _text(value: str) -> ColumnElement[str]:
 
 
 class seconds_from_now(FunctionElement[datetime]):  # noqa: N801 - written like a function
-    """The database's clock and so many seconds, negative ones too: of this moment, not of when the transaction began."""
+    """The database's current time plus so many seconds, also negative; not the time at which the transaction began."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -141,7 +141,7 @@ def _later_sqlite(element: seconds_from_now, compiler: Any, **options: Any) -> s
 
 
 class seconds_since(FunctionElement[float]):  # noqa: N801
-    """From a time in the table until now."""
+    """Seconds from a time in the table until now."""
 
     type = Float()
     inherit_cache = True

@@ -1,15 +1,20 @@
-"""Sending: the producer, its settings, and how it chooses queues."""
+"""The producer, its settings, hooks and queue selectors.
+
+``__all__`` lists the public names; the others are for the Spark sink.
+"""
 
 from __future__ import annotations
 
-from .batches import split_batches
-from .batching import Batching
-from .config import ProducerConfig
-from .faults import FaultTable
+from .config import Batching, ProducerConfig
 from .health import ProducerHealth, ProducerState
 from .hooks import Hook, SendContext
+from .prepared import PreparedSend as PreparedSend
+from .prepared import compress_prepared as compress_prepared
+from .prepared import prepare as prepare
+from .prepared import send_prepared as send_prepared
 from .producer import Producer
-from .selectors import Selector, select_at_random, select_best, select_by_hash, select_by_machine_room
+from .routing import FaultTable, Selector, select_at_random, select_best, select_by_hash, select_by_machine_room
+from .splitting import split_batches
 from .transactions import TransactionProducer
 
 __all__ = [

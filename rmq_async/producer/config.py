@@ -1,4 +1,4 @@
-"""Settings of a producer. Immutable, checked when made, with Java's defaults unless a docstring says otherwise."""
+"""Settings of a producer: immutable, validated on creation, with Java's defaults unless a docstring says otherwise."""
 
 from __future__ import annotations
 
@@ -18,48 +18,88 @@ from ..config import LARGEST_FRAME_SIZE, ClientConfig, ClientOptions, check_flag
 from ..errors import ConfigError
 from ..options import suggests_keywords
 from ..timeouts import warn_of_milliseconds
-from .batching.settings import Batching
-from .faults import FaultTable
 from .hooks import Hook, checked_hooks
-from .selectors import Selector, select_best
+from .routing import FaultTable, Selector, select_best
 
 __all__ = ["ProducerConfig", "ProducerOptions", "split_options"]
 
 BESIDE_BODY: Final = 128 * 1024
-"""Bytes of a frame that are kept free for what it holds beside the body."""
+"""Bytes of a frame reserved for everything but the body."""
 
 RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
+
+
+LANES: Final = 3
+"""Measured with 128-byte bodies on a stock broker (docs/performance.md): with 1, client and broker wait for each other."""
+
+
+@suggests_keywords
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """Settings for gathering single messages into batches. ``batching=True`` of a producer means ``Batching()``.
+
+    Messages gather per lane. A lane is a topic (and ``wait_store``) or, for a send with a queue, selector or key, one queue,
+    which has one request in flight at a time. In an idle lane a message leaves at the end of the current loop iteration, with
+    all others of that iteration. While requests of the lane are in flight, further messages gather; they leave as one batch
+    when one of these requests is answered.
+
+    ``max_bytes``: maximum encoded size of a batch; a message that alone is larger is sent by itself. ``max_messages``: maximum
+    number of messages in a batch. A full batch leaves without waiting for an answer, unless it is ordered. ``linger``: seconds
+    that the first message waits for others even in an idle lane, at most half of the time that any caller has left and, if the
+    batch is not ordered, half of the producer's ``timeout``. ``max_pending_bytes``: maximum size of the bodies that are
+    accepted and not finished, for all sends of the producer; the smaller of this and ``pending_bytes_limit`` applies, and
+    callers wait. ``lanes_per_broker``: requests of one topic that may be in flight to one broker before messages gather; a
+    request that is not answered within the producer's ``timeout`` no longer counts.
+
+    Raises ConfigError for values out of range.
+    """
+
+    max_bytes: int = 256 * 1024
+    max_messages: int = 1024
+    linger: float = 0.0
+    max_pending_bytes: int = 32 * 1024 * 1024
+    lanes_per_broker: int = LANES
+
+    def __post_init__(self) -> None:
+        check_int("max_bytes", self.max_bytes, 1, MAX_FRAME_SIZE - 128 * 1024)
+        check_int("max_messages", self.max_messages, 1, 1 << 16)
+        check_seconds("linger", self.linger, zero=True)
+        check_int("max_pending_bytes", self.max_pending_bytes, 1, 1 << 40)
+        check_int("lanes_per_broker", self.lanes_per_broker, 1, 1 << 16)
 
 
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """How a producer sends. Times are seconds, sizes bytes.
+    """Settings of a producer. Times are in seconds, sizes in bytes.
 
-    ``timeout``: budget of a whole send call, route look-up, connecting and retries included. ``retries`` and
-    ``async_retries``: further attempts after the first. ``attempt_timeout``: cap of one attempt while another broker is left
-    to try; default: the remaining budget divided by the attempts left, at least 0.2 s. ``retry_codes``: broker response codes
-    that another attempt may cure. ``retry_same_queue``: a send with an explicit queue, selector or key may be repeated on
-    that queue (by default it gets one attempt).
-    ``compress_over``: bodies of at least this many bytes are compressed and stay so if the result is smaller. ``compress_type``:
-    "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 of zlib, 1 to 22 of zstd, lz4 has none.
-    ``max_message_size``: of a body before it is compressed, or of an encoded batch; where it is above 16,646,144 the client's
-    ``max_frame_size`` must have room for it and 131,072 bytes more. ``create_topic_key``: the topic whose route
-    serves a topic that does not exist yet; ``default_topic_queues``: how many queues that gets on a broker.
-    ``async_limit``, ``oneway_limit``: messages accepted and not finished; ``pending_bytes_limit``: bytes of their bodies;
-    ``broker_window``: requests per broker on the wire. ``oneway_window``: every so many one-way messages one goes as an
-    ordinary request, which paces the flow; 0 turns that off and lets a stock broker drop messages without a word.
-    ``stop_timeout``: how long ``stop()`` waits for unanswered sends.
+    ``timeout``: time of a whole send call, including route look-up, connect and retries. ``retries``: attempts of ``send``
+    after the first; ``async_retries``: those of ``send_async``. ``attempt_timeout``: maximum time of one attempt while another
+    broker is left to try; default: the remaining time divided by the attempts left, at least 0.2 s. ``retry_codes``: broker
+    response codes after which another attempt is made. ``retry_same_queue``: True repeats a send with an explicit queue,
+    selector or key on that queue; False gives it one attempt.
 
-    ``retry_another_broker_when_not_store_ok``: a message that was stored without the confirmation of its flush or replication is
-    sent once more to another broker, and so stored twice. ``topics``: routes fetched by ``start()``. ``latency_fault``:
-    "failures" leaves a broker alone whose attempt timed out or lost its connection, for 1 to 30 s, until a send that probes it is
-    stored; True leaves slow brokers alone, too, for as long as ``fault_table`` says; False leaves none alone. ``detector``: with
-    True, ask them meanwhile.
-    ``batching``: gather single messages into batches while requests are under way, see Batching; True for its defaults.
-    ``queue_selector``: chooses the queue of each attempt where the call does not. ``hooks``: see Hook. ``trace``: report sends to
-    the brokers' trace topic, or to the topic named. ``send_smart_msg``: request headers with names of one letter (codes 310, 320);
-    False: the long form (code 10), for servers that know nothing else.
+    ``compress_over``: a body of at least this size is compressed, and sent compressed if that is smaller. ``compress_type``:
+    "zlib", or "lz4" or "zstd" (extra ``compression``); ``compress_level``: 0 to 9 for zlib, 1 to 22 for zstd, not used by lz4.
+    ``max_message_size``: maximum size of an uncompressed body or of an encoded batch; above 16,646,144 the client's
+    ``max_frame_size`` must be larger by at least 131,072 bytes. ``create_topic_key``: the topic whose route is used for a topic
+    that does not exist yet; ``default_topic_queues``: number of queues that such a topic gets on a broker.
+
+    ``async_limit``, ``oneway_limit``: maximum number of messages accepted and not finished; ``pending_bytes_limit``: maximum
+    size of their bodies; ``broker_window``: maximum number of requests in flight per broker. ``oneway_window``: one of this
+    many one-way messages is sent as an ordinary request, which paces the flow; 0 turns pacing off, and a stock broker may then
+    drop messages without notice. ``stop_timeout``: time that ``stop()`` waits for unanswered sends.
+
+    ``retry_another_broker_when_not_store_ok``: sends a message that was stored without confirmed flush or replication once
+    more, to another broker, so that it is stored twice. ``topics``: topics whose routes ``start()`` fetches. ``latency_fault``:
+    "failures" avoids a broker after an attempt that timed out or lost its connection, for 1 to 30 s, until a send that probes
+    it is stored; True also avoids slow brokers, for the times of ``fault_table``; False avoids none. ``detector``: True sends
+    probe requests to avoided brokers.
+
+    ``batching``: gathers single messages into batches while requests are in flight, see Batching; True for its defaults.
+    ``queue_selector``: chooses the queue of each attempt if the call does not. ``hooks``: see Hook. ``trace``: True reports
+    sends to the brokers' trace topic, a name to that topic. ``send_smart_msg``: True sends request headers with names of one
+    letter (codes 310, 320); False sends the long form (code 10), for servers without support for the short one.
     """
 
     timeout: float = 3.0
@@ -112,15 +152,7 @@ class ProducerConfig:
             ("oneway_window", 0, 1 << 31),
         ):
             check_int(name, getattr(self, name), low, high)
-        if self.compress_type not in ("zlib", "lz4", "zstd"):
-            raise ConfigError(f'compress_type must be "zlib", "lz4" or "zstd", not {shown(self.compress_type)}')
-        needed = {"lz4": compression.lz4_frame, "zstd": compression.zstandard}.get(self.compress_type, zlib)
-        if needed is None:
-            raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
-        if self.compress_type == "zlib" and self.compress_level > 9:
-            raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest, 9")
-        if self.compress_type == "zstd" and not self.compress_level:
-            raise ConfigError("compress_level 0 is below zstd's lowest, 1")
+        self._check_compression()
         if not isinstance(self.create_topic_key, str) or not self.create_topic_key:
             raise ConfigError(f"create_topic_key must be the name of a topic, not {shown(self.create_topic_key)}")
         if not isinstance(self.retry_codes, Collection) or not all(
@@ -142,6 +174,17 @@ class ProducerConfig:
         else:
             check_flag("trace", self.trace)
 
+    def _check_compression(self) -> None:
+        if self.compress_type not in ("zlib", "lz4", "zstd"):
+            raise ConfigError(f'compress_type must be "zlib", "lz4" or "zstd", not {shown(self.compress_type)}')
+        needed = {"lz4": compression.lz4_frame, "zstd": compression.zstandard}.get(self.compress_type, zlib)
+        if needed is None:
+            raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
+        if self.compress_type == "zlib" and self.compress_level > 9:
+            raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest, 9")
+        if self.compress_type == "zstd" and not self.compress_level:
+            raise ConfigError("compress_level 0 is below zstd's lowest, 1")
+
     def _check_choosing(self) -> None:
         for name in (
             "retry_same_queue", "retry_another_broker_when_not_store_ok", "detector", "send_smart_msg"
@@ -152,13 +195,13 @@ class ProducerConfig:
         if not isinstance(self.fault_table, FaultTable):
             raise ConfigError(f"fault_table must be a FaultTable, not {type(self.fault_table).__name__}")
         if self.detector and self.latency_fault is not True:
-            raise ConfigError("detector=True needs latency_fault=True, whose brokers it probes")
+            raise ConfigError("detector=True needs latency_fault=True: it probes the brokers that this avoids")
         if not callable(self.queue_selector) or inspect.isclass(self.queue_selector):
             raise ConfigError(f"queue_selector must be a function, not {shown(self.queue_selector)}")
 
     @property
     def gathers(self) -> Batching | None:
-        """How messages gather into batches, if they do."""
+        """Settings for gathering messages into batches; None without batching."""
         if isinstance(self.batching, Batching):
             return self.batching
         return Batching() if self.batching else None
@@ -218,9 +261,9 @@ def split_options(
     config: ProducerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ProducerConfig]:
-    """Sorts keyword options into the two configs. An unknown one, or a config of another type, is a TypeError that says so.
+    """Sorts keyword options into the two configs. Raises TypeError for an unknown option and for a config of another type.
 
-    Raises ConfigError also where the two do not go together.
+    Raises ConfigError for an invalid value, and for a ``max_message_size`` that does not fit into ``max_frame_size``.
     """
     merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
     if not isinstance(config, ProducerConfig | None):
@@ -231,8 +274,8 @@ def split_options(
     room = max(merged.max_frame_size, MAX_FRAME_SIZE) - BESIDE_BODY
     if sending.max_message_size > room:
         raise ConfigError(
-            f"max_message_size {sending.max_message_size} is above {room}, the most that fits into a frame of max_frame_size "
-            f"{merged.max_frame_size}: give max_frame_size={sending.max_message_size + BESIDE_BODY} or more as well, and let "
-            "brokers take frames of that size"
+            f"max_message_size {sending.max_message_size} is above {room}, the maximum for a frame of max_frame_size "
+            f"{merged.max_frame_size}: also set max_frame_size={sending.max_message_size + BESIDE_BODY} or more, and configure "
+            "the brokers to accept frames of that size"
         )
     return merged, sending

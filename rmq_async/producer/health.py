@@ -1,4 +1,4 @@
-"""How a producer is, for probes and alerts: gathered from what is known, without a request and without waiting."""
+"""The condition of a producer for probes and alerts, read from its own state without a request and without waiting."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ..client.condition import brokers_of, last_success_age, loop_problem, name_server_problem
-from ..client.instance import ClientInstance
+from ..client import ClientInstance, brokers_of, last_success_age, loop_problem, name_server_problem
 from ..health import BrokerHealth, Problem, ProblemCode
-from .sender import Sender
+from .core import ProducerCore
 
 __all__ = ["ProducerHealth", "ProducerState", "health_of"]
 
@@ -32,19 +31,20 @@ _STATE_CODES: dict[ProducerState, ProblemCode] = {
 
 @dataclass(frozen=True, slots=True)
 class ProducerHealth:
-    """A moment's view of a producer, by ``Producer.health()``.
+    """A snapshot of a producer's condition, returned by ``Producer.health()``.
 
-    ``live``: False where only a restart helps: the event loop is blocked or gone, or the process was forked. ``ready``: it is
-    running and live, a name server has answered, and not every broker of the routes in use is unreachable. ``problems``: what
-    is wrong, whether or not it makes the producer unready.
+    ``state``: the state in its life cycle. ``live``: False if only a restart helps: the event loop is blocked or has stopped,
+    or the process was forked. ``ready``: the producer is running and live, a name server has answered, and at least one broker
+    of the routes in use is reachable, or none is known. ``problems``: all problems, including those that leave the producer
+    ready.
 
-    ``last_success_age``: seconds since a broker said that a message is stored, to any producer that shares the client's
-    connections; None if none has. It is taken once for each read from a connection, by the last answer in it: while stored
-    and refused messages alternate it may be some reads too large. One-way messages do not count, except the one in
+    ``last_success_age``: seconds since a broker confirmed a stored message to any producer that shares the client's
+    connections; None if none has. It is updated once per read from a connection, from the last response in it: while stored and
+    refused messages alternate it may be some reads too large. One-way messages do not count, except the one per
     ``oneway_window`` that is confirmed.
 
-    ``unanswered``: messages accepted and not finished, those that wait for a route or a connection included. ``brokers``: masters
-    of the routes in use by the client, by name.
+    ``unanswered``: number of messages accepted and not finished, including those that wait for a route or a connection.
+    ``brokers``: the masters of the routes in use by the client, by broker name.
     """
 
     state: ProducerState
@@ -57,12 +57,12 @@ class ProducerHealth:
 
 
 def health_of(
-    group: str, state: ProducerState, instance: ClientInstance | None, sender: Sender | None, *, forked: bool
+    group: str, state: ProducerState, instance: ClientInstance | None, sender: ProducerCore | None, *, forked: bool
 ) -> ProducerHealth:
-    """``instance`` and ``sender``: of a producer that runs or stops. ``forked``: it was started in the parent process."""
+    """Makes the snapshot. ``instance``, ``sender``: None unless it runs or stops. ``forked``: started in the parent process."""
     problems: list[Problem] = []
     if forked:
-        text = f"producer {group} was started before os.fork(); make and start a new one in the child process"
+        text = f"producer {group} was started before os.fork(); create and start a new one in the child process"
         return ProducerHealth(state, False, False, (Problem("forked", text),), None, 0, {})
     if state is not ProducerState.RUNNING:
         problems.append(Problem(_STATE_CODES[state], f"producer {group} is {state.value}"))
@@ -84,8 +84,8 @@ def health_of(
     )
 
 
-def _no_room(sender: Sender) -> Problem | None:
-    """Calls wait because as many messages are unanswered as the limits allow."""
+def _no_room(sender: ProducerCore) -> Problem | None:
+    """Returns a problem if calls wait because the limits on unanswered messages are reached."""
     for credits in (sender.credits, sender.oneway_credits):
         if (waiting := credits.waiting) > 0:
             return Problem("no_credits", f"{waiting} calls wait to be accepted: {credits!r}")

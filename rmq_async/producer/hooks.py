@@ -1,8 +1,8 @@
-"""Hooks of users in a producer, and what they are given.
+"""Hooks of users in a producer, and the context objects that they receive.
 
-A hook is asked only where it defines the method, so one that watches sends costs requests nothing. Hooks run on the loop, in the
-order given, and must not block. What ``check_forbidden`` raises ends the call; anything else that a hook raises goes to the loop's
-exception handler, and no message is the worse for it.
+Only the methods that a hook defines are called, so a hook for sends adds no cost to requests. Hooks run on the loop, in the
+order of ``hooks``, and must not block. An error of ``check_forbidden`` ends the call; any other error of a hook goes to the
+loop's exception handler, and the message is sent unchanged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from typing import Any, Final
+
+import msgspec
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.errors import shown
@@ -24,87 +26,72 @@ __all__ = ["Hook", "SendContext", "checked_hooks", "defining", "request_hooks"]
 METHODS: Final = ("before_send", "after_send", "check_forbidden", "before_request", "after_request")
 
 
-class SendContext:
-    """One attempt of a send, the same object before and after it.
+class SendContext(msgspec.Struct, eq=False, kw_only=True):
+    """One attempt of a send; ``before_send`` and ``after_send`` receive the same object.
 
-    ``message``: what the caller gave, a tuple for a batch. ``attempt``: 1 for the first of a call. ``elapsed``: seconds of this
-    attempt, connecting included; 0.0 before it. ``result`` and ``error``: None before; then one of them is set, except for a
-    one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_ids``: the unique ids, one per message;
-    ``msg_id``: the first of them. ``queue``: where this attempt goes; ``broker`` its broker's name, ``address`` that broker's
-    "host:port". ``group``: the producer group. ``message_type``: a ``rmq_protocol.trace.MessageType``, of a batch that of its first
-    message. ``namespace``: of the client's settings, "" for none. ``born_host``: the address that the client says it has;
-    ``name_servers``: of its settings, as "host:port"; ``unit_mode``: whether it is one of several units.
-    ``properties``: what ``before_send`` puts in here travels with this attempt beside the message's own properties. ``state``:
-    free for hooks, to carry something from before to after.
+    ``message``: the caller's message, a tuple for a batch. ``attempt``: number of the attempt in its call, from 1. ``elapsed``:
+    seconds of this attempt, connect included; 0.0 before it. ``result`` and ``error``: None before the attempt; afterwards one
+    of them is set, except for a one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_ids``: the unique
+    ids, one per message; ``msg_id``: the first of them. ``queue``: the queue of this attempt; ``broker``: its broker's name;
+    ``address``: that broker's "host:port". ``group``: the producer group. ``message_type``: a
+    ``rmq_protocol.trace.MessageType``, NORMAL for a batch. ``namespace``: namespace of the client's settings, "" for none.
+    ``born_host``: the client's own address; ``name_servers``: those of its settings, as "host:port"; ``unit_mode``: the client
+    setting of that name.
+
+    ``properties``: properties that ``before_send`` adds for this attempt, beside the message's own. ``state``: free for hooks,
+    to carry values from ``before_send`` to ``after_send``.
     """
 
-    __slots__ = (
-        "address", "attempt", "born_host", "broker", "elapsed", "error", "group", "message", "message_type", "mode", "msg_ids",
-        "name_servers", "namespace", "properties", "queue", "result", "state", "unit_mode",
-    )  # fmt: skip
+    message: Message | tuple[Message, ...]
+    msg_ids: tuple[str, ...]
+    queue: MessageQueue
+    address: str
+    attempt: int
+    message_type: MessageType
+    group: str
+    mode: str
+    broker: str = ""
+    namespace: str = ""
+    born_host: str = ""
+    name_servers: tuple[str, ...] = ()
+    unit_mode: bool = False
+    elapsed: float = 0.0
+    result: SendResult | BatchSendResult | None = None
+    error: BaseException | None = None
+    properties: dict[str, str] = {}
+    state: dict[object, Any] = {}
 
-    def __init__(
-        self,
-        *,
-        message: Message | tuple[Message, ...],
-        msg_ids: tuple[str, ...],
-        queue: MessageQueue,
-        address: str,
-        attempt: int,
-        message_type: MessageType,
-        group: str,
-        mode: str,
-        broker: str = "",
-        namespace: str = "",
-        born_host: str = "",
-        name_servers: tuple[str, ...] = (),
-        unit_mode: bool = False,
-    ) -> None:
-        self.message = message
-        self.msg_ids = msg_ids
-        self.queue = queue
-        self.broker = broker or queue.broker_name
-        self.address = address
-        self.attempt = attempt
-        self.elapsed = 0.0
-        self.result: SendResult | BatchSendResult | None = None
-        self.error: BaseException | None = None
-        self.message_type = message_type
-        self.group = group
-        self.mode = mode
-        self.namespace = namespace
-        self.born_host = born_host
-        self.name_servers = name_servers
-        self.unit_mode = unit_mode
-        self.properties: dict[str, str] = {}
-        self.state: dict[object, Any] = {}
+    # A Struct, because one is made for each attempt: setting eighteen attributes in Python costs three times as much.
+    def __post_init__(self) -> None:
+        if not self.broker:
+            self.broker = self.queue.broker_name
 
     @property
     def msg_id(self) -> str:
         return self.msg_ids[0]
 
     def __repr__(self) -> str:
-        told = f", {self.error!r}" if self.error is not None else ""
-        return f"<SendContext {self.msg_id} to {self.queue}, attempt {self.attempt}{told}>"
+        error = f", {self.error!r}" if self.error is not None else ""
+        return f"<SendContext {self.msg_id} to {self.queue}, attempt {self.attempt}{error}>"
 
 
 class Hook:
-    """Subclass it and define what is needed; all methods are plain functions called on the loop, which they must not block.
+    """Base class of hooks: subclasses define the methods they need, as plain functions that run on the loop and must not block.
 
-    What they raise goes to the loop's exception handler and changes nothing for the message; only ``check_forbidden`` ends calls.
+    Their errors go to the loop's exception handler, and the message is sent unchanged; only ``check_forbidden`` can end a call.
 
-    The two of requests see every request of the client instance that the producer shares with others, heartbeats and route
-    look-ups included.
+    ``before_request`` and ``after_request`` see every request of the client instance that the producer shares with others,
+    heartbeats and route look-ups included.
     """
 
     def before_send(self, context: SendContext) -> None:
         """Called before each attempt (``SendMessageHook.sendMessageBefore``).
 
-        What it puts into ``context.properties`` travels with this attempt, beside the message's own properties.
+        Properties that it adds to ``context.properties`` are sent with this attempt, beside the message's own.
         """
 
     def after_send(self, context: SendContext) -> None:
-        """Called once after each attempt, whether it was stored, failed or was given up (``sendMessageAfter``)."""
+        """Called once after each attempt that was stored, failed or was abandoned (``sendMessageAfter``)."""
 
     def check_forbidden(self, context: SendContext) -> None:
         """Called before ``before_send``; raise ForbiddenError to refuse the message and end the call (``CheckForbiddenHook``)."""
@@ -112,24 +99,24 @@ class Hook:
     def before_request(self, address: str, command: RemotingCommand) -> None:
         """Called before each request is signed and written (``RPCHook.doBeforeRequest``).
 
-        It may add texts to ``command.ext_fields``; any other change is reported and taken back.
+        It may add strings to ``command.ext_fields``; any other change is reported and undone.
         """
 
     def after_request(
         self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
     ) -> None:
-        """Called once per request: with its answer, its error, or neither for a one-way request (``doAfterResponse``)."""
+        """Called once per request, with its response, its error, or neither for a one-way request (``doAfterResponse``)."""
 
 
 def checked_hooks(hooks: object) -> tuple[Any, ...]:
-    """Raises ConfigError for something that is no sequence of objects with at least one of a hook's methods, or a coroutine."""
+    """Returns ``hooks`` as a tuple. Raises ConfigError unless each has a hook's method, and none is a coroutine function."""
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
         raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
     found = tuple(hooks)
     for hook in found:
         methods = [getattr(hook, name) for name in METHODS if callable(getattr(hook, name, None))]
         if not methods or isinstance(hook, type):
-            raise ConfigError(f"{shown(hook)} is no Hook object: it has none of {', '.join(METHODS)}")
+            raise ConfigError(f"{shown(hook)} is not a Hook object: it must have at least one of {', '.join(METHODS)}")
         for method in methods:
             if inspect.iscoroutinefunction(method):
                 raise ConfigError(f"{method.__qualname__} must be a plain function, not a coroutine function")
@@ -137,14 +124,14 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
 
 
 def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
-    """The methods of that name of the hooks that define one, beyond the empty one they inherit."""
+    """Returns the methods called ``name`` of the hooks that define one themselves; the empty ones of ``Hook`` are left out."""
     methods = [getattr(hook, name, None) for hook in hooks]
     inherited = getattr(Hook, name)
     return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)
 
 
 class _RequestHook:
-    """The methods of a user's hook that see requests; the same hook in another producer equals it."""
+    """The request methods of a user's hook. Equal for the same hook in two producers, so that it is called once."""
 
     __slots__ = ("_after", "_before", "_hook")
 
@@ -174,6 +161,6 @@ class _RequestHook:
 
 
 def request_hooks(hooks: Iterable[Any]) -> list[_RequestHook]:
-    """Those of ``hooks`` that see requests, as the transport takes them."""
+    """Returns the hooks that define a request method, in the transport's form."""
     found = [(hook, defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
     return [_RequestHook(hook, before, after) for hook, before, after in found if before or after]

@@ -1,9 +1,9 @@
-"""Messages as columns of Arrow.
+"""Builds Arrow columns of messages.
 
-Rows come as the fields of stored records (``rmq_protocol.columns``), and only the columns that are wanted are made of them, whole
-columns at a time: numbers are taken out of all rows at once, texts that are the same in every row are repeated, bodies and ids
-become one buffer with offsets, and properties are split by Arrow itself. Where a properties text is not as clients write it (no
-UTF-8, a name twice, an empty one) that batch is read one by one, as everything else here reads properties.
+Rows are the fields of stored records (``rmq_protocol.columns``). Only the wanted columns are built, each as a whole: numbers are
+read from all rows at once, a text that is the same in every row is repeated, bodies and ids become one buffer with offsets, and
+Arrow splits properties. If a properties text is not as clients write it (no UTF-8, a name twice, an empty one), the properties of
+that batch are decoded one by one.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
 
 
 class Rows:
-    """Rows of one record batch while it is filled: ``stored``, and which queue they are of by ``came``.
+    """Rows of one record batch while it is filled: ``stored``, and their queues by ``came``.
 
-    ``shown``: the name of a topic as users know it. ``runs``: queues, and the row that the rows of each end before.
+    ``shown``: returns the name of a topic without its namespace. ``runs``: queues, each with the row before which its rows end.
     """
 
     def __init__(self, columns: Iterable[str], shown: Callable[[str], str] = str) -> None:
@@ -80,7 +80,7 @@ class Rows:
         return len(stored) >= ROWS or stored.size + (PROPERTIES_WEIGHT - 1) * stored.properties_size >= BYTES
 
     def came(self, queue: MessageQueue) -> None:
-        """What was added to ``stored`` since the last call is of ``queue``."""
+        """Says that the rows added to ``stored`` since the last call are of ``queue``."""
         if self.runs and self.runs[-1][0] == queue:
             self.runs[-1] = (queue, len(self.stored))
         else:
@@ -97,7 +97,7 @@ class Rows:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def properties(self) -> tuple[Any, Any]:
-        """The texts as Arrow has them, and their maps; made once."""
+        """The property texts as an Arrow column, and their maps; made once."""
         if self._properties is None:
             self._properties = _maps(self.stored.properties)
         return self._properties
@@ -107,12 +107,12 @@ class Rows:
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """Exactly what Spark expects of these columns; it compares for equality."""
+    """The schema of these columns, equal to the one that Spark expects."""
     return pa.schema([pa.field(name, _TYPES[SOURCE_COLUMNS[name]]) for name in columns])
 
 
 def record_batches(filled: Iterable[Rows], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Of at most ``ROWS`` rows each."""
+    """Record batches of at most ``ROWS`` rows."""
     schema = arrow_schema(columns)
     makers = [_MAKERS[name] for name in columns]
     for rows in filled:
@@ -133,7 +133,7 @@ def _integers(place: int) -> Callable[[Rows], Any]:
 
 
 def _moments(place: int) -> Callable[[Rows], Any]:
-    """A time too far away for microseconds is NULL."""
+    """Timestamps; NULL for a time that microseconds cannot hold."""
 
     def make(rows: Rows) -> Any:
         millis = _numbers(rows.stored.int64(place), pa.int64())
@@ -153,7 +153,7 @@ def _of_bytes(kind: Any, values: Sequence[bytes]) -> Any:
 
 
 def _texts(values: list[str]) -> Any:
-    """Mostly one and the same."""
+    """A column of texts, most of them equal."""
     if values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
     return pa.array(values, pa.string())
@@ -185,7 +185,7 @@ def _host(address: bytes, port: bytes) -> str:
 
 
 def _offset_ids(rows: Rows) -> Any:
-    """Store host and commit log offset as 32 digits; IPv6 hosts take more."""
+    """Offset ids: store host and commit log offset in 32 digits, more for IPv6."""
     stored = rows.stored
     parts = array("q", bytes(16 * len(rows)))
     parts[0::2] = array("q", stored.raw64(STORE_HOST))
@@ -212,7 +212,7 @@ def _maps(texts: Sequence[bytes]) -> tuple[Any, Any]:
 
 
 def _split(texts: Any) -> Any:
-    """Their maps; None where one of them has to be looked at more closely."""
+    """The maps of the texts; None if one of them needs the decoder."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Where a read begins and ends: what its options say, made numbers for the queues that are there."""
+"""Resolves the bounds of a read: from its options to the offsets of the existing queues."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from ..errors import ConfigError
 from .options import ReadOptions
 from .positions import EARLIEST, LATEST, Positions, Start, Times, key_of
 
-__all__ = ["Asked", "ends_of_options", "starts_of_options"]
+__all__ = ["OffsetLookup", "ends_of_options", "starts_of_options"]
 
 Offsets = Mapping[MessageQueue, int]
 
 
-class Asked(Protocol):
-    """What is asked of the cluster where a bound is a moment."""
+class OffsetLookup(Protocol):
+    """The cluster, where a bound is a moment."""
 
     def stored_at(self, moments: Offsets) -> dict[MessageQueue, int]: ...
 
     def latest(self, queues: tuple[MessageQueue, ...]) -> dict[MessageQueue, int]: ...
 
 
-def starts_of_options(options: ReadOptions, asked: Asked, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
-    """Of every queue of ``latest``; one that the options do not name begins at its earliest offset.
+def starts_of_options(
+    options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets
+) -> dict[MessageQueue, int]:
+    """The start of every queue of ``latest``; a queue that the options do not name begins at its earliest offset.
 
-    Raises ConfigError for an option that names a queue which is not read, and where a queue holds nothing that young, unless the
-    strategy is to take its end.
+    Raises ConfigError for an option that names a queue which is not read, and for a queue without a message at or after the moment,
+    unless the strategy is to begin at its end.
     """
     bound = options.start
-    starts = _resolved(bound, "starting", asked, earliest, latest, dict(earliest))
+    starts = _resolve(bound, "starting", lookup, earliest, latest)
     if options.no_match_error and isinstance(bound, int | Times):
         named = tuple(queue for queue in starts if not isinstance(bound, Times) or bound.of(queue) is not None)
-        ends = asked.latest(named)  # asked after the search: what came meanwhile may be what was found
+        ends = lookup.latest(named)  # after the search, which may have found a message that was stored meanwhile
         for queue in sorted(named):
             if starts[queue] >= ends[queue]:
                 moment = bound.of(queue) if isinstance(bound, Times) else bound
@@ -45,42 +47,43 @@ def starts_of_options(options: ReadOptions, asked: Asked, earliest: Offsets, lat
     return starts
 
 
-def ends_of_options(options: ReadOptions, asked: Asked, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
-    """Of a batch read, exclusive; a queue that the options do not name ends with its last message. Raises ConfigError."""
+def ends_of_options(options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
+    """The exclusive ends of a batch read; a queue that the options do not name ends with its last message. Raises ConfigError."""
     assert options.end is not None
-    ends = _resolved(options.end, "ending", asked, earliest, latest, dict(latest))
-    if isinstance(options.end, int | Times):  # what came since ``latest`` was asked for is not waited for
+    ends = _resolve(options.end, "ending", lookup, earliest, latest)
+    if isinstance(options.end, int | Times):  # messages that were stored after ``latest`` was asked for are not read
         ends = {queue: min(end, latest[queue]) for queue, end in ends.items()}
     return ends
 
 
-def _resolved(
-    bound: Start,
-    side: Literal["starting", "ending"],
-    asked: Asked,
-    earliest: Offsets,
-    latest: Offsets,
-    unnamed: dict[MessageQueue, int],
+def _resolve(
+    bound: Start, side: Literal["starting", "ending"], lookup: OffsetLookup, earliest: Offsets, latest: Offsets
 ) -> dict[MessageQueue, int]:
+    """Queues that a bound by queue does not name get their first offset as a start, and their last one as an end."""
     if bound == "earliest":
         return dict(earliest)
     if bound == "latest":
         return dict(latest)
     if isinstance(bound, int):
-        return asked.stored_at(dict.fromkeys(latest, bound))
+        return lookup.stored_at(dict.fromkeys(latest, bound))
     assert isinstance(bound, Positions)
     by_time = isinstance(bound, Times)
-    option = f"{side}OffsetsByTimestamp" if by_time else f"{side}Offsets"
-    topics = {queue.topic for queue in latest}
-    for strange in [key_of(queue) for queue in bound.queues if queue not in latest] + [
-        topic for topic in bound.topics if topic not in topics
-    ]:
-        raise ConfigError(f"option {option} names {strange}, which is not read; {_some(latest)} are")
+    _check_names(bound, f"{side}OffsetsByTimestamp" if by_time else f"{side}Offsets", latest)
+    unnamed = dict(earliest if side == "starting" else latest)
     given = {queue: value for queue in latest if (value := bound.of(queue)) is not None}
     if by_time:
-        return unnamed | asked.stored_at(given)
+        return unnamed | lookup.stored_at(given)
     words = {EARLIEST: earliest, LATEST: latest}
     return unnamed | {queue: words[value][queue] if value in words else value for queue, value in given.items()}
+
+
+def _check_names(bound: Positions, option: str, latest: Offsets) -> None:
+    """Raises ConfigError for a queue or topic of the option that is not read."""
+    topics = {queue.topic for queue in latest}
+    strange = [key_of(queue) for queue in bound.queues if queue not in latest]
+    strange += [topic for topic in bound.topics if topic not in topics]
+    if strange:
+        raise ConfigError(f"option {option} names {strange[0]}, which is not read; {_some(latest)} are")
 
 
 def _some(queues: Offsets) -> str:

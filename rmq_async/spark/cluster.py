@@ -1,8 +1,8 @@
-"""What a planner asks of the cluster: which queues there are, and which offsets they hold.
+"""Requests of a planner to the cluster: the queues, and their first and last offsets.
 
-Every question is asked again for a while where that may help, so that a restart of a broker does not end a stream. Offsets are
-those of masters: a replica may lack what was acknowledged, and does not know it. Where the options allow a replica's, no loss is
-concluded from them (``Extents.proven``).
+Each request is repeated for a while if that may help, so that the restart of a broker does not end a stream. Offsets are those of
+masters, because a replica may lack acknowledged messages and does not know it. If the options allow a replica, its offsets prove no
+loss (``Extents.proven``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREF
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
-from ..client import ClientInstance
-from ..client import offsets as queue_offsets
-from ..client.at_once import for_each
-from ..client.route_table import TopicRoute
-from ..client.text import printable
+from .._asyncio import for_each
+from .._text import printable
+from ..client import ClientInstance, TopicRoute, commit_offset, max_offset, min_offset, search_offset, until_readable
 from ..errors import (
     BrokerNotFoundError,
     ConfigError,
@@ -45,13 +43,13 @@ Offsets = dict[MessageQueue, int]
 
 
 class Find(Protocol):
-    """A question about one queue; see ``rmq_async.client.offsets``."""
+    """A request about one queue; see ``rmq_async.client.offsets``."""
 
     def __call__(self, instance: ClientInstance, queue: MessageQueue, *, any_replica: bool) -> Awaitable[int]: ...
 
 
 class Extents(NamedTuple):
-    """What queues hold now. ``proven``: those whose master said so; of the others a replica may be behind."""
+    """First and last offsets of queues. ``proven``: queues whose master gave them; a replica gave others."""
 
     earliest: Offsets
     latest: Offsets
@@ -59,23 +57,23 @@ class Extents(NamedTuple):
 
 
 def may_pass(error: RocketMQError) -> bool:
-    """Whether the same request may succeed later: the broker or the way to it is in trouble, not the request."""
+    """Whether the same request may succeed later: the broker or the connection failed, the request was not refused."""
     if isinstance(error, NoPermissionError):
         return False
     return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)
 
 
 class Cluster:
-    """Asked from Spark's thread; each method waits for the answers."""
+    """The cluster of one reader. Spark's thread calls its methods; each waits for the responses."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
-        """The readable queues that the options mean, now. Raises TopicNotFoundError, ConfigError, NameServerError.
+        """The readable queues that the options choose. Raises TopicNotFoundError, ConfigError, NameServerError.
 
-        ``begun``: of a stream that runs already, where nothing has to be there. ``wanted``: is waited for, as long as any question
-        is asked again: brokers that are started again are in no route for a while.
+        ``begun``: the stream runs already, and no queue is required. ``wanted``: queues to wait for while requests are repeated:
+        a broker that restarts is in no route for a while.
         """
 
         async def queues(reader: SparkReader) -> tuple[MessageQueue, ...]:
@@ -91,51 +89,51 @@ class Cluster:
             return error.found
 
     def newest(self, *, settled: bool = False) -> Extents:
-        """``latest`` of the queues of a stream that runs. A broker that does not come back is left out when its route is gone."""
+        """``latest`` of the queues of a running stream. Leaves a broker out when its route is gone."""
 
         async def newest(reader: SparkReader) -> Extents:
-            asked = await self._asked(reader, await self._queues(reader, True))
+            holders = await self._holders(reader, await self._queues(reader, True))
             if settled:
-                await self._settle(asked)
-            return Extents({}, await asked.each(queue_offsets.max_offset), asked.proven)
+                await self._settle(holders)
+            return Extents({}, await holders.each(max_offset), holders.proven)
 
         return self._ask(newest, begun=True)
 
     def extents(self, queues: Iterable[MessageQueue], *, settled: bool = False) -> Extents:
-        """``settled``: what was acknowledged before this call is counted; costs each broker some 60 ms."""
+        """First and last offsets. ``settled``: counts all messages acknowledged before this call, at some 60 ms for each broker."""
         queues = tuple(queues)
 
         async def extents(reader: SparkReader) -> Extents:
-            asked = await self._asked(reader, queues)
+            holders = await self._holders(reader, queues)
             if settled:
-                await self._settle(asked)
-            earliest = await asked.each(queue_offsets.min_offset)
-            return Extents(earliest, await asked.each(queue_offsets.max_offset), asked.proven)
+                await self._settle(holders)
+            earliest = await holders.each(min_offset)
+            return Extents(earliest, await holders.each(max_offset), holders.proven)
 
         return self._ask(extents)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
-        return self._offsets(queues, queue_offsets.min_offset)
+        return self._offsets(queues, min_offset)
 
     def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
-        return self._offsets(queues, queue_offsets.max_offset)
+        return self._offsets(queues, max_offset)
 
     def stored_at(self, moments: Mapping[MessageQueue, int]) -> Offsets:
-        """Offsets of the first messages stored at these moments (milliseconds) or later; a queue's end where there is none."""
+        """Offsets of the first messages stored at these moments (milliseconds) or later; the end of a queue without one."""
 
         async def search(reader: SparkReader) -> Offsets:
-            asked = await self._asked(reader, moments)
-            seconds = {asked.wired[queue]: moment / 1000 for queue, moment in moments.items()}
+            holders = await self._holders(reader, moments)
+            seconds = {holders.wired[queue]: moment / 1000 for queue, moment in moments.items()}
 
             async def find(instance: ClientInstance, queue: MessageQueue, *, any_replica: bool) -> int:
-                return await queue_offsets.search_offset(instance, queue, seconds[queue], any_replica=any_replica)
+                return await search_offset(instance, queue, seconds[queue], any_replica=any_replica)
 
-            return await asked.each(find)
+            return await holders.each(find)
 
         return self._ask(search)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """For dashboards, so it is tried once; whether brokers took them all. Failing is logged, and nothing else."""
+        """Commits offsets for dashboards: one attempt, errors are logged. Returns whether brokers took them all."""
         group = self._options.group
 
         async def commit(reader: SparkReader) -> None:
@@ -143,7 +141,7 @@ class Cluster:
 
             async def one(queue: MessageQueue) -> None:
                 try:
-                    await queue_offsets.commit(reader.instance, names.wire(group), names.wire_queue(queue), offsets[queue])
+                    await commit_offset(reader.instance, names.wire(group), names.wire_queue(queue), offsets[queue])
                 except RocketMQError as error:
                     failed.append(error)
 
@@ -162,7 +160,7 @@ class Cluster:
     # -- inside
 
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
-        """``begun``: a topic that is not there may come back, too; it is not while its only broker is started again."""
+        """Repeats a request. ``begun``: also for a missing topic, which is missing while its only broker restarts."""
         options = self._options
 
         async def asking() -> T:
@@ -186,12 +184,12 @@ class Cluster:
         queues = tuple(queues)
 
         async def offsets(reader: SparkReader) -> Offsets:
-            return await (await self._asked(reader, queues)).each(find)
+            return await (await self._holders(reader, queues)).each(find)
 
         return self._ask(offsets)
 
-    async def _asked(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> _Asked:
-        """Raises BrokerNotFoundError for a broker that has only replicas now, unless they may be asked."""
+    async def _holders(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> _Holders:
+        """The brokers of the queues. Raises BrokerNotFoundError for one with replicas only, unless an option allows them."""
         instance = reader.instance
         wired = {queue: instance.names.wire_queue(queue) for queue in queues}
         timeout = instance.config.request_timeout
@@ -210,15 +208,15 @@ class Cluster:
                 "fetchOffset.numRetries); offsetsFromReplicas=true plans with what a replica has",
                 broker=alone[0],
             )
-        return _Asked(instance, wired, brokers, led if self._options.replicas else frozenset(topics))
+        return _Holders(instance, wired, brokers, led if self._options.replicas else frozenset(topics))
 
-    async def _settle(self, asked: _Asked) -> None:
-        instance, options = asked.instance, self._options
-        topics = {broker: asked.wired[queue].topic for queue, broker in asked.brokers.items() if broker in asked.led}
+    async def _settle(self, holders: _Holders) -> None:
+        instance, options = holders.instance, self._options
+        topics = {broker: holders.wired[queue].topic for queue, broker in holders.brokers.items() if broker in holders.led}
         patience = max(instance.config.request_timeout, options.fetch_retries * options.fetch_interval)
 
         async def settle(name: str) -> None:
-            if not await queue_offsets.until_readable(instance, name, topics[name], any_replica=False, timeout=patience):
+            if not await until_readable(instance, name, topics[name], any_replica=False, timeout=patience):
                 raise _BehindError(
                     f"the queues of broker {printable(name)} have not caught up with its commit log in {patience:.3g} s (option "
                     "fetchOffset.numRetries), so messages that it has acknowledged cannot be read yet",
@@ -246,7 +244,7 @@ class Cluster:
         return tuple(sorted(set(chosen).difference(absent)))
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
-        """Topics of the system never match; retry and dead-letter topics do where the pattern itself has a "%"."""
+        """Queues of matching topics. Topics of the system never match; retry and dead-letter topics do if it has a "%"."""
         known = await worker().topics(self._options.access)
         matches = re.compile(pattern).fullmatch
         topics = [
@@ -268,9 +266,9 @@ class Cluster:
         return tuple(queue for topic in topics for queue in found[topic])
 
 
-class _Asked(NamedTuple):
-    """Queues of one question, as servers know them, and the brokers that hold them. ``led``: those whose master is to be asked; of
-    the others a replica will do."""
+class _Holders(NamedTuple):
+    """Queues of one request, as servers know them, and the brokers that hold them. ``led``: brokers whose master must answer; for
+    the others a replica may."""
 
     instance: ClientInstance
     wired: Mapping[MessageQueue, MessageQueue]
@@ -297,14 +295,14 @@ async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterabl
     doubted = {data.broker_name for route in routes for data in route.data.broker_datas if data.enable_acting_master} & led
     if not doubted:
         return set()
-    from ..admin.asking import cluster_info
+    from ..admin import cluster_info
 
     known = (await cluster_info(instance, monotonic() + instance.config.request_timeout)).broker_addr_table
     return {name for name in doubted if name not in known or MASTER_ID not in known[name].broker_addrs}
 
 
 def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
-    """Brokers make topics of their own names, and of their cluster's."""
+    """Whether brokers made the topic: they make topics named as themselves and as their cluster."""
     brokers = () if route is None else route.data.broker_datas
     return any(topic in (each.broker_name, each.cluster, f"{each.cluster}_REPLY_TOPIC") for each in brokers)
 
@@ -313,13 +311,13 @@ _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 
 class _BehindError(RequestTimeoutError):
-    """It has been waited for already."""
+    """A broker is still behind after the wait."""
 
     retriable = False
 
 
 class _MissingError(BrokerNotFoundError):
-    """``found``: the queues that are there."""
+    """A wanted queue does not exist. ``found``: the existing ones."""
 
     def __init__(self, message: str = "", *, found: tuple[MessageQueue, ...] = (), **details: Any) -> None:
         super().__init__(message, **details)

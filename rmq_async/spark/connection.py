@@ -1,7 +1,7 @@
-"""How a query reaches its cluster: what the options say, as it travels to executors, and what a client is made of there.
+"""The connection of a query to its cluster: name servers, credentials, TLS.
 
-``Access`` is plain data, because it is pickled with readers and writers; files are opened and contexts made where it is used.
-Secrets are in no ``repr``; where no option gives them they come from the environment of the driver.
+``Access`` holds data only, because it is pickled with readers and writers; the process that uses it opens the files. Secrets are in
+no ``repr``; secrets without an option come from the environment of the driver.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..config import ClientConfig, name_servers
 from ..credentials import Credentials
 from ..errors import ConfigError
 
-__all__ = ["Access", "access_of", "client_config"]
+__all__ = ["Access", "AccessOptions", "access_of", "client_config"]
 
 NAMESRV_ENVIRONMENT = "NAMESRV_ADDR"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """``name_servers``: as given or from the environment of the driver. ``files``: authorities, certificate, its key."""
+    """Checked options and environment. ``files``: authorities, certificate, its key."""
 
     name_servers: tuple[str, ...]
     access_key: str | None = field(default=None, repr=False)
@@ -37,61 +37,83 @@ class Access:
     vip_channel: bool = False
 
 
-def access_of(
-    *,
-    nameserver: str | None,
-    access_key: str | None,
-    secret_key: str | None,
-    security_token: str | None,
-    tls: bool,
-    tls_verify: bool,
-    tls_files: tuple[str | None, str | None, str | None],
-    server_name: str | None,
-    namespace: str | None,
-    namespace_v2: str | None,
-    request_timeout: float,
-    vip_channel: bool,
-) -> Access:
-    """Checked as far as it can be without opening anything. Raises ConfigError that names the option."""
-    text = nameserver if nameserver is not None else os.environ.get(NAMESRV_ENVIRONMENT)
-    if not text:
-        raise ConfigError(f"no name server is known: give the option nameserver or set {NAMESRV_ENVIRONMENT}")
-    servers = name_servers(text.replace(",", ";"))
-    access_key = access_key or os.environ.get("RMQ_ACCESS_KEY") or None
-    if access_key:
-        secret_key = secret_key or os.environ.get("RMQ_SECRET_KEY") or None
-        security_token = security_token or os.environ.get("RMQ_SECURITY_TOKEN") or None
-        if not secret_key:
-            raise ConfigError("option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment")
-    elif secret_key or security_token:
-        raise ConfigError("options secretKey and securityToken need accessKey")
-    tls = tls or any(tls_files)
-    if tls_files[2] and not tls_files[1]:
-        raise ConfigError("option tlsKeyFile is the key of tlsCertFile, which is missing")
-    if not tls_verify and tls_files[0]:
-        raise ConfigError("option tlsCaFile says whom to trust, and tlsVerify=false to trust anybody; give one of them")
-    if not tls and (not tls_verify or server_name):
-        raise ConfigError(f"option {'tlsVerify' if not tls_verify else 'tlsServerName'} needs tls")
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """The options of a connection, as given. ``tls_files``: authorities, certificate, its key."""
+
+    nameserver: str | None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    tls: bool = False
+    tls_verify: bool = True
+    tls_files: tuple[str | None, str | None, str | None] = (None, None, None)
+    server_name: str | None = None
+    namespace: str | None = None
+    namespace_v2: str | None = None
+    request_timeout: float = 3.0
+    vip_channel: bool = False
+
+
+def access_of(options: AccessOptions) -> Access:
+    """Adds the environment and checks what can be checked without opening a file. Raises ConfigError that names the option."""
+    servers = _name_servers(options)
+    access_key, secret_key, security_token = _credentials(options)
+    _check_tls(options)
     access = Access(
-        name_servers=tuple(servers),
+        name_servers=servers,
         access_key=access_key,
-        secret_key=secret_key if access_key else None,
-        security_token=security_token if access_key else None,
-        tls=tls,
-        tls_verify=tls_verify,
-        files=tls_files,
-        server_name=server_name,
-        namespace=namespace,
-        namespace_v2=namespace_v2,
-        request_timeout=request_timeout,
-        vip_channel=vip_channel,
+        secret_key=secret_key,
+        security_token=security_token,
+        tls=options.tls or any(options.tls_files),
+        tls_verify=options.tls_verify,
+        files=options.tls_files,
+        server_name=options.server_name,
+        namespace=options.namespace,
+        namespace_v2=options.namespace_v2,
+        request_timeout=options.request_timeout,
+        vip_channel=options.vip_channel,
     )
     client_config(access, with_files=False)
     return access
 
 
+def _name_servers(options: AccessOptions) -> tuple[str, ...]:
+    text = options.nameserver if options.nameserver is not None else os.environ.get(NAMESRV_ENVIRONMENT)
+    if not text:
+        raise ConfigError(f"no name server is known: give the option nameserver or set {NAMESRV_ENVIRONMENT}")
+    return tuple(name_servers(text.replace(",", ";")))
+
+
+def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | None]:
+    """Access key, secret key and token, each from its option, else from the environment."""
+    access_key = options.access_key or os.environ.get("RMQ_ACCESS_KEY") or None
+    if not access_key:
+        if options.secret_key or options.security_token:
+            raise ConfigError("options secretKey and securityToken need accessKey")
+        return None, None, None
+    secret_key = options.secret_key or os.environ.get("RMQ_SECRET_KEY") or None
+    if not secret_key:
+        raise ConfigError("option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment")
+    return access_key, secret_key, options.security_token or os.environ.get("RMQ_SECURITY_TOKEN") or None
+
+
+def _check_tls(options: AccessOptions) -> None:
+    authorities, certificate, key = options.tls_files
+    if key and not certificate:
+        raise ConfigError("option tlsKeyFile is the key of tlsCertFile, which is missing")
+    if not options.tls_verify and authorities:
+        raise ConfigError("option tlsCaFile verifies servers, tlsVerify=false turns verification off; give one of them")
+    if options.tls or any(options.tls_files):
+        return
+    if not options.tls_verify:
+        raise ConfigError("option tlsVerify needs tls")
+    if options.server_name:
+        raise ConfigError("option tlsServerName needs tls")
+
+
 def client_config(access: Access, *, with_files: bool = True) -> ClientConfig:
-    """What our clients take. Raises ConfigError where a file cannot be used."""
+    """The settings of a client. Raises ConfigError for a file that cannot be used."""
     credentials = None
     if access.access_key and access.secret_key:
         credentials = Credentials(access.access_key, access.secret_key, access.security_token)

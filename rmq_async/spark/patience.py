@@ -1,4 +1,4 @@
-"""How long a task waits for a queue that gives nothing, or a broker that does not answer."""
+"""Waits of a task for a queue without messages, or for a broker that does not respond."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from time import monotonic
 from typing import Final
 
-from ..client.text import printable
+from .._text import printable
 from ..errors import OffsetRangeError, RocketMQError, TopicNotFoundError
 from .cluster import may_pass
 
@@ -20,7 +20,7 @@ LAST_REST: Final = 1.0
 
 
 class Patience:
-    """``seconds``: since the last time that something came."""
+    """Backoff with a limit. ``seconds``: allowed since the last message."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -35,9 +35,9 @@ class Patience:
         self._rest = FIRST_REST
 
     async def rest(self, error: RocketMQError | None = None) -> None:
-        """Raises ``error`` where waiting does not help, or did not."""
+        """Waits; raises ``error`` if waiting cannot help, or if the time is over."""
         if error is not None:
-            # What was planned was there: name servers forget the topics of brokers that are down.
+            # A planned topic existed: name servers forget the topics of brokers that are down.
             passes = may_pass(error) or isinstance(error, TopicNotFoundError)
             if not passes or isinstance(error, OffsetRangeError) or self.waited > self._seconds:
                 raise error

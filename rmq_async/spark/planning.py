@@ -1,6 +1,6 @@
-"""What to read next, decided: ends of micro-batches, ranges of offsets, their cut into partitions, and what of them is lost.
+"""Decides what to read next: ends of micro-batches, ranges of offsets, their cut into partitions, losses.
 
-Pure. ``Offsets`` are resolved: whole numbers by queue, the end of a range exclusive.
+Pure functions. ``Offsets`` are resolved: whole numbers by queue, the end of a range exclusive.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class EndOffset:
-    """What a checkpoint holds: the offsets, and where the stream began in each queue, also in those that came later or were made
+    """The content of a checkpoint: the offsets, and the stream's start in each queue, also in queues that were added later or made
     anew. ``init`` is None for an offset that Spark has not written: the answer of ``initialOffset``."""
 
     queues: Offsets
     init: Offsets | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it: a dict that ``json.dumps`` takes."""
+        """The form that Spark stores: a dict that ``json.dumps`` takes."""
         data: dict[str, Any] = {"v": VERSION, "q": _written(self.queues)}
         if self.init is not None:
             data["init"] = _written(self.init)
@@ -61,7 +61,7 @@ class EndOffset:
 
     @classmethod
     def from_json(cls, data: Any) -> EndOffset:
-        """Raises ConfigError for a checkpoint of something else, or of a later version."""
+        """Reads that form. Raises ConfigError for a checkpoint of another source or of a later version."""
         if not isinstance(data, dict) or not isinstance(data.get("q"), dict):
             raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}")
         if data.get("v") != VERSION:
@@ -84,8 +84,8 @@ def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
     """The end of a micro-batch of at most ``limit`` offsets, shared out by backlog.
 
-    Every queue with a backlog gets on, however much more the others have; where there are more of them than ``limit``, some get
-    on in this one and the others in the next. ``start`` names every queue of ``latest``. An end is never below its start.
+    Every queue with a backlog advances, however large the others' backlogs are; if there are more such queues than ``limit``, some
+    advance in this micro-batch and the others in the next. ``start`` has every queue of ``latest``. No end is below its start.
     """
     backlog = {queue: latest[queue] - start[queue] for queue in latest if latest[queue] > start[queue]}
     ends = {queue: max(offset, start[queue]) for queue, offset in latest.items()}
@@ -95,7 +95,7 @@ def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQ
 
 
 def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, int]:
-    """One for each and the rest by what is left of the backlogs, which are more than ``limit`` together."""
+    """One offset for each queue, the rest in proportion to the backlogs, which are more than ``limit`` together."""
     queues = sorted(backlog)
     if limit < len(queues):
         # The sum of the starts grows by what was read, so the next micro-batch begins where this one ends.
@@ -112,7 +112,7 @@ def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, 
 
 
 class Step(NamedTuple):
-    """The end of the next micro-batch. ``backlog``: offsets that were there for it."""
+    """The end of the next micro-batch. ``backlog``: offsets that were available to it."""
 
     end: EndOffset
     backlog: int
@@ -120,14 +120,14 @@ class Step(NamedTuple):
 
 
 def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
-    """Queues whose offset in ``begin`` is not where to go on: new ones, and those that hold less than was read of them."""
+    """Queues that cannot go on at their offset in ``begin``: new ones, and those that end before it."""
     return [queue for queue, last in latest.items() if last < begin.queues.get(queue, last + 1)]
 
 
 def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None) -> Step:
     """From ``begin`` as far as ``latest`` and ``limit`` allow; queues that are not there now stay where they are.
 
-    ``earliest``: of the queues that ``find_odd`` told; they are read from their beginning, which ``init`` of the end tells then.
+    ``earliest``: of the queues that ``find_odd`` returned; they are read from their beginning, which becomes their ``init``.
     """
     init = dict(begin.queues if begin.init is None else begin.init)
     starts = dict(begin.queues)
@@ -163,17 +163,25 @@ def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
 def cut(
     ranges: Iterable[Range], *, at_least: int | None = None, at_most: int | None = None, max_records: int | None = None
 ) -> list[tuple[Range, ...]]:
-    """Partitions: a range each; cut further until there are ``at_least`` and none is above ``max_records``, or several together so
-    that there are not more than ``at_most``. Empty ranges are left out."""
+    """Cuts ranges into partitions: one range each, and cut further until there are ``at_least`` and none is above ``max_records``;
+    or several ranges together, so that there are at most ``at_most``. Leaves empty ranges out."""
     pieces = [piece for whole in ranges if whole.size for piece in _pieces(whole, max_records)]
     if at_least is not None and len(pieces) < at_least:
-        total = sum(piece.size for piece in pieces)
-        pieces = [
-            part for piece in pieces for part in _parts(piece, max(1, -(-piece.size * at_least // total) if total else 1))
-        ]
-    if at_most is None or len(pieces) <= at_most:
-        return [(piece,) for piece in pieces]
-    bins: list[tuple[int, int, list[Range]]] = [(0, number, []) for number in range(at_most)]
+        pieces = _cut_further(pieces, at_least)
+    if at_most is not None and len(pieces) > at_most:
+        return _packed(pieces, at_most)
+    return [(piece,) for piece in pieces]
+
+
+def _cut_further(pieces: Sequence[Range], at_least: int) -> list[Range]:
+    """Cuts each range by its share of all offsets."""
+    total = sum(piece.size for piece in pieces)
+    return [part for piece in pieces for part in _parts(piece, max(1, -(-piece.size * at_least // total)))]
+
+
+def _packed(pieces: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
+    """Puts ranges into ``count`` partitions of about the same size: the largest first, each into the smallest partition."""
+    bins: list[tuple[int, int, list[Range]]] = [(0, number, []) for number in range(count)]
     for piece in sorted(pieces, key=lambda piece: (-piece.size, piece)):
         size, number, content = heapq.heappop(bins)
         content.append(piece)
@@ -193,7 +201,7 @@ def _parts(whole: Range, count: int) -> list[Range]:
 
 
 class Loss(NamedTuple):
-    """Offsets that were to be read and are not there. ``why``: a part of a sentence."""
+    """Offsets that a query should read and that do not exist. ``why``: a part of a sentence."""
 
     queue: MessageQueue
     why: str
@@ -208,7 +216,7 @@ class Loss(NamedTuple):
 
 
 def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
-    """Of ranges that were decided: what of them is not there. ``earliest``, ``latest``: of the queues that are there now."""
+    """The missing parts of planned ranges. ``earliest``, ``latest``: of the queues that exist now."""
     losses = []
     for queue in sorted(end):
         first, last = start.get(queue, end[queue]), end[queue]
@@ -227,7 +235,7 @@ def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets
 
 
 def raise_losses(losses: Sequence[Loss]) -> None:
-    """Raises OffsetRangeError for the first one, that counts the others."""
+    """Raises OffsetRangeError for the first loss, with the number of the others."""
     if losses:
         more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
         raise OffsetRangeError(

@@ -1,16 +1,16 @@
-"""Offsets [start, end) of queues, pulled by a task: several pulls under way at once, the answers in order.
+"""Pulls offsets [start, end) of queues for a task: several pulls in flight, the responses in order.
 
-A stock broker gives 32 messages a pull (8 from disk), so one pull at a time is mostly waiting. A range is cut into chunks of what
-one pull gives; several chunks are pulled at once and delivered in their order, whatever the queue they are of. Pulling by offset
-needs no state on the broker, so a chunk can be pulled from anywhere, and again. With a tag filter the broker skips ahead by itself,
-as far as it likes: then a chunk is of many pulls, and its answers are delivered as they come.
+A stock broker gives 32 messages a pull (8 from disk), so a single pull at a time mostly waits. A range is cut into chunks of
+the size of one pull; several chunks, of any queues, are pulled at once and delivered in their order. Pulling by offset needs no
+state on the broker, so a chunk can be pulled again. With a tag filter the broker skips offsets by itself: then a chunk takes
+many pulls, and its responses are delivered as they come.
 
-An answer must hold every offset from the one asked for to the one where it says to go on: a broker that deletes leaves out what is
-gone, without a word. Spark's thread counts what an answer holds, and looks closer where that is not right; what tags leave out is
-checked on the loop, with one pull for each chunk (``consumer.continuity``).
+A response must hold every offset from the requested one to the next one: a broker leaves deleted messages out without an error.
+Spark's thread counts the messages of a response and compares them with the request if the count differs; the loop checks the
+offsets that tags skipped, with one pull for each chunk (``consumer.continuity``).
 
-Pulls run on the worker's loop, which takes answers as they are; Spark's thread reads their records straight into columns while the
-next answers come. Answers that nobody has taken yet are bounded by their bytes: the first chunk may always go on, the others wait.
+Pulls run on the worker's loop, which does not decode; Spark's thread reads the records straight into columns meanwhile. Responses
+that wait for it are bounded by their bytes: the first chunk may always go on, the others wait.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from rmq_protocol.continuity import first_queue_offset, missing_offsets, ranges_
 from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageQueue
 
-from ..client import ClientInstance
-from ..client.masters import has_master
-from ..client.text import printable
-from ..consumer.continuity import PassedOver, deleted_among
-from ..consumer.pulling import PulledBody, pull_body
+from .._text import printable
+from ..client import ClientInstance, has_master, lost_offsets
+from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, pull_body
 from ..errors import BrokerNotFoundError, OffsetRangeError, RequestTimeoutError, RocketMQError
 from ..results import PullStatus
 from .arrow import Rows
@@ -63,7 +61,7 @@ DELETED: Final = "messages were deleted before they were read"
 
 
 class _Answer(NamedTuple):
-    """``first``, ``end``: the offsets that are wanted of it. ``whole``: the range they are of."""
+    """One response. ``first``, ``end``: its wanted offsets. ``whole``: their range."""
 
     whole: Range
     first: int
@@ -76,28 +74,28 @@ class _Answer(NamedTuple):
 
     @property
     def complete_to(self) -> int:
-        """Before which offset it says that it holds everything wanted."""
+        """The offset before which the response claims to be complete."""
         return min(self.pulled.next_offset, self.end)
 
 
 class _Chunk:
-    """A part of a range: what has come of it. ``offset``: of the next pull. ``passed``: what tags left out, to be checked.
-    ``odd_at``: where another message was in the place of the one asked for."""
+    """A part of a range and its responses. ``offset``: of the next pull. ``skipped``: offsets that tags skipped, for a check.
+    ``odd_at``: the offset at which another message was in place of the requested one."""
 
-    __slots__ = ("answers", "end", "odd_at", "offset", "passed", "task", "whole")
+    __slots__ = ("answers", "end", "odd_at", "offset", "skipped", "task", "whole")
 
     def __init__(self, whole: Range, offset: int, end: int) -> None:
         self.whole = whole
         self.offset = offset
         self.end = end
         self.answers: list[_Answer] = []
-        self.passed = PassedOver()
+        self.skipped = SkippedOffsets()
         self.odd_at = -2
         self.task: asyncio.Task[None] | None = None
 
 
 class Puller:
-    """One task's reading of ``ranges``. ``waiting``: bytes of answers that Spark's thread has not taken."""
+    """Pulls the ``ranges`` of one task. ``waiting``: bytes of responses that Spark's thread has not taken."""
 
     def __init__(self, worker: Worker, reader: SparkReader, ranges: Sequence[Range], options: ReadOptions) -> None:
         self._worker = worker
@@ -121,7 +119,7 @@ class Puller:
         """The lost offsets that were logged last."""
 
     def batches(self) -> Iterator[Rows]:
-        """What has come, in order, as long as there is more. Raises what a pull raises when waiting did not help."""
+        """Iterates over the responses, in order. Raises the error of a pull when waiting did not help."""
         try:
             rows = Rows(self._options.columns, self._instance.names.shown)
             for answer in self._answers():
@@ -148,7 +146,7 @@ class Puller:
             yield from answers
 
     def _read(self, answer: _Answer, position: int, rows: Rows) -> int | None:
-        """Adds what the answer holds from a byte on; where to go on, if that was not all."""
+        """Adds the records of a response from a byte on; returns the byte for the next call, None at the end."""
         pulled = answer.pulled
         found = read_columns(
             pulled.body,
@@ -168,7 +166,7 @@ class Puller:
         return found.resume
 
     def _compare(self, answer: _Answer) -> None:
-        """What the answer should hold and does not: a loss, unless the topic is of a kind that has gaps."""
+        """Finds offsets that a response should hold and does not: a loss, unless the topic is of a kind with gaps."""
         pulled = answer.pulled
         queue = self._instance.names.wire_queue(answer.queue)
         offsets: set[int] = set()
@@ -196,7 +194,7 @@ class Puller:
     # -- on the loop
 
     async def _next(self) -> list[_Answer] | None:
-        """What has come of the first chunk and, when that is complete, of those after it; waits for a portion of it."""
+        """Waits for responses of the first chunk; returns them and, when it is complete, those of the chunks after it."""
         found: list[_Answer] = []
         while True:
             self._fill()
@@ -215,7 +213,7 @@ class Puller:
             await self._news.wait()
 
     def _collect(self, found: list[_Answer]) -> bool:
-        """Takes what is complete; whether a failure is next. Raises it where there is nothing to deliver before it."""
+        """Takes complete responses; returns whether a failure is next. Raises it if there is nothing to deliver before it."""
         while self._ahead:
             chunk = self._ahead[0]
             found += chunk.answers
@@ -256,25 +254,17 @@ class Puller:
     async def _pull(self, chunk: _Chunk) -> None:
         queue = self._instance.names.wire_queue(chunk.whole.queue)
         patience = Patience(self._options.pull_timeout)
-        while chunk.offset < chunk.end or chunk.passed:
+        while chunk.offset < chunk.end or chunk.skipped:
             if self.waiting >= WAITING_BYTES:
                 await self._turn(chunk)
                 patience.renew()
             try:
-                if chunk.passed.is_due or chunk.offset >= chunk.end:
+                if chunk.skipped.is_due or chunk.offset >= chunk.end:
                     await self._check(chunk)
                     continue
-                pulled = await pull_body(
-                    self._instance,
-                    self._group,
-                    queue,
-                    chunk.offset,
-                    max_messages=self._options.pull_size if self._filtered else min(self._size, chunk.end - chunk.offset),
-                    tags=self._options.tags,
-                    suspend=0.0,
-                    timeout=self._timeout,
-                    calls=self._calls,
-                )
+                count = self._options.pull_size if self._filtered else min(self._size, chunk.end - chunk.offset)
+                request = PullRequest(self._group, queue, chunk.offset, count, self._options.tags, 0.0, self._timeout)
+                pulled = await pull_body(self._instance, request, self._calls)
                 if await self._take(chunk, pulled):
                     patience.renew()
                     continue
@@ -285,13 +275,13 @@ class Puller:
                 await patience.rest(error)
 
     async def _turn(self, chunk: _Chunk) -> None:
-        """Waits until Spark's thread has taken something, unless it is this chunk that it waits for."""
+        """Waits until Spark's thread has taken a response, unless that thread waits for this chunk."""
         while self.waiting >= WAITING_BYTES and (chunk is not self._ahead[0] or chunk.answers):
             self._taken.clear()
             await self._taken.wait()
 
     async def _take(self, chunk: _Chunk, pulled: PulledBody) -> bool:
-        """Keeps what is in the chunk and moves on; whether there was anything to do so."""
+        """Keeps the response and moves the chunk on; returns whether it moved."""
         start, whole = chunk.offset, chunk.whole
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             return await self._jump(chunk, pulled)
@@ -309,7 +299,7 @@ class Puller:
                 begins = after = after if chunk.odd_at == start - 1 else start + 1
                 chunk.odd_at, found = start, False
         if self._filtered:
-            chunk.passed.add(start, min(begins, chunk.end))
+            chunk.skipped.add(start, min(begins, chunk.end))
         elif begins > start:
             missing = range(start, min(begins, whole.end))
             if lost := await self._losses(whole, (missing,), pulled):
@@ -323,7 +313,7 @@ class Puller:
         return True
 
     async def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
-        """To the first offset there is, where the next one is below it."""
+        """Moves a chunk below the queue's first offset to that offset; returns whether it moved."""
         start, whole = chunk.offset, chunk.whole
         if start >= pulled.min_offset:
             return False
@@ -334,22 +324,22 @@ class Puller:
         return True
 
     async def _check(self, chunk: _Chunk) -> None:
-        """Whether what tags left out was there."""
-        whole, passed = chunk.whole, chunk.passed
+        """Checks that the offsets which tags skipped were stored."""
+        whole, skipped = chunk.whole, chunk.skipped
         queue = self._instance.names.wire_queue(whole.queue)
         lost, high = await deleted_among(
-            self._instance, self._group, queue, passed.ranges, timeout=self._timeout, calls=self._calls
+            self._instance, self._group, queue, skipped.ranges, timeout=self._timeout, calls=self._calls
         )
         if lost:
             await self._believe(whole)
-            self._lost(whole, DELETED, (passed.ranges[0].start, chunk.end), (lost[-1].stop, high), lost)
-        passed.clear()
+            self._lost(whole, DELETED, (skipped.ranges[0].start, chunk.end), (lost[-1].stop, high), lost)
+        skipped.clear()
 
     async def _losses(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
-        """What of ``missing`` was deleted; the rest never was there."""
+        """The deleted part of ``missing``; the rest never was stored."""
         queue = self._instance.names.wire_queue(whole.queue)
         static = pulled.offset_delta is not None
-        lost = await self._instance.gaps.losses(self._instance, queue, missing, static=static, calls=self._calls)
+        lost = await lost_offsets(self._instance, queue, missing, static=static, calls=self._calls)
         if lost:
             await self._believe(whole)
         return lost
@@ -363,7 +353,7 @@ class Puller:
                 await patience.rest(error)
 
     async def _believe(self, whole: Range) -> None:
-        """Raises BrokerNotFoundError while there is no master: what a replica does not hold may be there all the same."""
+        """Raises BrokerNotFoundError while there is no master, which may hold what its replica does not."""
         if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
             raise BrokerNotFoundError(
                 f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
@@ -372,7 +362,7 @@ class Puller:
             )
 
     def _adapt(self, given: int, left: int, size: int) -> None:
-        """The next chunks are of what the broker gives at a time; now and then a larger one is tried."""
+        """Sets the size of the next chunks to what the broker gives in one pull; tries a larger one at intervals."""
         self._answer_bytes = size if not self._answer_bytes else self._answer_bytes * 0.9 + size * 0.1
         asked = min(self._size, left)
         if given < asked:
@@ -385,7 +375,7 @@ class Puller:
                 self._size = min(self._size * 2, self._options.pull_size)
 
     async def _nothing(self, chunk: _Chunk, pulled: PulledBody, waited: float) -> bool:
-        """Nothing more came for ``waited`` seconds; True to go on without the rest of the chunk."""
+        """Handles ``waited`` seconds without messages; returns whether to go on without the rest of the chunk."""
         whole, there = chunk.whole, (pulled.min_offset, pulled.max_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and waited > ILLEGAL_PATIENCE:
             await self._believe(whole)
@@ -402,7 +392,7 @@ class Puller:
     def _lost(
         self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
     ) -> None:
-        """``lost``: offsets of the range, where they are known. Each is logged once."""
+        """Raises the error for a loss, or logs it once. ``lost``: the lost offsets if they are known."""
         if lost:
             why = f"{why} ({ranges_text(lost)})"
         loss = Loss(whole.queue, why, wanted, there)

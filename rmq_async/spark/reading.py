@@ -1,10 +1,10 @@
-"""Batch reads and streaming reads: the two kinds of reader that Spark asks for.
+"""Readers of batch reads and streaming reads.
 
 Spark runs a reader in three kinds of processes: a planner that lives as long as the query, a short one that only makes the reader
-to pickle it, and the tasks. So making one opens nothing, and nothing goes from the planner to a task but its ``Slice``.
+to pickle it, and the tasks. So making one opens nothing, and a task gets nothing from the planner but its ``Slice``.
 
-What a stream reads is decided by the offsets in its checkpoint alone; what a planner remembers besides them (``_Watch``) is for
-telling people. A queue that is in no route now keeps its place in the offsets, whatever happens.
+The offsets in the checkpoint alone decide what a stream reads; the other state of a planner (``_Watch``) serves logs and errors. A
+queue that is in no route keeps its offset.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..errors import ConfigError, RocketMQError
 from .bounds import ends_of_options, starts_of_options
 from .cluster import Cluster, Extents
 from .options import ReadOptions
-from .plain import plainly, plainly_iterated
 from .planning import EndOffset, Loss, Offsets, Range, advance, cut, find_losses, find_odd, raise_losses, starts_of
 from .positions import Positions, Times, key_of
-from .pushing import Pushed, pushed
+from .pushdown import PushedFilters, push_down
+from .short_errors import short_errors, short_errors_iterated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Slice(InputPartition):
-    """What one task reads. It holds no option: plans and logs may show it."""
+    """The ranges of one task. It holds no option, because plans and logs may show it."""
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(tuple(map(tuple, ranges)))
@@ -55,12 +55,12 @@ class Slice(InputPartition):
 
 
 class _Reader:
-    """What both do in a task, and what both decide alike."""
+    """The common part: the read in a task, and common decisions."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    @plainly_iterated
+    @short_errors_iterated
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from .arrow import record_batches
         from .pulling import Puller
@@ -82,17 +82,17 @@ class _Reader:
         slices = cut(ranges, at_least=options.min_partitions, at_most=options.max_partitions, max_records=options.max_records)
         return [Slice(part) for part in slices]
 
-    def _tell(self, losses: Sequence[Loss]) -> None:
-        """Raises OffsetRangeError where losses shall fail the query."""
+    def _report_losses(self, losses: Sequence[Loss]) -> None:
+        """Raises OffsetRangeError for losses that fail the query; logs others."""
         if self._options.fail_on_data_loss:
             raise_losses(losses)
         for loss in losses:
             logger.warning("data is lost, the query goes on: %s", loss)
 
     def _ranges(self, starts: Offsets, ends: Offsets, there: Extents) -> list[Range]:
-        """What of them is there; the rest counts as lost. Where only a replica was asked nothing is cut off and nothing is lost:
-        the task waits for what the replica lacks."""
-        self._tell(_losses(starts, ends, there))
+        """The existing parts of the ranges; the rest counts as lost. A range for which only a replica answered stays whole: the
+        task waits for messages that the replica lacks."""
+        self._report_losses(_losses(starts, ends, there))
         return [
             Range(*queue, max(starts[queue], there.earliest[queue]), min(ends[queue], there.latest[queue]))
             if queue in there.proven
@@ -103,13 +103,13 @@ class _Reader:
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """Without ``pushFilters``: having it is an error of Spark unless its session says otherwise."""
+    """A batch read without ``pushFilters``: Spark raises an error for that method unless a setting of the session allows it."""
 
-    @plainly
+    @short_errors
     def partitions(self) -> Sequence[InputPartition]:
-        return self._partitions(Pushed())
+        return self._partitions(PushedFilters())
 
-    def _partitions(self, wanted: Pushed) -> list[InputPartition]:
+    def _partitions(self, wanted: PushedFilters) -> list[InputPartition]:
         options = self._options
         tags = wanted.tags_with(options.tags)
         self._options = options = replace(options, tags=tags or options.tags)
@@ -129,22 +129,22 @@ class BatchReader(_Reader, DataSourceReader):
 
 
 class PushingReader(BatchReader):
-    """For option ``filterPushdown``."""
+    """A batch read with option ``filterPushdown``."""
 
-    _pushed = Pushed()
+    _pushed = PushedFilters()
 
-    @plainly
+    @short_errors
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._pushed = pushed(filters)
+        self._pushed = push_down(filters)
         return filters
 
-    @plainly
+    @short_errors
     def partitions(self) -> Sequence[InputPartition]:
         return self._partitions(self._pushed)
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are dicts of ``EndOffset``."""
+    """A streaming read. Its offsets are dicts of ``EndOffset``."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -156,15 +156,15 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._committed: Offsets | None = None
         self._waiting_since: float | None = None
 
-    @plainly
+    @short_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Spark asks twice, and again after a restart before the first commit."""
+        """Spark calls this twice, and again after a restart before the first commit."""
         if self._initial is None:
             cluster = self._cluster
             there = cluster.extents(cluster.queues(), settled=True)
             starts = starts_of_options(self._options, cluster, there.earliest, there.latest)
             if isinstance(self._options.start, Positions) and not isinstance(self._options.start, Times):
-                self._tell(_losses(starts, starts, there))
+                self._report_losses(_losses(starts, starts, there))
                 starts = {
                     queue: min(start, there.latest[queue]) if queue in there.proven else start
                     for queue, start in starts.items()
@@ -176,15 +176,15 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         limit = self._options.max_offsets
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
-    @plainly
+    @short_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """What there was at the last trigger, so that progress tells the lag."""
+        """The ends at the last trigger, from which progress computes the lag."""
         return self._reported
 
-    @plainly
+    @short_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begin = EndOffset.from_json(start)
         self._check_topics(begin)
@@ -200,10 +200,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
         if self._snapshot is None and not self._enough(step.backlog):
             return EndOffset(begin.queues, begin.queues if begin.init is None else begin.init).to_json()
-        self._tell(step.losses)
+        self._report_losses(step.losses)
         return step.end.to_json()
 
-    @plainly
+    @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         last = EndOffset.from_json(end)
         starts = starts_of(EndOffset.from_json(start), last)
@@ -218,9 +218,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark tells what was read one micro-batch late, and not of the last one of a run that ends by itself.
+        """Spark reports a micro-batch as read one micro-batch late, and never the last one of a run that ends by itself.
 
-        Brokers know a group by its pulls, so nothing is told of a queue that nothing was read of.
+        Brokers know a group by its pulls, so no offset is committed for a queue without any.
         """
         if self._options.commit:
             offset = EndOffset.from_json(end)
@@ -229,10 +229,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._committed = offset.queues
 
     def stop(self) -> None:
-        """Nothing is held on a broker, and Spark does not call this when a query is stopped."""
+        """Does nothing: no broker holds state, and Spark does not call this when a query is stopped."""
 
     def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
-        """What there is to read; less than was read already is asked for again before it is believed, and never of a replica."""
+        """The last offsets. An end before what was read already is requested again before it counts, and never from a replica."""
         cluster = self._cluster
         there = self._snapshot if self._snapshot is not None else cluster.newest()
         latest = dict(there.latest)
@@ -265,8 +265,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class _Watch:
-    """Over queues that a stream reads and no route has: each is told once, and is a loss when it is known to hold unread messages
-    and stays away longer than questions are asked again."""
+    """Watches queues that a stream reads and that no route has: each is logged once, and is a loss if it holds unread messages and
+    stays away longer than requests are repeated."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._patience = options.fetch_retries * options.fetch_interval
@@ -290,12 +290,12 @@ class _Watch:
 
 
 def _losses(starts: Offsets, ends: Offsets, there: Extents) -> list[Loss]:
-    """A replica proves none."""
+    """The losses; offsets of a replica prove none."""
     judged = {queue: end for queue, end in ends.items() if queue in there.proven or queue not in there.latest}
     return find_losses(starts, judged, there.earliest, there.latest)
 
 
-def _within(wanted: Pushed, ranges: Iterable[Range], cluster: Cluster) -> list[Range]:
+def _within(wanted: PushedFilters, ranges: Iterable[Range], cluster: Cluster) -> list[Range]:
     ranges = [each for each in ranges if wanted.wants(each.queue)]
     since, until = wanted.stored
     queues = [each.queue for each in ranges]
@@ -315,28 +315,28 @@ def _check_order(starts: Offsets, ends: Offsets) -> None:
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """In place of a reader that cannot be made: says why at the first question. Were the making to fail, Spark would run into an
-    error of its own and show that one."""
+    """Stands for a reader that cannot be made and raises the error at the first call. An error while it is made would end in an
+    error of Spark's own."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error
 
-    @plainly
+    @short_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         raise self._error
 
-    @plainly
+    @short_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         raise self._error
 
-    @plainly
+    @short_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         raise self._error
 
-    @plainly
+    @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         raise self._error
 
-    @plainly
+    @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         raise self._error

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from .options import OPTIONS, Option
+from .option_texts import OPTIONS, Option
 
 __all__ = ["options_table", "with_tables"]
 

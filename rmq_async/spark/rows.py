@@ -1,14 +1,14 @@
-"""Rows of Arrow as what travels: which value of which column becomes what, and what cannot be a message.
+"""Turns Arrow rows into message content: bodies, properties as on the wire, targets; refuses rows that cannot be messages.
 
-A row costs about a microsecond here, so nothing is made per row that is not sent: no Message, no dictionary. Each column that is
-there is read once and turned into a list of texts, its part of the properties as they are on the wire; a column that is not there
-costs nothing. Columns are checked as a whole, and only where that finds something is the row looked for that has to be named.
-Joined, the parts are everything of a row's properties but the unique id, which it gets when it is encoded (``units``).
+A row costs about a microsecond here, so there is no Message and no dictionary per row. Each column is read once and becomes a list
+of texts, its part of the properties as on the wire; a column that is missing costs nothing. Checks run over whole columns; only
+after one fails the row is searched, to name it. The joined parts are all of a row's properties but the unique id, which it gets
+when it is encoded (``sink_requests``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from rmq_protocol.constants import MAX_BODY_SIZE, MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, PropertyName
 from rmq_protocol.message import MAX_DELAY_LEVEL, Message, MessageQueue
-from rmq_protocol.properties import RESERVED_NAMES
+from rmq_protocol.properties import AFTER_ID, BEFORE_ID, RESERVED_NAMES
 from rmq_protocol.validation import check_message
 
 from ..errors import InvalidMessageError
-from ..producer.selectors import select_by_hash
+from ..producer import select_by_hash
 from .options import WriteOptions
 
 __all__ = ["DROPPED_PROPERTIES", "ID_PROPERTY", "Block", "Part", "blocks_of"]
@@ -29,7 +29,7 @@ ID_PROPERTY: Final = "RMQ_SPARK_ID"
 """The same on every copy of a row: <query or job>:<micro-batch>:<partition>:<row>, or the text of ``idColumn``."""
 
 _STANDS_FOR: Final = {"TAGS": "tags", "KEYS": "keys", "__SHARDINGKEY": "shardingKey"}
-"""Properties that say what a column says, for rows where that is missing or NULL."""
+"""Properties that stand for a column, in rows where the column is missing or NULL."""
 DROPPED_PROPERTIES: Final = RESERVED_NAMES | {
     ID_PROPERTY,
     PropertyName.SHARDING_KEY.value,
@@ -42,9 +42,9 @@ DROPPED_PROPERTIES: Final = RESERVED_NAMES | {
     PropertyName.REDIRECT.value,
     PropertyName.START_DELIVER_TIME.value,
 }
-"""What clients and brokers write into the properties of a message themselves: not taken over from a column ``properties``."""
+"""Properties that clients and brokers write themselves: left out of a column ``properties``."""
 
-_UNIQUE_ROOM: Final = len("UNIQ_KEY\x01\x02WAIT\x01true\x02") + 56
+_UNIQUE_ROOM: Final = len(BEFORE_ID + AFTER_ID) + 56
 """Bytes of the properties that every message gets when it is encoded; an id has 32 or 56 digits."""
 RECORD_ROOM: Final = 22 + _UNIQUE_ROOM
 """Bytes that a row takes in a batch beside its body and ``Block.texts``."""
@@ -52,7 +52,7 @@ _INT32: Final = range(-(1 << 31), 1 << 31)
 
 
 class Part(NamedTuple):
-    """Rows of one block that go the same way, in their order. ``queue``: None where any will do.
+    """Rows of one block with the same target, in their order. ``queue``: None for any queue.
 
     ``rows``: their places in the block. ``singly``: each must travel alone.
     """
@@ -63,13 +63,78 @@ class Part(NamedTuple):
     singly: bool
 
 
+class Targets(NamedTuple):
+    """Where the rows of one block go: by row a topic (or one text for all), a queue (broker and number) and a sharding key; and the
+    rows that travel ``alone``. None where no row has one."""
+
+    topics: str | list[str]
+    queues: list[tuple[str, int] | None] | None
+    keys: Sequence[str | None] | None
+    alone: set[int] | None
+
+    def keyed_topics(self) -> set[str]:
+        """Topics whose queues are chosen by sharding keys."""
+        if self.keys is None:
+            return set()
+        if isinstance(self.topics, str):
+            return {self.topics} if any(self.keys) else set()
+        return {topic for topic, key in zip(self.topics, self.keys, strict=True) if key}
+
+    def parts(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
+        """Groups the ``count`` rows by where they go. ``queues_of``: the queues of each topic of ``keyed_topics``."""
+        topics = self.topics
+        if isinstance(topics, str) and self.queues is None and self.keys is None and self.alone is None:
+            return [Part(topics, None, range(count), topics.startswith(RETRY_TOPIC_PREFIX))]
+        alone = self._rows_alone(count)
+        anywhere: dict[tuple[str, bool], list[int]] = {}
+        ordered: dict[MessageQueue, list[tuple[bool, list[int]]]] = {}
+        for row, queue in enumerate(self._row_queues(count, queues_of)):
+            singly = row in alone
+            if queue is None:
+                anywhere.setdefault((topics if isinstance(topics, str) else topics[row], singly), []).append(row)
+                continue
+            runs = ordered.setdefault(queue, [])
+            if not runs or runs[-1][0] is not singly:
+                runs.append((singly, []))
+            runs[-1][1].append(row)
+        in_order = [Part(queue.topic, queue, rows, singly) for queue, runs in ordered.items() for singly, rows in runs]
+        return in_order + [Part(topic, None, rows, singly) for (topic, singly), rows in anywhere.items()]
+
+    def _rows_alone(self, count: int) -> Collection[int]:
+        """Brokers take no batches for retry topics."""
+        if isinstance(self.topics, str):
+            return range(count) if self.topics.startswith(RETRY_TOPIC_PREFIX) else self.alone or ()
+        to_retry = {row for row, topic in enumerate(self.topics) if topic.startswith(RETRY_TOPIC_PREFIX)}
+        return to_retry | self.alone if self.alone else to_retry
+
+    def _row_queues(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[MessageQueue | None]:
+        """The queue that each row names, else the one that its sharding key chooses; None for a row with neither."""
+        topics, queues, keys = self.topics, self.queues, self.keys
+        if queues is None and keys is None:
+            return [None] * count
+        found: list[MessageQueue | None] = []
+        hashed: dict[tuple[str, str], MessageQueue] = {}
+        for row in range(count):
+            topic = topics if isinstance(topics, str) else topics[row]
+            named = queues[row] if queues is not None else None
+            queue: MessageQueue | None = None
+            if named is not None:
+                queue = MessageQueue(topic, *named)
+            elif keys is not None and (key := keys[row]):
+                queue = hashed.get((topic, key))
+                if queue is None:
+                    queue = hashed[topic, key] = select_by_hash(queues_of[topic], _NO_MESSAGE, key)
+            found.append(queue)
+        return found
+
+
 class Block:
     """The rows of one Arrow batch. ``first``: the number of its first row in the partition.
 
     ``bodies``, ``texts`` (properties without the unique id) and ``flags`` (None where all are 0) have one entry per row.
     """
 
-    __slots__ = ("_alone", "_keys", "_queues", "_topics", "bodies", "first", "flags", "partition", "sizes", "texts")
+    __slots__ = ("bodies", "first", "flags", "partition", "sizes", "targets", "texts")
 
     def __init__(
         self,
@@ -78,69 +143,33 @@ class Block:
         bodies: list[bytes],
         texts: list[str],
         flags: list[int] | None,
-        topics: str | list[str],
-        queues: list[tuple[str, int] | None] | None,
-        keys: Sequence[str | None] | None,
-        alone: set[int] | None,
+        targets: Targets,
     ) -> None:
         self.first = first
         self.partition = partition
         self.bodies = bodies
         self.texts = texts
         self.flags = flags
+        self.targets = targets
         joined = "".join(texts)
         widths: Iterable[int] = map(len, texts) if joined.isascii() else [len(text.encode()) for text in texts]
         self.sizes = [RECORD_ROOM + len(body) + width for body, width in zip(bodies, widths, strict=True)]
-        """Bytes that each row takes in a batch, some more than it will."""
-        self._topics = topics
-        self._queues = queues
-        self._keys = keys
-        self._alone = alone
+        """Bytes that each row takes in a batch at most."""
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def keyed_topics(self) -> set[str]:
         """Topics whose queues are chosen by sharding keys here."""
-        if self._keys is None:
-            return set()
-        topics = self._topics
-        if isinstance(topics, str):
-            return {topics} if any(self._keys) else set()
-        return {topic for topic, key in zip(topics, self._keys, strict=True) if key}
+        return self.targets.keyed_topics()
 
     def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
         """All rows, by where they go. ``queues_of``: the queues to choose from, of ``keyed_topics``."""
-        topics, queues, keys, alone = self._topics, self._queues, self._keys, self._alone
-        if isinstance(topics, str) and queues is None and keys is None and alone is None:
-            return [Part(topics, None, range(len(self)), topics.startswith(RETRY_TOPIC_PREFIX))]
-        hashed: dict[tuple[str, str], MessageQueue] = {}
-        parts: dict[tuple[str, MessageQueue | None, bool], list[int]] = {}
-        ordered: dict[MessageQueue, list[tuple[bool, list[int]]]] = {}
-        for row in range(len(self)):
-            topic = topics if isinstance(topics, str) else topics[row]
-            singly = (alone is not None and row in alone) or topic.startswith(RETRY_TOPIC_PREFIX)
-            named = queues[row] if queues is not None else None
-            if named is not None:
-                queue = MessageQueue(topic, *named)
-            elif keys is not None and (key := keys[row]):
-                found = hashed.get((topic, key))
-                if found is None:
-                    found = hashed[topic, key] = select_by_hash(queues_of[topic], _NO_MESSAGE, key)
-                queue = found
-            else:
-                parts.setdefault((topic, None, singly), []).append(row)
-                continue
-            runs = ordered.setdefault(queue, [])
-            if not runs or runs[-1][0] is not singly:
-                runs.append((singly, []))
-            runs[-1][1].append(row)
-        in_order = [Part(queue.topic, queue, rows, singly) for queue, runs in ordered.items() for singly, rows in runs]
-        return in_order + [Part(topic, queue, rows, singly) for (topic, queue, singly), rows in parts.items()]
+        return self.targets.parts(len(self), queues_of)
 
 
 _NO_MESSAGE: Final = Message("t", b"b")
-"""For the selector, which looks at the key only."""
+"""For the selector, which reads the key only."""
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:
@@ -157,7 +186,7 @@ def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str
 
 
 class _Reading:
-    """One Arrow batch being read."""
+    """Reads one Arrow batch."""
 
     def __init__(self, batch: pa.RecordBatch, first: int, partition: int, options: WriteOptions) -> None:
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -179,10 +208,9 @@ class _Reading:
         self._identities(job)
         fragments = self._fragments
         texts = fragments[0] if len(fragments) == 1 else list(map("".join, zip(*fragments, strict=True)))
-        block = Block(
-            self._first, self._partition, bodies, texts, self._flags(), topics, self._queues(),
-            keys if keys is not None and any(keys) else None, alone,
-        )  # fmt: skip
+        flags = self._flags()
+        targets = Targets(topics, self._queues(), keys if keys is not None and any(keys) else None, alone)
+        block = Block(self._first, self._partition, bodies, texts, flags, targets)
         self._check_sizes(block)
         return block
 
@@ -366,7 +394,7 @@ class _Reading:
         return int(column.is_valid().to_pylist().index(False))
 
     def _refuse(self, row: int, why: str) -> NoReturn:
-        """Says which row it is, by its number and, where it has one, by its key."""
+        """Raises InvalidMessageError that names the row by its number and its key, if it has one."""
         column = self._columns.get("keys")
         keys = column[row].as_py() if column is not None else None
         named = f", keys {str(keys)[:80]!r}," if keys else ""

@@ -1,6 +1,6 @@
-"""Columns of what is read and of what is written: names, their SQL types, and what a message gives for each.
+"""Columns of reads and of writes: names, SQL types, and the part of a message in each.
 
-Spark is imported where its types are asked for.
+Spark is imported by the functions that return its types.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _IN_ANY_SESSION: Final = {"timestamp": "timestamp_ltz"}
 
 
 def source_schema(columns: tuple[str, ...]) -> StructType:
-    """The schema of a read. Made of types, since the parser of a session would read DDL by its own settings."""
+    """The schema of a read, built from types, because the parser of a session reads DDL by its own settings."""
     from pyspark.sql import types
 
     made = {

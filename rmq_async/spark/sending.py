@@ -1,11 +1,12 @@
-"""The sends of one task: batches where the broker takes them, in order where order was asked for, bounded in memory, all answered.
+"""Sends the rows of one task: in batches if the broker takes them, in order if they have one, with bounded memory.
 
-Spark's thread hands blocks of rows over; everything else is on the worker's loop. A unit (a batch or a single row) is one task of
-the loop. Units for one queue form a chain, each begins when the one before it is stored, retries included; others run side by side.
-``send`` waits while ``IN_FLIGHT_BYTES`` are unanswered, so a slow broker slows the query instead of filling the memory.
+Spark's thread passes blocks of rows; the rest runs on the worker's loop. A request (a batch or a single row) is one asyncio task.
+Requests for one queue form a chain: each begins when the one before it is stored, retries included; others run concurrently.
+``send`` waits while ``IN_FLIGHT_BYTES`` are unacknowledged, so a slow broker slows the query down instead of filling the
+memory.
 
-The producer tries other brokers and the same one again; where that did not help and the trouble may pass, the unit rests and is
-sent again, as it is, until ``sendTimeoutMs`` are over: a broker that restarts costs a write time. The first failure ends the task.
+The producer retries on other brokers and on the same one; if that fails and the error may pass, the request waits and is sent again
+unchanged until ``sendTimeoutMs`` are over, so that the restart of a broker only delays a write. The first failure ends the task.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final, TypeVar
 
 from rmq_protocol.message import MessageQueue
 
-from ..client.text import printable
+from .._text import printable
 from ..errors import (
     BrokerError,
     RequestTimeoutError,
@@ -26,12 +27,13 @@ from ..errors import (
     SendError,
     TopicNotFoundError,
 )
+from ..producer import PreparedSend, Producer, compress_prepared, send_prepared
 from ..results import BatchSendResult, SendResult, SendStatus
 from .cluster import may_pass
 from .options import WriteOptions
 from .positions import key_of
 from .rows import Block
-from .units import SinkProducer, Unit, cuts
+from .sink_requests import cuts, sink_request
 from .worker import Worker
 
 __all__ = ["Sending"]
@@ -51,13 +53,13 @@ the rate allows and a quarter of a second's besides."""
 
 
 class Sending:
-    """``rows``, ``bytes``, ``retried``: of what was acknowledged; ``retried`` counts rows that took more than one attempt.
+    """``rows``, ``bytes``, ``retried``: acknowledged ones; ``retried``: rows that took more than one attempt.
 
-    ``topic_known``: the topic was there before, so one that no name server knows is waited for: it forgets the topics of brokers
-    that are down.
+    ``topic_known``: the topic existed before, so a send waits for it while no name server knows it: they forget the topics of
+    brokers that are down.
     """
 
-    def __init__(self, worker: Worker, producer: SinkProducer, options: WriteOptions, *, topic_known: bool = False) -> None:
+    def __init__(self, worker: Worker, producer: Producer, options: WriteOptions, *, topic_known: bool = False) -> None:
         self.rows = 0
         self.bytes = 0
         self.retried = 0
@@ -76,15 +78,15 @@ class Sending:
         self._failure: BaseException | None = None
 
     def send(self, block: Block) -> None:
-        """Hands rows over; raises what an earlier one failed with."""
+        """Passes rows to the loop; raises the error of an earlier one."""
         self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
-        """Returns when everything is answered and acknowledged; raises the first failure."""
+        """Returns when all rows are acknowledged; raises the first failure."""
         self._worker.run(self._drain())
 
     def close(self) -> None:
-        """Ends what is still under way after a failure."""
+        """Cancels the sends in flight after a failure."""
         self._worker.run(self._cancel())
 
     # -- on the loop
@@ -99,11 +101,11 @@ class Sending:
             for start, end in cuts(sizes, limit, self._most):
                 if self._options.rate is not None:
                     await self._pace(end - start)
-                await self._begin(self._producer.unit(block, part, start, end))
+                await self._begin(sink_request(self._producer, block, part, start, end))
         self._check()
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Asked for once, so that a key keeps its queue for the whole task."""
+        """The queues of a topic, requested once, so that a key keeps its queue for the whole task."""
         deadline = monotonic() + self._options.timeout
         return await self._patiently(lambda _: self._producer.fetch_publish_queues(topic), deadline)
 
@@ -116,47 +118,48 @@ class Sending:
             self._check()
         self._due = max(self._due, monotonic() - 1 / PACES) + rows / rate
 
-    async def _begin(self, unit: Unit) -> None:
+    async def _begin(self, request: PreparedSend) -> None:
         self._check()
-        while self._running and (self._pending + unit.held > IN_FLIGHT_BYTES or len(self._running) >= AT_ONCE):
+        while self._running and (self._pending + request.held > IN_FLIGHT_BYTES or len(self._running) >= AT_ONCE):
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
             self._check()
-        self._pending += unit.held
-        before = self._last.get(unit.queue) if unit.queue is not None else None
-        task = asyncio.get_running_loop().create_task(self._one(unit, before), name="rmq_async spark send")
-        if unit.queue is not None:
-            self._last[unit.queue] = task
+        self._pending += request.held
+        before = self._last.get(request.queue) if request.queue is not None else None
+        task = asyncio.get_running_loop().create_task(self._one(request, before), name="rmq_async spark send")
+        if request.queue is not None:
+            self._last[request.queue] = task
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         await asyncio.sleep(0)  # it leaves while the next one is encoded
 
-    async def _one(self, unit: Unit, before: asyncio.Task[None] | None) -> None:
+    async def _one(self, request: PreparedSend, before: asyncio.Task[None] | None) -> None:
         try:
             if before is not None:
                 await asyncio.wait((before,))
             if self._failure is not None:
                 return
-            result = await self._confirmed(await self._producer.compact(unit, self._options.timeout))
-            self.rows += unit.rows
-            self.bytes += unit.bytes
+            result = await self._confirmed(await compress_prepared(self._producer, request, self._options.timeout))
+            self.rows += request.messages
+            self.bytes += request.bytes
             if result.attempts > 1:
-                self.retried += unit.rows
-        except BaseException as error:  # whatever it was, these rows are not known to be stored
+                self.retried += request.messages
+        except BaseException as error:  # after any error these rows are not known to be stored
             self._failure = self._failure or error
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._pending -= unit.held
+            self._pending -= request.held
 
-    async def _confirmed(self, unit: Unit) -> SendResult | BatchSendResult:
-        """What came of the unit when a broker has it as ``requireStatus`` wants it."""
+    async def _confirmed(self, request: PreparedSend) -> SendResult | BatchSendResult:
+        """Sends a request until a broker has it with the status of ``requireStatus``; returns the result."""
         deadline = monotonic() + self._options.timeout
         rest = FIRST_REST
         while True:
             try:
-                result = await self._patiently(lambda left: self._producer.deliver(unit, left), deadline)
+                result = await self._patiently(lambda left: send_prepared(self._producer, request, left), deadline)
             except RequestTimeoutError as error:
-                text = f"topic {unit.outgoing.topic}: {unit.rows} rows were not confirmed within {self._options.timeout:.3g} s"
+                topic, seconds = request.outgoing.topic, f"{self._options.timeout:.3g} s"
+                text = f"topic {topic}: {request.messages} rows were not confirmed within {seconds}"
                 raise RequestTimeoutError(
                     f"{text} (option sendTimeoutMs): {error}",
                     maybe_stored=error.maybe_stored,
@@ -167,7 +170,7 @@ class Sending:
                 return result
             if monotonic() + rest > deadline or not self._options.retries:
                 raise RequestTimeoutError(
-                    f"{key_of(result.queue)} stored {unit.rows} rows and answered {result.status.value} until "
+                    f"{key_of(result.queue)} stored {request.messages} rows and answered {result.status.value} until "
                     f"{self._options.timeout:.3g} s had passed (option sendTimeoutMs); requireStatus=stored takes that",
                     maybe_stored=True,
                     broker=result.queue.broker_name,
@@ -177,7 +180,7 @@ class Sending:
             rest = min(rest * 2, LAST_REST)
 
     async def _patiently(self, request: Callable[[float], Awaitable[T]], deadline: float) -> T:
-        """The result of ``request(seconds left)``, which is made again while it may succeed later and there is time."""
+        """The result of ``request(seconds left)``, repeated while it may succeed later and there is time."""
         rest = FIRST_REST
         while True:
             left = deadline - monotonic()
@@ -208,7 +211,7 @@ class Sending:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _worth_waiting(self, error: RocketMQError) -> bool:
-        """Whether the same unit may be taken a little later: not where a broker has said what is wrong with it."""
+        """Whether the same request may succeed later: not if a broker refused its content."""
         last: BaseException | None = error.__cause__ if isinstance(error, SendError) else error
         if isinstance(last, TopicNotFoundError):
             return self._topic_known

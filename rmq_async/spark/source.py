@@ -1,7 +1,7 @@
-"""``format("rocketmq")``: what Spark makes of a name and options.
+"""``format("rocketmq")``: the entry point that Spark calls with a name and options.
 
 Spark imports this in every session that uses any Python data source, to find out what there is, also where its version is too old
-for us. So nothing is imported before it is needed, and only who asks for this source is told what it lacks.
+for us. So nothing is imported before it is needed, and only a user of this source sees an error for a missing package.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSource
 
 from ..errors import ConfigError, RocketMQError
 from .options import ReadOptions, read_options, read_options_of_either, write_options
-from .plain import plainly
 from .schema import SOURCE_COLUMNS, source_schema
+from .short_errors import short_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -38,7 +38,7 @@ OLDEST: Final = (4, 2)
 class RocketMQDataSource(DataSource):
     """RocketMQ topics as DataFrames; options: see docs/spark.md. Every mistake in them is a ConfigError that names it."""
 
-    @plainly
+    @short_errors
     def __init__(self, options: dict[str, str]) -> None:
         _check_version(pyspark.__version__)
         super().__init__(options)
@@ -50,11 +50,11 @@ class RocketMQDataSource(DataSource):
     def __repr__(self) -> str:
         return f"<RocketMQDataSource {', '.join(sorted(self.options))}>"
 
-    @plainly
+    @short_errors
     def schema(self) -> StructType:
         return source_schema(read_options_of_either(self.options).columns)
 
-    @plainly
+    @short_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         from .reading import BatchReader, PushingReader
 
@@ -69,7 +69,7 @@ class RocketMQDataSource(DataSource):
         except RocketMQError as error:
             return RefusedStream(error)
 
-    @plainly
+    @short_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from .writing import BatchWriter, check_topic, sink_columns
 
@@ -80,7 +80,7 @@ class RocketMQDataSource(DataSource):
         check_topic(options)
         return writer
 
-    @plainly
+    @short_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         from .writing import StreamWriter, sink_columns
 
@@ -91,7 +91,7 @@ class RocketMQDataSource(DataSource):
 
 
 def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]) -> ReadOptions:
-    """With the columns of a schema that the user gave, which must be some of ours."""
+    """The options with the columns of the user's schema, which must be columns of the source."""
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}
     for field in schema.fields:
         wanted = SOURCE_COLUMNS.get(field.name)

@@ -1,11 +1,10 @@
-"""The clients of one process of Spark: an event loop in a thread, and one client for each way to reach a cluster.
+"""The clients of one process of Spark: an event loop in a thread, and one client for each cluster and its options.
 
-Python workers are forked, reused for many tasks, and killed without a word when a task or a query is over. So nothing is made
-before it is needed, what is made is kept for the process that made it (by its pid), and nothing on a broker has to be taken
-back: readers are in no consumer group. A task that is tried again gets new connections (``fresh``): the old ones may be why.
-A worker outlives tasks and their credentials, so at the next task clients go that none has used for ``IDLE`` seconds, and the
-longest unused ones beyond ``MOST``.
-A process that only reads does not load what writes: each query begins with new processes, and waits for their imports.
+Python workers are forked, reused for many tasks, and killed without notice when a task or a query is over. So clients are made at
+first use, belong to the process that made them (by its pid), and leave nothing on a broker: readers are in no consumer group. The
+next attempt of a failed task gets new connections (``fresh``), because the old ones may be the cause. A worker outlives tasks and
+their credentials, so each task closes clients that were unused for ``IDLE`` seconds, and the longest unused ones beyond ``MOST``.
+A process that only reads does not import the producer: each query begins with new processes, and waits for their imports.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from .._text import printable
 from ..client import ClientInstance
-from ..client.text import printable
 from ..consumer import PullConsumer
 from ..errors import ClientStateError, RocketMQError
 from .connection import Access, client_config
 from .options import WriteOptions
 
 if TYPE_CHECKING:
-    from .units import SinkProducer
+    from ..producer import Producer
 
 __all__ = ["SparkReader", "Worker", "worker"]
 
@@ -48,23 +47,23 @@ class SparkReader(PullConsumer):
     """Pulls by offset without being a member of its group: a worker that is killed leaves nothing behind."""
 
     def _join(self, instance: ClientInstance) -> None:
-        """Brokers are not told."""
+        """Does nothing: brokers do not know this reader."""
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
-        """Nor now; ``read``, which would have to be ended here, is not used."""
+        """Does nothing: this reader never uses ``read``."""
 
     @property
     def instance(self) -> ClientInstance:
-        """Raises ClientStateError where it is not started."""
+        """The client instance. Raises ClientStateError before the start."""
         return self._client()
 
 
-Client: TypeAlias = "SparkReader | SinkProducer"
+Client: TypeAlias = "SparkReader | Producer"
 
 
 @dataclass(eq=False)
 class _Kept:
-    """``users``: tasks that work with it now. ``used``: when the last one did."""
+    """A client. ``users``: tasks that use it now. ``used``: time of the last use."""
 
     client: Client
     users: int = 0
@@ -72,7 +71,7 @@ class _Kept:
 
 
 class Worker:
-    """One loop in one thread. Its methods are called from Spark's thread, and wait."""
+    """One loop in one thread. Spark's thread calls its methods, which wait."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -85,7 +84,7 @@ class Worker:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, done on the loop. Raises ClientStateError where the worker is closed."""
+        """Runs ``work`` on the loop and returns its result. Raises ClientStateError if the worker is closed."""
         future = self.start(work)
         while True:
             try:
@@ -105,21 +104,21 @@ class Worker:
         return client
 
     async def topics(self, access: Access) -> tuple[str, ...]:
-        """All topics that the name servers know. On the loop, unlike the others."""
+        """All topics that the name servers know. Runs on the loop, unlike the other methods."""
         from ..admin import Admin
 
         async with Admin(client=client_config(access)) as admin:
             return await admin.topics()
 
-    def producer(self, options: WriteOptions, *, fresh: bool = False) -> SinkProducer:
-        """One for each group and cluster, on connections of its own; timeouts go with each send."""
-        from .units import SinkProducer
+    def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
+        """The producer of a group and cluster, on connections of its own; timeouts are arguments of each send."""
+        from ..producer import Producer
 
         self._made += 1
         name = f"spark-{self.pid}-{self._made}"  # two producers of one group on shared connections would be an error
         client = self._client(
             ("write", options.access, options.group, options.retries),
-            lambda: SinkProducer(
+            lambda: Producer(
                 options.group,
                 client=replace(client_config(options.access), instance_name=name),
                 retries=options.retries,
@@ -128,12 +127,12 @@ class Worker:
             ),
             fresh,
         )
-        assert isinstance(client, SinkProducer)
+        assert isinstance(client, Producer)
         return client
 
     @contextmanager
     def using(self, client: Client) -> Iterator[None]:
-        """Inside, ``client`` is not closed for being unused, however long it waits for Spark."""
+        """Keeps ``client`` open inside the block, however long it waits for Spark."""
         kept = next((kept for kept in list(self._clients.values()) if kept.client is client), None)
         if kept is None:  # another task has replaced it
             yield
@@ -148,7 +147,7 @@ class Worker:
                 kept.used = monotonic()
 
     def close(self) -> None:
-        """Ends the clients and the thread; for the end of a process that is not a task's."""
+        """Stops the clients and the thread, at the end of a process that is not a task's."""
         with self._lock:
             clients = [kept.client for kept in self._clients.values()]
             self._clients.clear()
@@ -159,7 +158,7 @@ class Worker:
         self._thread.join(2.0)
 
     def _serve(self) -> None:
-        """In the thread. What is no Exception leaves ``run_forever``; the caller of it has it, and other calls go on."""
+        """Runs the loop in the thread. ``run_forever`` raises a BaseException of a call, whose caller has it; other calls go on."""
         while True:
             try:
                 self._loop.run_forever()
@@ -180,7 +179,7 @@ class Worker:
             return kept.client
 
     def _close_unused(self, wanted: object) -> None:
-        """Of the others; they end on the loop, and no call waits for that."""
+        """Closes unused clients, on the loop; no call waits for that."""
         now = monotonic()
         unused = [(kept.used, key) for key, kept in self._clients.items() if not kept.users and key != wanted]
         unused.sort(key=lambda pair: pair[0])
@@ -208,7 +207,7 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """This process's own, made at the first call."""
+    """The worker of this process, made at the first call."""
     global _worker
     with _making:
         if _worker is None or _worker.pid != os.getpid():
@@ -220,7 +219,7 @@ def worker() -> Worker:
 
 
 def _forget() -> None:
-    """In a child: the thread of the parent is not here, and its lock may be held for ever."""
+    """Forgets the parent's worker in a child: its thread does not exist here, and its lock may be held for ever."""
     global _worker, _making
     _worker, _making = None, threading.Lock()
 

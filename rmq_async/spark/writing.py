@@ -1,9 +1,9 @@
-"""Batch writes and streaming writes. A task is over when every one of its rows is answered; a row counts when the broker says so.
+"""Batch writes and streaming writes. A task ends when the brokers have acknowledged every one of its rows.
 
-Rows without a queue or a sharding key may go anywhere, so they travel in batches, each to the queue that the producer chooses; rows
-for a queue (``brokerName`` and ``queueId``, or a sharding key) keep their order: one batch of a queue is under way at a time.
-Rows that no batch may hold (delays) go one by one. Nothing on RocketMQ can be taken back: a task that fails has sent what it has
-sent, its next attempt sends it again with the same ``RMQ_SPARK_ID``, and ``abort`` only says so.
+Rows without a queue or a sharding key are sent in batches, each to the queue that the producer chooses. Rows for a queue
+(``brokerName`` and ``queueId``, or a sharding key) keep their order: one batch of a queue is in flight at a time. Rows that cannot
+be in a batch (delays) are sent one by one. RocketMQ cannot undo a send: the next attempt of a failed task sends its rows again with
+the same ``RMQ_SPARK_ID``, and ``abort`` only logs that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from rmq_protocol.validation import check_message
 
@@ -27,10 +27,10 @@ from ..errors import ConfigError, InvalidMessageError
 from ..producer import Producer
 from .connection import client_config
 from .options import WriteOptions
-from .plain import plainly
 from .rows import ID_PROPERTY, blocks_of
 from .schema import SINK_COLUMNS, SOURCE_COLUMNS
 from .sending import Sending
+from .short_errors import short_errors
 from .worker import worker
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What one task stored. ``attempt``: which of the task's. ``retried``: messages that took more than one request."""
+    """The result of one task. ``attempt``: its number. ``retried``: messages that took more than one request."""
 
     partition: int
     attempt: int
@@ -53,21 +53,32 @@ class Sent(WriterCommitMessage):
 
 
 def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
-    """The names of the columns that are written. ConfigError for one that is missing, unknown, doubled or of another type."""
+    """The names of the columns to write. Raises ConfigError for one that is missing, unknown, doubled or of another type."""
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in SINK_COLUMNS and name != options.id_column]
     if unknown:
         raise ConfigError(_unknown(unknown, names))
     for field in schema.fields:
-        types = ("string",) if field.name == options.id_column else SINK_COLUMNS[field.name]
-        given = re.sub(r" collate \w+", "", field.dataType.simpleString())
-        if given not in types:
-            hint = "; cast it, or to_json() what has parts" if field.name == "body" else ""
-            if given == "timestamp_ntz" and "timestamp" in types:
-                hint = "; cast it to timestamp_ltz (spark.sql.timestampType)"
-            raise ConfigError(f"column {field.name} must be {' or '.join(types)}, not {given}{hint}")
+        _check_type(field, options)
         if names.count(field.name) > 1:
             raise ConfigError(f"column {field.name} is there {names.count(field.name)} times; .select() the one that is meant")
+    _check_present(names, options)
+    return tuple(names)
+
+
+def _check_type(field: StructField, options: WriteOptions) -> None:
+    types = ("string",) if field.name == options.id_column else SINK_COLUMNS[field.name]
+    given = re.sub(r" collate \w+", "", field.dataType.simpleString())
+    if given in types:
+        return
+    hint = "; cast it, or to_json() what has parts" if field.name == "body" else ""
+    if given == "timestamp_ntz" and "timestamp" in types:
+        hint = "; cast it to timestamp_ltz (spark.sql.timestampType)"
+    raise ConfigError(f"column {field.name} must be {' or '.join(types)}, not {given}{hint}")
+
+
+def _check_present(names: Sequence[str], options: WriteOptions) -> None:
+    """Raises ConfigError for a missing body, topic, id or half of a queue."""
     if "body" not in names:
         raise ConfigError(
             f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}"
@@ -83,11 +94,10 @@ def sink_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
         raise ConfigError(f"option idColumn: there is no column {options.id_column}, only {', '.join(names)}")
     if ("queueId" in names) != ("brokerName" in names):
         raise ConfigError("columns brokerName and queueId name a queue together; one of them is missing")
-    return tuple(names)
 
 
 def _unknown(unknown: list[str], names: list[str]) -> str:
-    """What to do about columns that no message has."""
+    """The error text for columns that no message has."""
     for name in unknown:
         if (meant := {known.lower(): known for known in SINK_COLUMNS}.get(name.lower())) is not None:
             return f"there is no column {name} to write, it is spelt {meant}"
@@ -104,13 +114,13 @@ def _unknown(unknown: list[str], names: list[str]) -> str:
 
 
 _WORTH_KEEPING: Final = ("topic", "body", "tags", "keys", "properties", "flag")
-"""Columns that are both read and written, without those that say where from."""
+"""Columns that are both read and written, without those of the queue."""
 
 
 def check_topic(options: WriteOptions) -> None:
-    """Raises TopicNotFoundError and the like where the topic of the option cannot be written to, and NameServerError.
+    """Raises TopicNotFoundError and other errors for a topic of the option that cannot be written to.
 
-    One that brokers create at its first message is as good as one that is there. For the driver, before there are tasks.
+    A topic that brokers create at its first message is accepted. The driver calls this before there are tasks.
     """
     topic = options.topic
     if topic is None:
@@ -126,7 +136,7 @@ def check_topic(options: WriteOptions) -> None:
 
 
 def warn_of_speculation(session: SparkSession) -> None:
-    """For the driver's own process: what Spark starts there for a data source does not see ``spark.speculation``; tasks do."""
+    """Called in the driver's own process: the processes that Spark starts there for a data source have no ``spark.speculation``."""
     if session.conf.get("spark.speculation", "false") == "true":
         _warn_of_speculation()
 
@@ -139,13 +149,13 @@ def _warn_of_speculation() -> None:
 
 
 class _Writer(ABC):
-    """What both do in a task."""
+    """The common part: the write in a task."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
 
-    @plainly
+    @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
@@ -173,20 +183,20 @@ class _Writer(ABC):
 
     @abstractmethod
     def _job(self, context: TaskContext) -> str:
-        """What the ids of rows begin with: the same for all attempts of all tasks."""
+        """The prefix of the ids of rows: the same for all attempts of all tasks."""
 
     @abstractmethod
     def _topic_known(self, context: TaskContext) -> bool:
-        """Whether somebody has seen the topic of the option before this task."""
+        """Whether the topic of the option was looked up before this task."""
 
-    def _tell(self, messages: Sequence[Any], what: str) -> None:
+    def _log(self, messages: Sequence[Any], what: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
         logger.info(
             "%s: %d messages, %d bytes by %d tasks, %d of them sent again",
             what, sum(one.rows for one in sent), sum(one.bytes for one in sent), len(sent), sum(one.retried for one in sent),
         )  # fmt: skip
 
-    def _tell_abort(self, messages: Sequence[Any], what: str) -> None:
+    def _log_abort(self, messages: Sequence[Any], what: str) -> None:
         done = [message for message in messages if isinstance(message, Sent)]
         logger.error(
             "%s failed: %d of %d tasks had sent all of their %d messages, which stay in the topic, as do those of the others that "
@@ -207,10 +217,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._options.topic is not None  # it was looked for when the write was planned
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._tell(messages, "write")
+        self._log(messages, "write")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._tell_abort(messages, "write")
+        self._log_abort(messages, "write")
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -224,7 +234,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return self._options.topic is not None and context.getLocalProperty("streaming.sql.batchId") != "0"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self._tell(messages, f"micro-batch {batchId}")
+        self._log(messages, f"micro-batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._tell_abort(messages, f"micro-batch {batchId}")
+        self._log_abort(messages, f"micro-batch {batchId}")

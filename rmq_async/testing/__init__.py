@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ._errors import ClusterError as ClusterError
+    from ._jars import find_java as find_java
     from .cluster import ExternalCluster as ExternalCluster
     from .cluster import RealCluster as RealCluster
     from .cluster_proxy import ClusterProxy as ClusterProxy
@@ -50,9 +51,11 @@ _HOMES: Final = {
     "Write": "scripted",
     "routes_to": "scripted",
     "ThreadedRocketMQ": "threaded",
+    "find_java": "_jars",
 }
+_INTERNAL: Final = frozenset({"find_java"})
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_HOMES.keys() - _INTERNAL)
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Certificates for one cluster: an authority of its own, a server for 127.0.0.1 and localhost, and a client."""
+"""Certificates for one cluster: a certificate authority, a server for 127.0.0.1 and localhost, and a client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Certificates:
 
     @classmethod
     def make(cls, directory: Path) -> Certificates:
-        """Writes new ones. Raises ClusterError where the package that makes them is missing."""
+        """Writes new certificates into ``directory``. Raises ClusterError where the package trustme is missing."""
         try:
             import trustme
         except ImportError:
@@ -35,7 +35,7 @@ class Certificates:
         return made
 
     def context(self, *, client: bool = False) -> ssl.SSLContext:
-        """For clients: trusts these servers and nobody else; with ``client`` it shows the client's certificate."""
+        """An SSLContext for clients that trusts only these servers; with ``client`` it presents the client's certificate."""
         context = ssl.create_default_context(cafile=self._file("ca.pem"))
         if client:
             context.load_cert_chain(self._file("client.pem"), self._file("client.key"))
@@ -46,7 +46,7 @@ class Certificates:
 
 
 def _pkcs8(key: bytes) -> bytes:
-    """The form of private keys that Java servers read; any other ends them."""
+    """Converts a private key to PKCS #8, the only form with which the Java servers start."""
     from cryptography.hazmat.primitives import serialization as forms
 
     read = forms.load_pem_private_key(key, password=None)

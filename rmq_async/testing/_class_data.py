@@ -1,8 +1,8 @@
-"""What servers load is kept beside their jars, as much of a server's start goes into finding, checking and linking classes.
+"""Class-data archives of the servers, kept beside their jars: a server spends much of its start on loading and linking classes.
 
-A running JVM of 17 or later writes the classes it has loaded to a file (``jcmd``, so where there is a JDK and no mere JRE), and
-later ones map that file. The first cluster on a machine has its servers write theirs, which takes some 3 s. A file is named after
-all that it depends on; the JVM looks at that too, and does without where something differs.
+A running JVM of 17 or later dumps its loaded classes to an archive (``jcmd``, so only with a JDK, not a JRE), and later JVMs map
+that file. The first cluster on a machine makes its servers dump theirs, which takes some 3 s. A file's name is a digest of all
+that it depends on; the JVM checks that too, and ignores the archive where something differs.
 
 Measured, interleaved, medians of 6, while servers still made certificates at each start: a name server and a broker of 5.5.0 are up
 in 4.6 s instead of 5.8 s, for 7.5 s of CPU instead of 9.8 s.
@@ -32,7 +32,7 @@ WRITE_TIMEOUT: Final = 60.0
 
 
 class ClassData:
-    """Of the servers of one class, on one class path and one Java."""
+    """The archive for servers of one main class, one class path and one Java."""
 
     def __init__(self, java: str, main_class: str, class_path: str) -> None:
         self._jcmd = Path(java).resolve().with_name("jcmd")
@@ -44,17 +44,17 @@ class ClassData:
 
     @property
     def wanted(self) -> bool:
-        """Whether nobody has tried yet to write it."""
+        """Whether the file can be written here and no process has tried yet."""
         return self._able and not self._file.exists()
 
     def options(self) -> tuple[str, ...]:
-        """For the JVM of a server: to use what there is, or to be able to write it."""
+        """Returns the JVM options that use the archive, or that enable a later ``write``; empty where neither is possible."""
         if self.wanted:
             return ("-XX:+RecordDynamicDumpInfo",)
         return (f"-XX:SharedArchiveFile={self._file}",) if self._able and self._file.stat().st_size else ()
 
     def write(self, pid: int) -> None:
-        """Has the server with this pid write it, which stands still meanwhile. Where that fails it is not tried again."""
+        """Makes the server with this pid dump its classes, which stops it meanwhile. A failure is logged and not repeated."""
         try:
             with _alone(self._file.with_suffix(".lock")) as alone:
                 if alone and self.wanted:
@@ -75,7 +75,7 @@ class ClassData:
                 logger.info("class data of a server are not kept: %s", said.strip()[-500:])
                 made.touch()
             made.replace(self._file)
-            with suppress(OSError):  # what jcmd talks through; it stays when the server is killed
+            with suppress(OSError):  # the socket of jcmd, which remains after a SIGKILL of the server
                 Path(f"/tmp/.java_pid{pid}").unlink()  # noqa: S108 - fixed by the JVM
 
 
@@ -86,7 +86,7 @@ def _identity(file: Path) -> tuple[str, int, int]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Whether no other process is at it."""
+    """Locks the file; yields False where another process holds the lock."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""What a server of the real cluster is told: profiles, JVM options, and the files it reads.
+"""Configuration of a real cluster's servers: profiles, JVM options, and the files they read.
 
-Every key was run against 5.5.0. A profile is data: one that needs more (users, certificates, transaction timers) adds keys
-and JVM properties here and nothing elsewhere. Profiles are added up with ``|``.
+Every key was run against 5.5.0. A profile is data: a new one (users, certificates, transaction timers) needs keys and JVM
+properties here and no other code. ``|`` combines profiles.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CERTIFICATES: Final = "{certificates}"
 
 @dataclass(frozen=True)
 class Profile:
-    """Keys for broker.conf and ns.conf, and JVM options, beyond those that every server gets; ``a | b`` has those of both.
+    """Keys for broker.conf and ns.conf, and JVM options, besides those of every server; in ``a | b`` the values of ``b`` win.
 
-    ``credentials``: of a user who may do everything. ``tls``: the servers speak TLS only, with certificates made for the cluster,
-    whose directory stands for ``{certificates}`` in JVM options. ``client_certificate``: clients must show one.
+    ``credentials``: of a user with all rights. ``tls``: the servers accept only TLS, with certificates made for the cluster,
+    whose directory replaces ``{certificates}`` in JVM options. ``client_certificate``: clients must present one.
     """
 
     broker: Mapping[str, str] = field(default_factory=dict)
@@ -54,15 +54,15 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """What one kind of server is told besides its memory; of two values of a property the profile's counts."""
+    """JVM options of one kind of server besides those for memory; the profile's value of a property wins, because it comes last."""
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))
 
 
-# Stock: "permissive". At each start a name server then makes a self-signed RSA certificate in Java, and a broker two: 2.4 and 5.5 s
-# of CPU where 1.0 and 2.5 s do without (medians of 5, interleaved; both up in 2.2 s instead of 5.5 s).
+# Default: "permissive", with which at each start a name server makes a self-signed RSA certificate in Java, and a broker two: 2.4
+# and 5.5 s of CPU instead of 1.0 and 2.5 s (medians of 5, interleaved; both up in 5.5 s instead of 2.2 s).
 _NO_TLS: Final = "-Dtls.server.mode=disabled"
-# Patient and frugal: a loaded test machine must not look like a busy broker, and several of them share it.
+# Long limits: on a loaded machine, on which several brokers may run, a test must not get the errors of a busy broker.
 _CORRECTNESS: Final = Profile(
     broker={
         "waitTimeMillsInSendQueue": "5000",
@@ -94,8 +94,8 @@ _TRANSACTIONS: Final = Profile(
         "transactionTimeOut": "2000",
         "transactionCheckInterval": "1000",
         "transactionCheckMax": "3",
-        # With other batches, stock ones too, 5.5.0's TransactionalOpBatchService spins one core from one batch interval after the
-        # first ended transaction. These write each op message at once.
+        # With other values, the defaults included, 5.5.0's TransactionalOpBatchService spins one core from one batch interval after
+        # the first ended transaction. These write each op message at once.
         "transactionOpMsgMaxSize": "1",
         "transactionOpBatchInterval": "3600000",
     }
@@ -127,15 +127,15 @@ _MUTUAL: Final = Profile(
 
 PROFILES: Final[Mapping[str, Profile]] = {
     "correctness": _CORRECTNESS,
-    # What a user meets: 200 ms in the send queue, then SYSTEM_BUSY. For busy tests and benchmarks.
+    # The servers' defaults: 200 ms in the send queue, then SYSTEM_BUSY. For tests of busy brokers and for benchmarks.
     "stock": Profile(),
     "auth": _CORRECTNESS | _AUTHENTICATION,
     "authorization": _CORRECTNESS | _AUTHENTICATION | _AUTHORIZATION,
-    # A half message is asked about 2.6-2.9 s after it came, then each second, three times.
+    # A half message is checked 2.6-2.9 s after its arrival, then each second, three times.
     "transactions": _CORRECTNESS | _TRANSACTIONS,
     "recall": _CORRECTNESS | Profile(broker={"recallMessageEnable": "true"}),
     "trace": _CORRECTNESS | Profile(broker={"traceTopicEnable": "true"}),
-    # After SIGTERM (``Server.stop``) 5 s of "please go away" to requests of 5.3.2 and later, while older ones are served.
+    # For 5 s after SIGTERM (``Server.stop``): GO_AWAY (1500) to requests of clients from 5.3.2 on; older ones are served.
     "go-away": _CORRECTNESS | Profile(broker={"enableShutdownGracefully": "true", "shutdownWaitTimeSeconds": "5"}),
     "tls": _CORRECTNESS | _TLS,
     "mutual-tls": _CORRECTNESS | _TLS | _MUTUAL,
@@ -152,7 +152,7 @@ _OPEN_MODULES: Final = (
 # medians of 4) and serves 23,000 sends a second in the first seconds, where the second compiler still competes (17,000).
 _SMALL: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _MEMORY: Final = {
-    # (main class, small) -> options. Least that served: 24m / 96m with 128m direct; a 16m name server runs out of memory.
+    # (main class, small) -> options. The minimum that worked: 24m / 96m with 128m direct; a 16m name server runs out of memory.
     (NAME_SERVER_CLASS, True): ("-Xmx32m", *_SMALL),
     (NAME_SERVER_CLASS, False): ("-Xms64m", "-Xmx192m"),
     (BROKER_CLASS, True): ("-Xmx192m", "-XX:MaxDirectMemorySize=256m", *_SMALL),
@@ -189,8 +189,8 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
         "autoCreateTopicEnable": "true",
         # 5.5.0's TransactionMetricsFlushService spins one core from its start until this many ms (stock: 10 s) have passed.
         "transactionMetricFlushInterval": "500",
-        # Stock: 1 s. Each time all slots for timers are compared and written: 13 % of a core of an idle small broker, 3 % each 5 s.
-        # After a crash the timer log is read again from the last write.
+        # Default: 1 s. Each flush compares and writes all slots of the timer wheel: 13 % of a core in an idle small broker, 3 %
+        # with 5 s. After a crash the timer log is read again from the last flush.
         "timerFlushIntervalMs": "30000",
         # A full disk refuses writes instead of deleting messages that a test still wants to read.
         "cleanFileForciblyEnable": "false",
@@ -199,15 +199,15 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
 
 
 def replica_keys(number: int) -> dict[str, str]:
-    """What makes a broker the replica ``number`` (from 1 on) of the one of the same name, over ``broker_keys``.
+    """Returns the keys, besides ``broker_keys``, that make a broker the replica ``number`` (from 1 on) of the one of the same name.
 
-    Its master's HA address it hears at a registration; 5.5.0 forgets an ``haMasterAddress`` that it is configured with.
+    A replica learns its master's HA address at a registration; 5.5.0 ignores a configured ``haMasterAddress``.
     """
     return {"brokerId": str(number), "brokerRole": "SLAVE"}
 
 
 def write_configuration(directory: Path, keys: Mapping[str, str], *, version: str) -> Path:
-    """Lays out a server's own directory and returns its configuration file."""
+    """Creates a server's directory with its files and returns the configuration file."""
     (directory / "tmp").mkdir(parents=True, exist_ok=True)
     if version.startswith("4."):  # 4.x exits with 255 when these are not there
         (directory / "conf").mkdir(exist_ok=True)
@@ -221,7 +221,7 @@ def write_configuration(directory: Path, keys: Mapping[str, str], *, version: st
 def java_command(
     java: str, main_class: str, class_path: str, directory: Path, *, small: bool, options: tuple[str, ...] = ()
 ) -> list[str]:
-    """Everything a server writes goes under ``directory``: UsePerfData would leave a file in /tmp after SIGKILL."""
+    """Returns a server's command. It writes only under ``directory``; UsePerfData would leave a file in /tmp after SIGKILL."""
     own = (f"-Duser.home={directory}", f"-Djava.io.tmpdir={directory / 'tmp'}", "-XX:-UsePerfData")
     memory = _MEMORY[main_class, small]
     arguments = ("-cp", class_path, main_class, "-c", str(directory / "server.conf"))

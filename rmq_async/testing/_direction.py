@@ -1,7 +1,7 @@
-"""The faults of one direction of a proxy, and what they say to a connection: when its next bytes may pass, and how many.
+"""The faults of one direction of a proxy: they decide when a connection's next bytes may pass, and how many.
 
-Everything is worked out from the present settings at the moment it is asked for, nothing is fixed when bytes come in; so a
-change, or taking a fault back, holds at once for bytes that wait already.
+Times and sizes are computed from the current settings when bytes are to pass, not when they arrive, so a changed or cleared
+fault takes effect at once for bytes that are already queued.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TICK: Final = 0.02
 
 
 class Cut:
-    """``count`` bytes pass, then the connection ends; ``times`` connections, None for every one."""
+    """Closes a connection after ``count`` bytes; ``times``: the number of connections it still applies to, None for all."""
 
     def __init__(self, count: int, reset: bool, times: int | None) -> None:
         self.count = count
@@ -27,10 +27,10 @@ class Cut:
 
 
 class Direction:
-    """What bytes meet on their way through a proxy; every method may be called at any time, on the proxy's loop.
+    """The faults of one direction of a FaultProxy; every method may be called at any time, on the proxy's loop.
 
-    Faults add up. ``passed``: bytes let through so far. ``injected``: how often which fault met something, by name ("latency",
-    "bandwidth", "slice", "stall", "cut"); a test whose faults met nothing proves nothing.
+    Faults combine. ``passed``: bytes forwarded so far. ``injected``: how often each fault affected a read or write, by name
+    ("latency", "bandwidth", "slice", "stall", "cut"); tests assert on it, because an unused fault proves nothing.
     """
 
     def __init__(self) -> None:
@@ -44,21 +44,24 @@ class Direction:
         self.waiters: set[Callable[[], None]] = set()
 
     def latency(self, seconds: float, *, jitter: float = 0.0) -> None:
-        """Bytes pass that much later, and up to ``jitter`` seconds more, drawn for each read; their order stays. 0 ends it."""
+        """Delays bytes by ``seconds``, plus up to ``jitter`` seconds drawn for each read; keeps their order. 0 ends it.
+
+        Raises ValueError for a negative or infinite time.
+        """
         self.delay, self.jitter = _seconds("latency", seconds), _seconds("jitter", jitter)
         self._changed()
 
     def bandwidth(self, bytes_per_second: float | None) -> None:
-        """At most so many bytes a second pass on each connection; None ends it."""
+        """Limits each connection to this rate; None ends it. Raises ValueError for a rate that is not positive or infinite."""
         if bytes_per_second is not None and not 0 < bytes_per_second < math.inf:
             raise ValueError(f"a bandwidth must be a positive number of bytes a second, not {bytes_per_second}")
         self.rate = bytes_per_second
         self._changed()
 
     def slice(self, size: int | None, *, pause: float = 0.001) -> None:
-        """Bytes pass in pieces of at most ``size``, each a write of its own, ``pause`` seconds apart; None ends it.
+        """Splits the stream into writes of at most ``size`` bytes, ``pause`` seconds apart; None ends it.
 
-        The longer the pause, the surer it is that the peer reads each piece by itself.
+        With a longer pause the peer more likely reads each piece separately. Raises ValueError for a size below 1.
         """
         if size is not None and size < 1:
             raise ValueError(f"a piece must have at least 1 byte, not {size}")
@@ -66,7 +69,7 @@ class Direction:
         self._changed()
 
     def stall(self) -> None:
-        """Nothing passes until ``resume``; once the proxy's buffer is full it reads no more, and the sender sees that."""
+        """Forwards nothing until ``resume``; when the proxy's buffer is full it stops reading, so the sender's writes block."""
         self.stalled = True
         self._changed()
 
@@ -75,11 +78,11 @@ class Direction:
         self._changed()
 
     def cut_after(self, count: int, *, reset: bool = False, times: int | None = 1) -> None:
-        """When ``count`` bytes have passed on a connection, both its ends are closed: by FIN, or with ``reset`` by RST.
+        """Closes a connection at both ends after ``count`` bytes have passed: by FIN, or with ``reset`` by RST.
 
-        Each connection counts by itself, from now on or from its own start; with 0 the first byte does not pass. It happens
-        to the first ``times`` connections that come so far, None: to every one. A new call replaces what is left of an
-        earlier one.
+        Bytes are counted per connection, from this call or from the connection's start; with 0 the first byte does not pass.
+        It applies to the first ``times`` connections that reach the count, None: to all. A new call replaces an earlier one.
+        Raises ValueError for a negative count and for ``times`` below 1.
         """
         if count < 0:
             raise ValueError(f"count must not be negative, it is {count}")
@@ -89,14 +92,14 @@ class Direction:
         self._changed()
 
     def clear(self) -> None:
-        """Ends every fault; what was held passes at once. ``passed`` and ``injected`` stay."""
+        """Ends every fault; queued bytes pass at once. ``passed`` and ``injected`` keep their values."""
         self.delay = self.jitter = self.pause = 0.0
         self.rate = self.size = self.cut = None
         self.stalled = False
         self._changed()
 
     def piece(self, size: int) -> int:
-        """How many of ``size`` bytes that may pass now go in one write."""
+        """Returns how many of ``size`` bytes that may pass now go into one write."""
         if self.size is not None and size > self.size:
             self.injected["slice"] += 1
             size = self.size
@@ -105,7 +108,7 @@ class Direction:
         return size
 
     def use_up(self, cut: Cut) -> None:
-        """``cut`` has ended a connection."""
+        """Counts a connection that ``cut`` has ended, and removes the cut after the last one."""
         self.injected["cut"] += 1
         if cut.times is not None:
             cut.times -= 1

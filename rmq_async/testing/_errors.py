@@ -8,8 +8,8 @@ __all__ = ["ClusterError", "PortInUseError"]
 
 
 class ClusterError(RocketMQError):
-    """The real cluster cannot be started or controlled; says what was tried and ends with the server's own last lines."""
+    """The real cluster cannot be started or controlled; the text names the failed step and ends with the server's last output."""
 
 
 class PortInUseError(ClusterError):
-    """A server ended because somebody else had one of its ports; whoever starts it tries again."""
+    """A server ended because another process had one of its ports; a start with other ports may succeed."""

@@ -1,12 +1,11 @@
-"""Ends a cluster whose owner is gone, however it went: SIGKILL, SIGTERM, os._exit, a crash.
+"""Ends a cluster whose owner process is gone, for any reason: SIGKILL, SIGTERM, os._exit, a crash.
 
 Run as ``python -I -S _guard.py OWNER_PID [DIRECTORY]`` with one end of a pipe from the owner as standard input, as the leader
-of a new process group. All servers of the cluster join that group, so one signal reaches every one of them, also one that was
-started in the last microsecond and of which nobody has taken a note. The owner in its ordinary stop kills the group itself,
-guard included; here is only the other case.
+of a new process group. All servers of the cluster join that group, so one signal reaches every one of them, including one that
+was just started and is not recorded yet. An orderly stop of the owner kills the group itself, guard included.
 
-Why not PR_SET_PDEATHSIG: it fires when the *thread* that forked ends, which would kill servers started from a worker thread,
-and only Linux has it. Cost: one idle interpreter (8 MB) per cluster.
+PR_SET_PDEATHSIG is no alternative: it fires when the *thread* that forked ends, which would kill servers started from a worker
+thread, and only Linux has it. A guard costs one idle interpreter (8 MB) per cluster.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A cold resolution downloads some 90 MB in 136 jars for 5.5.0 and took 19 s here; a warm look-up reads one small file. Several
 processes may ask at once (parallel test runs): one holds a file lock and works in a directory of its own, which becomes visible
-by one rename, so nobody ever sees half a set. Jars are hard links to Maven's local repository where the file system allows,
-else copies: the set stays whole when that repository is cleaned. Maven runs with its own defaults and settings; nothing here
-names a registry.
+by one rename, so an incomplete set is never visible. Jars are hard links to Maven's local repository where the file system
+allows, else copies: the set stays complete when that repository is cleaned. Maven runs with its own defaults and settings;
+nothing here names a registry.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _POM: Final = """\
 
 
 def missing(version: str) -> str:
-    """Why a cluster of ``version`` cannot run on this machine, or an empty text when it can.
+    """Returns the reason why a cluster of ``version`` cannot run on this machine, or an empty text when it can.
 
     Maven is not needed once the jars are in the cache.
     """
@@ -80,7 +80,7 @@ def find_maven() -> str | None:
 
 
 def resolve(version: str) -> str:
-    """The class path of name server and broker; blocks for as long as Maven needs when the cache has none.
+    """Returns the class path of name server and broker; blocks while Maven fetches jars that the cache does not have.
 
     Raises ClusterError with Maven's last lines when it fails.
     """
@@ -113,7 +113,7 @@ def _directory(version: str) -> Path:
 
 
 def _cached(directory: Path) -> list[str]:
-    """The jars of a complete set, in Maven's order; empty when there is none or a file of it is gone."""
+    """Returns the jars of a complete set, in Maven's order; empty when there is none or a file of it is missing."""
     try:
         names = (directory / _LIST).read_text().split("\n")
         jars = [directory / name for name in names if name]

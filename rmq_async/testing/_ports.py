@@ -1,8 +1,8 @@
 """Free ports for servers on this machine.
 
 Ports are drawn at random below (or above) the kernel's range for outgoing connections. Inside that range any client's
-connection may take the port of a broker that is down for a moment, and a client that keeps dialling a closed port of its own
-range can even connect to itself. A port that was free here may still be taken before its server binds it: starters try again.
+connection may take the port of a broker that is down for a moment, and a client that keeps connecting to a closed port of its
+own range can even connect to itself. A port may still be taken between this check and the server's bind; starts are repeated.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from ._errors import ClusterError
 __all__ = ["BROKER_OFFSETS", "find_ports", "listens"]
 
 BROKER_OFFSETS: Final = (0, -2, 1)
-"""A broker on port p also takes p - 2 (VIP channel) and p + 1 (HA, on all interfaces whatever bindAddress says)."""
+"""A broker on port p also takes p - 2 (VIP channel) and p + 1 (HA, on all interfaces for every bindAddress)."""
 
 _random = random.SystemRandom()  # forked or equally seeded processes must not draw the same ports
 
 
 def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
-    """One port per entry, such that the port plus each offset of its entry is free now and in nobody else's entry."""
+    """Returns one port per entry, such that the port plus each offset of its entry is free now and in no other entry.
+
+    Raises ClusterError after 1000 tries without such a port.
+    """
     candidates = _candidates()
     taken: set[int] = set()
     ports: list[int] = []
@@ -43,9 +46,9 @@ def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether this very process listens on the port; where there is no /proc, whether anything does on 127.0.0.1.
+    """Whether this process listens on the port; without /proc, whether any process does on 127.0.0.1.
 
-    A connection alone would take somebody else's listener for the server that is about to fail for it.
+    A test by connecting alone would take another process's listener for the server, which is about to fail because of it.
     """
     try:
         tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
@@ -82,7 +85,7 @@ def _candidates() -> range:
 
 
 def _is_free(port: int) -> bool:
-    """Binds as the servers do (SO_REUSEADDR), on all interfaces, and listens: without that two binders do not collide."""
+    """Whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen: two binders alone do not collide."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

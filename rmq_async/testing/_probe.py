@@ -1,4 +1,4 @@
-"""A few requests to servers that may not be ready yet: one connection per request, refusals are an ordinary answer."""
+"""Requests to servers that may not be ready yet: one connection per request; a refused connection is an ordinary outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Access:
-    """What a cluster asks of those who ask it: TLS, signed requests."""
+    """Access settings of a cluster: TLS context and credentials that sign requests; None without."""
 
     tls: ssl.SSLContext | None = None
     credentials: SessionCredentials | None = None
@@ -37,7 +37,7 @@ PLAIN = Access()
 async def ask(
     address: str, code: int, ext_fields: dict[str, str | None] | None = None, body: bytes = b"", *, access: Access = PLAIN
 ) -> RemotingCommand | None:
-    """The answer to one request, or None when there is none within 2 s, whatever the reason."""
+    """Returns the response to one request; None when none arrives within 2 s or the exchange fails."""
     if access.credentials is not None:
         ext_fields = {**sign(access.credentials, ext_fields, [body])}
     command = RemotingCommand(code=code, opaque=1, ext_fields=ext_fields, body=body)
@@ -49,18 +49,18 @@ async def ask(
 
 
 async def hurry_registration(broker: str, access: Access = PLAIN) -> None:
-    """Makes the broker at this address register with its name servers now, not at its next period (10-30 s).
+    """Makes the broker at this address register with its name servers now instead of at its next period (10-30 s).
 
-    Writing ``brokerPermission`` has that effect (AdminBrokerProcessor.updateBrokerConfig); 6 is the value it has anyway.
+    Writing ``brokerPermission`` has that effect (AdminBrokerProcessor.updateBrokerConfig); 6 is its default value.
     """
     await ask(broker, RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n", access=access)
 
 
 async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool, access: Access = PLAIN) -> list[str]:
-    """Those of the given addresses of brokers, replicas too, that the name server does not yet route to.
+    """Returns those of the given addresses of brokers and replicas that the name server does not yet route to.
 
-    A broker counts when it stands in the cluster (106) and, with ``default_topic``, in the route of TBW102 (105), from which
-    brokers that create topics by themselves take the new topic's settings.
+    A broker is routed to when the cluster info (106) lists it and, with ``default_topic``, also the route of TBW102 (105), from
+    which brokers that create topics automatically take a new topic's settings.
     """
     known = _addresses(await _listed(name_server, access))
     if default_topic:
@@ -72,13 +72,13 @@ async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic:
 
 
 async def broker_addresses(name_server: str, access: Access = PLAIN) -> dict[str, str]:
-    """Name and address of each master that the name server lists; empty when it does not answer."""
+    """Returns name and address of each master that the name server lists; empty when it does not respond."""
     brokers = await _listed(name_server, access)
     return {each.broker_name: each.broker_addrs[MASTER_ID] for each in brokers if MASTER_ID in each.broker_addrs}
 
 
 async def commit_log_end(broker: str, access: Access = PLAIN) -> int | None:
-    """The offset at which the broker's commit log ends; None when it does not answer."""
+    """Returns the end offset of the broker's commit log in bytes; None when the broker does not respond."""
     answer = await ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO, access=access)
     if answer is None or answer.code != ResponseCode.SUCCESS:  # it has no figures in its first second
         return None

@@ -1,7 +1,7 @@
-"""Child processes of a cluster: started into one process group, controlled each by its own pid.
+"""Child processes of a cluster, in one process group, each controlled by its pid.
 
-``subprocess.Popen`` and polling, not asyncio's subprocesses: those belong to one event loop, while a cluster of a test session
-outlives the loops of its tests. Waiting polls each 20 ms; nothing here is on a hot path.
+They use ``subprocess.Popen`` and polling instead of asyncio's subprocesses, which belong to one event loop, while a cluster of a
+test session outlives the loops of its tests. Waiting polls every 20 ms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL = 0.02
 
 
 class ServerProcess:
-    """One JVM. ``log``: where its standard output and error go."""
+    """One JVM, running from construction on. ``log``: the file for its standard output and error."""
 
     def __init__(
         self, command: Sequence[str], *, directory: Path, environment: Mapping[str, str], group: int, log: Path
@@ -46,13 +46,13 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs (paused or not); minus the signal's number when a signal ended it."""
+        """None while the process runs (paused or not); the negative signal number when a signal ended it."""
         return self._popen.poll()
 
     async def terminate(self, timeout: float) -> bool:
-        """SIGTERM, then waits; False when it still runs after ``timeout`` seconds."""
+        """Sends SIGTERM and waits for the end; returns False when the process still runs after ``timeout`` seconds."""
         self._popen.terminate()
-        self.resume()  # a stopped process takes SIGTERM only when it goes on
+        self.resume()  # a stopped process handles SIGTERM only after SIGCONT
         return await self._ended(time.monotonic() + timeout)
 
     async def kill(self) -> None:
@@ -60,7 +60,10 @@ class ServerProcess:
         await self._ended(time.monotonic() + 30)
 
     def pause(self) -> None:
-        """SIGSTOP; on return the process has stopped (Linux: seen in /proc; it takes well under a millisecond)."""
+        """Sends SIGSTOP and returns when the process has stopped (on Linux read from /proc; under a millisecond).
+
+        Raises ClusterError when it has not stopped after 1 s.
+        """
         self._popen.send_signal(signal.SIGSTOP)
         self.paused = True
         deadline = time.monotonic() + 1.0
@@ -85,7 +88,7 @@ class ServerProcess:
         return True
 
     def stat_field(self, number: int) -> str:
-        """Field ``number`` (from 1, as proc(5) counts) of /proc/PID/stat from field 3 on; empty without /proc."""
+        """Returns field ``number`` (at least 3, numbered as in proc(5)) of /proc/PID/stat; empty without /proc."""
         try:
             text = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -94,7 +97,7 @@ class ServerProcess:
 
 
 class Group:
-    """The process group of one cluster, led by its guard (see ``_guard``). ``directory``: what the guard deletes."""
+    """The process group of one cluster, led by its guard (see ``_guard``), which at the end deletes ``directory``."""
 
     def __init__(self, directory: Path | None) -> None:
         guard = Path(__file__).with_name("_guard.py")
@@ -110,7 +113,7 @@ class Group:
         return self._guard.pid
 
     def kill(self) -> None:
-        """SIGKILL to every process of the group; the guard is not reaped before, so the number cannot belong to others."""
+        """Sends SIGKILL to the group. The guard is reaped only afterwards, so the group's id cannot have been reused."""
         os.killpg(self._guard.pid, signal.SIGKILL)
         self._guard.wait(30)
         if self._guard.stdin is not None:

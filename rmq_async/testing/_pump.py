@@ -1,7 +1,7 @@
-"""One direction of one proxied connection: reads into a bounded queue, and writes what its Direction lets pass.
+"""One direction of a proxied connection: reads into a bounded queue and writes from it as its Direction permits.
 
-Reading goes on while earlier bytes wait, so that latency delays a stream and does not throttle it, until ``limit`` bytes wait.
-The end of the stream stands in the queue behind the bytes before it and meets the same faults as they do.
+Reading continues while earlier bytes are queued, up to ``limit`` bytes, so that latency delays a stream without throttling it.
+The end of the stream is queued behind the last bytes and is subject to the same faults.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Rewrite = Callable[[bytes], Awaitable[bytes]]
 
 _READ: Final = 64 * 1024
 _LATE: Final = 0.05
-"""A write that comes later than this after its time (a busy loop) is not caught up with by the bandwidth."""
+"""Seconds; a bandwidth limit does not make up for a delay of a write beyond this (a busy loop)."""
 
 
 class End(Enum):
-    """How a direction ended: the source closed it, or both ends are to be closed or reset."""
+    """How a direction ended: by the source's EOF, or so that both ends must be closed or reset."""
 
     EOF = "eof"
     CLOSE = "close"
@@ -49,7 +49,11 @@ class _Piece:
 
 
 class Pump:
-    """``rewrite``: given each read, returns what takes its place; it may raise ProtocolError, which resets the connection."""
+    """Forwards ``source`` to ``sink``.
+
+    ``rewrite`` returns a replacement for each read; a ProtocolError from it resets the connection. ``limit``: bytes
+    queued before reading pauses. ``draw``: the source of jitter.
+    """
 
     def __init__(
         self,
@@ -72,16 +76,16 @@ class Pump:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._left_at = 0.0
-        """When the last write was made."""
+        """Time of the last write."""
         self._written_at = 0.0
-        """The same, but at most ``_LATE`` after its time."""
+        """Time of the last write, at most ``_LATE`` after it was due; the bandwidth limit counts from it."""
         self._written = 0
         self._cut: Cut | None = None
         self._left = 0
         sink.transport.set_write_buffer_limits(high=0)  # so that drain waits until the kernel has taken everything
 
     async def run(self) -> End:
-        """Until the stream ends, or has to."""
+        """Forwards until the stream ends or a fault ends it; returns how."""
         self._direction.waiters.add(self._wake.set)
         filling = asyncio.create_task(self._fill())
         try:
@@ -124,7 +128,7 @@ class Pump:
         self._wake.set()
 
     async def _next(self) -> memoryview | End:
-        """What may pass now, in one write; waits for it."""
+        """Waits until bytes may pass; returns those of the next write, or the end of the stream."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
@@ -143,7 +147,7 @@ class Pump:
         return head.content[: self._allowed(len(head.content))]
 
     def _due(self, now: float) -> float | None:
-        """When the first piece, or what is left of it, may pass; None: not before something changes."""
+        """Time at which the rest of the first piece may pass; None: not before a fault changes or bytes arrive."""
         if not self._held:
             return None
         direction, head = self._direction, self._held[0]
@@ -168,7 +172,7 @@ class Pump:
             self._direction.injected[fault] += 1
 
     def _allowed(self, size: int) -> int:
-        """How many of ``size`` bytes go in the next write; 0 where the connection is to be cut before them."""
+        """Returns how many of ``size`` bytes go into the next write; 0 where the connection is to be cut before them."""
         cut = self._direction.cut
         if cut is not self._cut:
             self._cut, self._left = cut, cut.count if cut is not None else 0
@@ -183,7 +187,7 @@ class Pump:
         assert isinstance(head.content, memoryview)
         due = self._due(loop.time()) or 0.0
         if self._sink.transport.is_closing():  # uvloop's transports raise RuntimeError then
-            raise ConnectionResetError("the connection that the bytes are for is closed")
+            raise ConnectionResetError("the receiving connection is closed")
         self._sink.write(data)
         self._left_at = loop.time()
         self._written, self._written_at = size, max(due, self._left_at - _LATE)

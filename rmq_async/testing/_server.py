@@ -1,4 +1,4 @@
-"""One name server or broker of a cluster, and what may be done to it."""
+"""One name server or broker of a cluster, with its controls: start, stop, kill, pause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _BIND_MARKS: Final = ("BindException", "Address already in use", "Failed to bind
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a server again and again: ``prepare`` writes its files, ``ready`` waits until it serves."""
+    """Start instructions of a server, for any number of starts: ``prepare`` writes its files and makes the process, ``ready`` waits
+    until it serves."""
 
     directory: Path
     prepare: Callable[[], ServerProcess]
@@ -38,10 +39,10 @@ class Launch:
 
 
 class Server:
-    """``name``: the broker's name, or ``namesrv-N``. ``address``: "host:port", as clients see it.
+    """A name server or broker. ``name``: the broker's name, or ``namesrv-N``. ``address``: "host:port", as clients see it.
 
-    A server of a cluster that somebody else runs (NAMESRV_ADDR) has a name and an address only: every control, and ``pid``,
-    raises ClusterError. ``pause`` and ``resume`` are plain calls, the other controls are coroutines.
+    A server of an external cluster (NAMESRV_ADDR) has only a name and an address: every control, and ``pid``, raises
+    ClusterError. ``pause`` and ``resume`` are plain calls, the other controls are coroutines.
     """
 
     def __init__(self, name: str, address: str, launch: Launch | None = None) -> None:
@@ -69,33 +70,33 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Raises ClusterError when it does not run."""
+        """The process id. Raises ClusterError when the server does not run."""
         return self._own().pid
 
     @property
     def directory(self) -> Path:
-        """Its store, logs and configuration. Raises ClusterError for a server that is not ours."""
+        """The directory of its store, logs and configuration. Raises ClusterError for a server of an external cluster."""
         return self._launched().directory
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory, from /proc."""
+        """Resident memory in bytes, from /proc; 0 without it."""
         pages = self._own().stat_field(24)
         return int(pages or 0) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self) -> float:
-        """User and system time the process has used so far, all threads, from /proc; its resolution is 10 ms."""
+        """Returns the user and system time of all threads so far, from /proc, with a resolution of 10 ms."""
         process = self._own()
         ticks = int(process.stat_field(14) or 0) + int(process.stat_field(15) or 0)
         return ticks / os.sysconf("SC_CLK_TCK")
 
     async def start(self, *, registered: bool = True, timeout: float = 60.0) -> None:
-        """Starts a server that is down, on the port and the store it had; does nothing while it runs.
+        """Starts a server that is down, with its former port and store; does nothing while it runs.
 
-        A broker is up when every running name server routes to it; registration is asked for, not waited for. A name server
-        is up when it routes to every running broker. With ``registered=False`` it is up when its port is open, and brokers come
-        back in their own time (10-30 s after a name server's restart). Raises ClusterError, with the end of the server's
-        log, when it ends or is not up within ``timeout`` seconds.
+        A broker is up when every running name server routes to it; its registration is requested, not awaited. A name server is
+        up when it routes to every running broker. With ``registered=False`` a server is up when its port is open; brokers then
+        register in their own time (10-30 s after a name server's restart). Raises ClusterError, with the end of the server's
+        log, when the server ends or is not up within ``timeout`` seconds.
         """
         launch = self._launched()
         if self.running:
@@ -114,13 +115,14 @@ class Server:
             await launch.ready(self, deadline)
 
     def spawn(self) -> None:
-        """Starts the process and waits for nothing."""
+        """Starts the process without waiting until it serves."""
         self._process = self._launched().prepare()
 
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """SIGTERM: the orderly shutdown. Its connections close at once; the process ends some 16 s later (5.5.0).
+        """Shuts the server down by SIGTERM and returns when it has ended.
 
-        Returns when it has ended. Raises ClusterError when it has not after ``timeout`` seconds; it goes on stopping then.
+        Its connections close at once; the process ends some 16 s later (5.5.0). Raises ClusterError when it has not ended after
+        ``timeout`` seconds; the shutdown continues then.
         """
         if not self.running and self._launched():
             return
@@ -128,20 +130,20 @@ class Server:
             raise ClusterError(f"{self.name} has not ended {timeout:g} s after SIGTERM\n{self.log_tail()}")
 
     async def kill(self) -> None:
-        """SIGKILL; returns when the process is gone, with its hold on the store."""
+        """Sends SIGKILL; returns when the process has ended and released the store."""
         if self.running or not self._launched():
             await self._own().kill()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing is answered, until ``resume``."""
+        """Stops the process by SIGSTOP until ``resume``: connections stay open, requests get no response."""
         self._own().pause()
 
     def resume(self) -> None:
-        """SIGCONT; harmless where it was not paused."""
+        """Continues the process by SIGCONT; has no effect where it was not paused."""
         self._own().resume()
 
     async def wait_port(self, deadline: float) -> None:
-        """Until its port is open; ``deadline`` as time.monotonic(). Raises ClusterError when it ends or time is up."""
+        """Waits until the port is open. Raises ClusterError when the process ends or at ``deadline`` (``time.monotonic()``)."""
         while not (self.running and listens(self.pid, self.port)):
             self.check_alive()
             if time.monotonic() >= deadline:
@@ -149,7 +151,7 @@ class Server:
             await asyncio.sleep(0.05)
 
     def check_alive(self) -> None:
-        """Raises ClusterError with the end of its log when the process has ended."""
+        """Raises ClusterError with the end of the log when the process has ended; PortInUseError when a port was taken."""
         code = self._process.exit_code if self._process is not None else None
         if code is None:
             return
@@ -159,13 +161,13 @@ class Server:
         raise ClusterError(f"{self.name} ended with exit code {code}\n{tail}")
 
     def log_tail(self, lines: int = 30) -> str:
-        """The errors near the end of what it printed and logged, and the last lines of it."""
+        """Returns the last errors and the last ``lines`` lines of the server's output and logs."""
         files = [self._launched().directory / name for name in _LOGS]
         return "\n".join(_tail(file, lines) for file in files if file.exists() and file.stat().st_size)
 
     def _launched(self) -> Launch:
         if self._launch is None:
-            raise ClusterError(f"{self.name} at {self.address} was not started here (NAMESRV_ADDR): no control over it")
+            raise ClusterError(f"{self.name} at {self.address} is external (NAMESRV_ADDR): control it where it was started")
         return self._launch
 
     def _own(self) -> ServerProcess:

@@ -1,4 +1,4 @@
-"""The steps of a scripted peer's transcript, and how a request that came compares with the one expected."""
+"""The steps of a scripted peer's transcript, and the comparison of received requests with expected ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SHOWN: Final = 60
 
 @dataclass(frozen=True)
 class Expect:
-    """The next request, from whichever connection, must be this one; only what is given is compared, by ``==``.
+    """Expects this request next, from any connection; compares only the given parts, by ``==``.
 
-    ``ext_fields``: the named fields; None says that the field is not there. ``exact``: no other fields may be there.
-    ``oneway``: whether it asks for no answer.
+    ``ext_fields``: the named fields; None: the field must be absent. ``exact``: other fields must be absent.
+    ``oneway``: whether the request is one-way.
     """
 
     code: int
@@ -36,10 +36,10 @@ class Expect:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response to a request that came: the last one, or by ``to``, an index into the list of those that came.
+    """Sends a response to the last request, or to the one at index ``to`` of those received.
 
-    ``opaque``: another number than the request's, or a function of that. ``pieces``: in how many equal parts it leaves, or the
-    byte offsets at which it is cut; ``pause`` seconds lie between two parts.
+    ``opaque``: a number in place of the request's, or a function of that. ``pieces``: the number of equal parts of the frame, or
+    the byte offsets at which it is cut; ``pause``: seconds between two parts. Raises ValueError for pieces below 1.
     """
 
     code: int = 0
@@ -82,7 +82,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Write:
-    """These bytes, whatever they are."""
+    """Writes ``data`` as it is, valid or not."""
 
     data: bytes
 
@@ -92,7 +92,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Wait:
-    """``seconds`` in which nothing happens; what comes meanwhile is compared with the next step that expects something."""
+    """Pauses for ``seconds``; requests that come meanwhile are queued for the next steps."""
 
     seconds: float
 
@@ -102,7 +102,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Close:
-    """Ends the connection in order (FIN); what follows goes to the next one."""
+    """Closes the connection by FIN; the following steps apply to the next one."""
 
     def __str__(self) -> str:
         return "Close"
@@ -110,7 +110,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Reset:
-    """Breaks the connection (RST); what follows goes to the next one."""
+    """Resets the connection (RST); the following steps apply to the next one."""
 
     def __str__(self) -> str:
         return "Reset"
@@ -118,7 +118,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class ExpectClose:
-    """The client must end the connection before it sends anything else."""
+    """Expects the client to close the connection before it sends another request."""
 
     def __str__(self) -> str:
         return "ExpectClose"
@@ -135,7 +135,7 @@ def name_of(code: int) -> str:
 
 
 def differences(expected: Expect, came: RemotingCommand) -> list[str]:
-    """Empty where ``came`` is what was expected; else lines: what is equal ("  "), expected ("- "), and came instead ("+ ")."""
+    """Compares requests: empty when equal, else lines that are equal ("  "), expected ("- ") and received instead ("+ ")."""
     lines = [*_compared("code", name_of(expected.code), name_of(came.code))]
     if expected.oneway is not None:
         lines += _compared("oneway", expected.oneway, came.is_oneway)

@@ -5,14 +5,14 @@
         ...
         await cluster.brokers[0].kill()
 
-Strategy. Servers are plain JVMs on 127.0.0.1, each with a directory of its own (store, logs, tmp, home) under one that is
-deleted at the end. They are all started at once: a start is 6 s of CPU, most of it class loading, and takes 3-4 s on two idle
-cores. A broker registers by itself with the name servers it happens to have probed, after 4 s or after 14 s; it is asked to
-do so at once instead (see ``_probe``). They are ended by one SIGKILL to their process group (an orderly stop takes 16 s), at
-``stop``, at interpreter exit, or by the guard process when this process is gone (see ``_guard``). Nothing is tied to an event
-loop: a cluster may be started, used and stopped in different loops, one after the other.
+Servers are JVMs on 127.0.0.1, each with its own directory (store, logs, tmp, home) under one that is deleted at the end. They
+start in parallel: a start costs 6 s of CPU, most of it class loading, and takes 3-4 s on two idle cores. A broker would register
+with the name servers it has probed only after 4 s or 14 s, so it is made to register at once (see ``_probe``). Servers are ended
+by one SIGKILL to their process group (an orderly stop takes 16 s), at ``stop``, at interpreter exit, or by the guard process
+when this process is gone (see ``_guard``). A cluster is bound to no event loop: it may be started, used and stopped in different
+loops, one after the other.
 
-A broker's HA port (its port + 1) listens on all interfaces whatever it is told; everything else is on 127.0.0.1 only.
+A broker's HA port (its port + 1) always listens on all interfaces; everything else is on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ __all__ = [
 
 DEFAULT_VERSION: Final = "5.5.0"
 OLD_VERSION: Final = "4.9.7"
-"""The youngest 4.x with all its jars in Maven. These two versions were tried."""
+"""The latest 4.x with all its jars in Maven. The tests run these two versions."""
 START_TIMEOUT: Final = 120.0
 DISK_LIMIT: Final = 0.88
-"""Fuller than this nothing is started: from 85 % on a broker deletes messages, at 90 % it refuses them."""
+"""Share of the disk in use above which no server is started: a broker deletes messages from 85 % on and refuses them at 90 %."""
 
 _HURRY_INTERVAL = 0.5
 
 
 def is_available(version: str = DEFAULT_VERSION) -> tuple[bool, str]:
-    """Whether a cluster of that version can be started here, and if not, why not."""
+    """Returns whether a cluster of that version can be started on this machine, and the reason if not."""
     reason = missing(version)
     return not reason, reason
 
 
 def require(version: str = DEFAULT_VERSION) -> None:
-    """For tests: skips where no cluster can be started, with the reason; fails instead where RMQ_REQUIRE_CLUSTER=1."""
+    """Skips the running test, with the reason, where no cluster can be started; fails it where RMQ_REQUIRE_CLUSTER=1."""
     import pytest
 
     available, reason = is_available(version)
@@ -90,7 +90,7 @@ def require(version: str = DEFAULT_VERSION) -> None:
 
 
 class ExternalCluster:
-    """A cluster that others run, with the same attributes; its servers cannot be controlled."""
+    """A cluster that was started elsewhere, with the attributes of RealCluster; its servers cannot be controlled."""
 
     def __init__(self, namesrv: str) -> None:
         self.namesrv = namesrv
@@ -98,10 +98,10 @@ class ExternalCluster:
         self.nameservers = [Server(f"namesrv-{number}", address) for number, address in enumerate(addresses)]
         self.brokers: list[Server] = []
         self.replicas: list[Server] = []
-        """None, also where the cluster has some: nothing here controls them."""
+        """Always empty, because replicas are used only through their controls."""
 
     async def start(self) -> None:
-        """Reads the brokers. Raises ClusterError when no name server lists any."""
+        """Reads the brokers from the name servers. Raises ClusterError when none lists a broker."""
         for server in self.nameservers:
             if found := await broker_addresses(server.address):
                 self.brokers = [Server(name, address) for name, address in sorted(found.items())]
@@ -109,18 +109,20 @@ class ExternalCluster:
         raise ClusterError(f"no name server of NAMESRV_ADDR={self.namesrv} lists a broker")
 
     async def stop(self) -> None:
-        """Leaves the cluster as it is."""
+        """Does nothing: the cluster keeps running."""
 
 
 class RealCluster:
-    """``profile``: "correctness" (patient limits), "stock" (none changed), these and one thing more ("auth", "authorization",
-    "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own; keys that a ``version`` does not
-    know do nothing there. ``version``: "5.5.0" or "4.9.7", others were not tried.
+    """Name servers and brokers of one cluster, as child processes of this one.
 
-    ``replicas``: of each broker (slaves of an asynchronous master), in the order of the brokers; ``broker-a-1`` is the first of
+    ``profile``: "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one feature ("auth",
+    "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own; a ``version``
+    ignores keys that it does not know. ``version``: "5.5.0" or "4.9.7"; others are untested.
+
+    ``replicas``: number per broker (slaves of an asynchronous master), in the order of the brokers; ``broker-a-1`` is the first of
     broker-a. ``small``: small heaps (450 MB resident for one broker); False for benchmarks (700 MB). ``broker_conf`` and
-    ``namesrv_conf`` go on top of the profile's keys. ``directory``: where everything is kept; what is there stays there after
-    ``stop``, and a store found there is used. Without it a temporary directory that is deleted.
+    ``namesrv_conf`` override the profile's keys. ``directory``: holds all files, which remain after ``stop``; a store found there
+    is used. Default: a temporary directory, which is deleted. Raises ClusterError for numbers or a profile that cannot be used.
     """
 
     def __init__(
@@ -138,10 +140,11 @@ class RealCluster:
     ) -> None:
         if brokers < 0 or nameservers < 1 or replicas < 0:
             raise ClusterError(
-                f"a cluster of {nameservers} name servers and {brokers} brokers with {replicas} replicas each is none"
+                f"nameservers={nameservers}, brokers={brokers}, replicas={replicas}: "
+                "give one name server or more, and no negative number"
             )
         if isinstance(profile, str) and profile not in PROFILES:
-            raise ClusterError(f"profile {profile!r} is unknown, there are {', '.join(PROFILES)}")
+            raise ClusterError(f"profile {profile!r} is unknown; choose one of {', '.join(PROFILES)}")
         self.version = version
         self.profile = PROFILES[profile] if isinstance(profile, str) else profile
         self.nameservers: list[Server] = []
@@ -168,14 +171,14 @@ class RealCluster:
 
     @property
     def credentials(self) -> Credentials | None:
-        """Of a user who may do everything; None where the profile has no users."""
+        """Credentials of a user with all rights; None where the profile has no users."""
         return self.profile.credentials
 
     @property
     def certificates(self) -> Certificates:
-        """Of this cluster. Raises ClusterError before ``start`` and where the profile is without TLS."""
+        """The cluster's certificates. Raises ClusterError before ``start`` and where the profile is without TLS."""
         if self._certificates is None:
-            raise ClusterError("the cluster has no certificates: it has not been started, or its profile is not one of TLS")
+            raise ClusterError("the cluster has no certificates: it was not started, or its profile has no TLS")
         return self._certificates
 
     @property
@@ -192,11 +195,11 @@ class RealCluster:
         await self.stop()
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
-        """Returns when every name server routes to every broker. Nothing is left behind when it fails or is cancelled.
+        """Starts all servers; returns when every name server routes to every broker. Cleans up when it fails or is cancelled.
 
-        The first start on a machine lets Maven fetch the jars, which may take minutes, and then has the servers write down the
-        classes they have loaded; both do not count in ``timeout`` (seconds). Raises ClusterError: no Java or Maven, disk too
-        full, a server that ends or is not ready in time (with the end of its log).
+        The first start on a machine makes Maven fetch the jars, which may take minutes, and then makes the servers dump their
+        loaded classes; ``timeout`` (seconds) excludes both. Raises ClusterError: no Java or Maven, disk too full, a server that
+        ends or is not ready in time (with the end of its log).
         """
         if self._group is not None:
             raise ClusterError("the cluster has been started already")
@@ -215,11 +218,14 @@ class RealCluster:
                     raise
 
     async def stop(self) -> None:
-        """SIGKILL to all of it, then its directory goes. Harmless where it does not run."""
+        """Kills all servers by SIGKILL and deletes a temporary directory. Does nothing where the cluster does not run."""
         await asyncio.to_thread(self._end)
 
     async def heal(self, timeout: float = START_TIMEOUT) -> None:
-        """Resumes what is paused, starts what is down, and returns when every name server routes to every broker again."""
+        """Resumes paused servers, starts those that are down, and returns when every name server routes to every broker.
+
+        Raises ClusterError after ``timeout`` seconds.
+        """
         deadline = time.monotonic() + timeout
         for server in self.servers:
             if server.paused:
@@ -229,9 +235,9 @@ class RealCluster:
         await self._until_up(deadline)
 
     async def replicated(self, timeout: float = 60.0) -> None:
-        """Returns when each replica's commit log reaches as far as its broker's did at the call; both must run.
+        """Waits until each replica's commit log has reached the end that its master's had at the call; both must run.
 
-        A replica connects some 5 s after its start. Settings of topics follow within a minute (5.5.0): until then a replica refuses
+        A replica connects some 5 s after its start. It copies settings of topics within a minute (5.5.0) and until then refuses
         pulls of a new topic. Raises ClusterError after ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
@@ -246,11 +252,11 @@ class RealCluster:
                 await asyncio.sleep(0.05)
 
     def cpu_seconds(self, server: Server) -> float:
-        """The same as ``server.cpu_seconds()``."""
+        """Returns ``server.cpu_seconds()``."""
         return server.cpu_seconds()
 
     def _lay_out(self, class_path: str) -> None:
-        """Directory, process group, ports and Server objects; no server runs yet."""
+        """Makes the directory, process group, ports and Server objects; starts no server."""
         given = self._given_directory
         if given is not None:
             given.mkdir(parents=True, exist_ok=True)
@@ -321,7 +327,7 @@ class RealCluster:
         await self._introduce(self.replicas)
 
     async def _until_serving(self, server: Server, deadline: float) -> None:
-        """What a server started again is waited for: a broker by all name servers, a name server by all brokers."""
+        """Waits until all name servers route to a restarted broker, or all brokers have registered at a restarted name server."""
         if server not in self.nameservers:
             nameservers = [each for each in self.nameservers if each.running and not each.paused]
             await self._until_routed(nameservers, [server], deadline)
@@ -331,14 +337,14 @@ class RealCluster:
             await self._until_routed([server], brokers, deadline)
 
     async def _introduce(self, replicas: Sequence[Server]) -> None:
-        """A replica hears of its master at a registration; it may have been there first."""
+        """Makes replicas register again: they learn their master's address at a registration, and may have registered first."""
         await asyncio.gather(*(hurry_registration(replica.address, self._access) for replica in replicas))
 
     async def _log_end(self, broker: Server, deadline: float) -> int:
         while (end := await commit_log_end(broker.address, self._access)) is None:
             broker.check_alive()
             if time.monotonic() >= deadline:
-                raise ClusterError(f"{broker.name} does not say in time what it holds\n{broker.log_tail()}")
+                raise ClusterError(f"{broker.name} did not report the end of its commit log in time\n{broker.log_tail()}")
             await asyncio.sleep(0.05)
         return end
 
@@ -365,7 +371,7 @@ class RealCluster:
             await asyncio.sleep(0.1)
 
     def _end(self) -> None:
-        """Ends everything; does nothing the second time, and in a forked child, whose parent's cluster it is."""
+        """Kills the servers and cleans up, once; does nothing in a forked child, because the cluster belongs to the parent."""
         if self._owner != os.getpid():
             return
         atexit.unregister(self._end)

@@ -1,12 +1,12 @@
-"""Fault proxies in front of a whole cluster: its name servers, and every broker that they name.
+"""Fault proxies in front of a whole cluster: its name servers, and every broker in their routes.
 
     async with ClusterProxy(server.namesrv) as cluster:
         producer = Producer("shop", namesrv=cluster.namesrv)
         cluster.brokers["broker-a"].to_client.stall()
 
-A client takes the brokers' addresses out of routes, so the name servers' answers pass through here with each broker's address
-replaced by its proxy's; everything else in them stays byte for byte. Proxies are made when an address is first seen. What leads
-around them: an offset message id, which holds the broker's own address.
+Clients take the brokers' addresses from routes, so the proxies of name servers replace each broker's address in responses by
+that of its proxy; all other bytes stay the same. A proxy is made when an address is first seen. Offset message ids bypass the
+proxies, because they hold the broker's own address.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MAX_BROKERS: Final = 1000
 
 
 class ClusterProxy:
-    """``namesrv``: the cluster's name servers, as clients take them. ``seed``: of the jitter.
+    """Proxies of one cluster. ``namesrv``: its name servers, as clients take them. ``seed``: of the jitter.
 
-    ``name_servers``: their proxies, in that order. ``brokers``: the proxies of the masters by broker name, filled from the
-    start and whenever a route names another one.
+    ``name_servers``: their proxies, in that order. ``brokers``: the proxies of the masters by broker name, filled at the start
+    and when a route names a new one. Raises ValueError for a ``namesrv`` without an address.
     """
 
     def __init__(self, namesrv: str, *, seed: int | None = None) -> None:
@@ -53,20 +53,20 @@ class ClusterProxy:
 
     @property
     def namesrv(self) -> str:
-        """For clients: the proxies' addresses, joined by ";". Raises RuntimeError before the first start."""
+        """The ``namesrv`` for clients: the proxies' addresses, joined by ";". Raises RuntimeError before the first start."""
         return ";".join(proxy.address for proxy in self.name_servers)
 
     @property
     def proxies(self) -> list[FaultProxy]:
-        """All of them, slaves' too."""
+        """All proxies: those of name servers, masters and slaves."""
         return [*self.name_servers, *self._by_address.values()]
 
     def proxy_of(self, address: str) -> FaultProxy:
-        """The proxy in front of a broker's own address. Raises KeyError for one that no name server has named yet."""
+        """Returns the proxy of a broker's own address. Raises KeyError for one that was in no route yet."""
         return self._by_address[address]
 
     async def start(self) -> None:
-        """Raises ClusterError when no name server answers, and leaves nothing behind then."""
+        """Starts the proxies. Raises ClusterError, and stops them, when no name server responds; RuntimeError when they run."""
         if self._open is not None:
             raise RuntimeError("this proxy runs already")
         async with AsyncExitStack() as stack:
@@ -77,13 +77,13 @@ class ClusterProxy:
             answers = [await ask(proxy.target, RequestCode.GET_BROKER_CLUSTER_INFO) for proxy in self.name_servers]
             bodies = [answer.body for answer in answers if answer is not None]
             if not bodies:
-                raise ClusterError(f"no name server answers of {', '.join(proxy.target for proxy in self.name_servers)}")
+                raise ClusterError(f"no response from name servers {', '.join(proxy.target for proxy in self.name_servers)}")
             for body in bodies:
                 await self.lead_through(body)
             self._open = stack.pop_all()
 
     async def stop(self) -> None:
-        """Stops every proxy. Does nothing where it does not run."""
+        """Stops every proxy. Does nothing where they do not run."""
         if self._open is not None:
             await self._open.aclose()
 
@@ -102,7 +102,7 @@ class ClusterProxy:
             proxy.clear()
 
     async def lead_through(self, body: bytes) -> bytes:
-        """A name server's answer with the brokers' addresses replaced; any other body comes back as it is."""
+        """Returns a name server's response body with the brokers' addresses replaced; any other body unchanged."""
         for broker in _brokers_in(body):
             for broker_id, address in broker.broker_addrs.items():
                 proxy = await self._proxy(address)
@@ -116,7 +116,7 @@ class ClusterProxy:
             proxy = self._by_address.get(address)
             if proxy is None:
                 if self._open is None or len(self._by_address) >= MAX_BROKERS:
-                    raise RemoteProtocolError(f"no proxy for {address}: stopped, or {MAX_BROKERS} brokers have one")
+                    raise RemoteProtocolError(f"no proxy for {address}: ClusterProxy is stopped or has {MAX_BROKERS} proxies")
                 proxy = await self._open.enter_async_context(FaultProxy(address, seed=self._seed))
                 self._by_address[address] = proxy
             return proxy
@@ -149,6 +149,6 @@ def _brokers_in(body: bytes) -> Iterable[BrokerData]:
             return decode_route(body).broker_datas
         if b'"brokerAddrTable"' in body:
             return decode_cluster_info(body).broker_addr_table.values()
-    except RemoteProtocolError:  # the client is to judge it
+    except RemoteProtocolError:  # passed on: the client under test must handle it
         pass
     return ()

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that does to a connection what networks do.
+"""A TCP proxy on loopback that injects network faults.
 
     async with FaultProxy(address) as proxy:
         ...  # a client at proxy.address
@@ -6,8 +6,8 @@
         proxy.to_server.cut_after(100)
         proxy.reset()
 
-It knows bytes, not frames. A TCP proxy cannot lose packets or leave a connection half open; ``stall`` looks like both to the
-peer. For a client that finds its brokers by a name server see ``ClusterProxy``, which leads the routes through proxies.
+It works on bytes, not frames. A TCP proxy cannot lose packets or leave a connection half open; to the peer ``stall`` looks like
+both. For clients that find their brokers by a name server see ``ClusterProxy``, which rewrites the routes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 
 class FaultProxy:
-    """Stands in front of ``target`` ("host:port") on a port of 127.0.0.1, ``port`` 0 for a free one.
+    """A proxy for ``target`` ("host:port") that listens on ``port`` of 127.0.0.1, 0 for a free one.
 
-    ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; connections that are open stay
-    where they are. ``buffer``: bytes that wait in each direction of each connection before the sender is held up; under latency a
-    connection carries at most buffer / latency. ``max_connections``: more than so many at a time are reset. ``seed``: of the
-    jitter. ``accepted``: connections ever taken.
+    ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; it applies to new connections.
+    ``buffer``: bytes queued per direction and connection before reading pauses; under latency a connection carries at most
+    buffer / latency. ``max_connections``: further ones are reset. ``seed``: of the jitter. ``accepted``: the number of
+    connections accepted so far.
 
-    All methods but ``start`` and ``stop`` are plain calls, to be made on the loop the proxy runs on.
+    All methods but ``start`` and ``stop`` are plain calls, to be made on the proxy's loop. Raises ValueError for a buffer or
+    ``max_connections`` below 1.
     """
 
     def __init__(
@@ -76,29 +77,28 @@ class FaultProxy:
     def address(self) -> str:
         """ "127.0.0.1:port". Raises RuntimeError before the first start."""
         if not self._port:
-            raise RuntimeError("this proxy was not started")
+            raise RuntimeError("the proxy has no address before its first start")
         return f"127.0.0.1:{self._port}"
 
     @property
     def connections(self) -> int:
-        """Open now."""
+        """The number of open connections."""
         return len(self._links)
 
     @property
     def injected(self) -> Counter[str]:
-        """How often which fault met something, both directions and "reset" and "close" together."""
+        """How often each fault took effect: those of both directions, "reset" and "close"."""
         return self.to_server.injected + self.to_client.injected + self._resets
 
     async def start(self) -> None:
-        """Raises OSError where the port cannot be had, and RuntimeError where the proxy runs already. A second start takes the
-        same port."""
+        """Listens; a later start takes the same port. Raises OSError where the port is taken, RuntimeError where the proxy runs."""
         if self._server is not None:
             raise RuntimeError("this proxy runs already")
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=64 * 1024)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Closes the port and resets every connection; returns when all are gone. Does nothing where the proxy does not run."""
+        """Closes the port and resets all connections; returns when all are closed. Does nothing where the proxy does not run."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -134,11 +134,11 @@ class FaultProxy:
         self.to_client.clear()
 
     def reset(self) -> None:
-        """Breaks every open connection at both ends by RST; what waits here is lost. New ones are taken."""
+        """Ends every open connection at both ends by RST, discarding queued bytes. New connections are accepted."""
         self._end(End.RESET)
 
     def close(self) -> None:
-        """Closes every open connection at both ends by FIN; what waits here is lost. New ones are taken."""
+        """Ends every open connection at both ends by FIN, discarding queued bytes. New connections are accepted."""
         self._end(End.CLOSE)
 
     def _end(self, how: End) -> None:
@@ -163,7 +163,7 @@ class FaultProxy:
             task.result()
 
     def _rewriter(self) -> Rewrite | None:
-        """For each connection: what makes other bytes of what the server answers."""
+        """Returns the function that rewrites the server's responses on a new connection, or None."""
         return None
 
     def _pump(
@@ -173,11 +173,11 @@ class FaultProxy:
 
 
 class _Link:
-    """One connection of a client and the one to the server behind it."""
+    """A client's connection and the proxy's own to the server."""
 
     def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.end = End.RESET
-        """How both connections are ended when this task is over or cancelled."""
+        """How both connections are closed when this task ends or is cancelled."""
         self._proxy = proxy
         self._reader = reader
         self._writers = [writer]
@@ -185,7 +185,7 @@ class _Link:
     async def run(self) -> None:
         try:
             await self._connect()
-        except (OSError, TimeoutError):  # the server cannot be reached: nor can the proxy
+        except (OSError, TimeoutError):  # a server that cannot be reached looks so to the client, too
             self.end = End.RESET
         finally:
             await self._close()

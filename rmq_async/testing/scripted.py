@@ -1,13 +1,13 @@
-"""A server that plays an exact transcript, for tests that must know what was sent, byte by byte, and what comes back.
+"""A server that plays a fixed transcript, for tests of the exact bytes sent and received.
 
     script = [Expect(RequestCode.SEND_MESSAGE_V2, body=b"paid"), Answer(ext_fields=STORED, pieces=2)]
     async with ScriptedPeer(*script) as broker, ScriptedPeer(aside=routes_to(broker.address)) as names:
         ...  # a producer at names.address
 
-There is one line of steps for all connections: a request is the next one from whichever connection, an answer goes where its
-request came from. What a client sends in its own time (heartbeats) has no place in a transcript; it is answered aside. The
-first request that differs ends the play: every connection is reset, so that the client need not wait, and the end of the
-``async with`` block raises the difference, even where the block failed for it.
+All connections share one sequence of steps: the next request may come from any connection, and a response goes to the connection
+of its request. Requests that a client sends at its own times (heartbeats) are not part of a transcript; they are answered
+``aside``. The first request that differs ends the transcript: every connection is reset, so that the client does not wait, and
+the end of the ``async with`` block raises the difference, also where the block itself failed because of it.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ __all__ = [
 HEARTBEATS: Final[Mapping[int, Answer]] = {RequestCode.HEART_BEAT: Answer(), RequestCode.UNREGISTER_CLIENT: Answer()}
 MAX_CONNECTIONS: Final = 64
 MAX_WAITING: Final = 10_000
-"""Requests that may have come and wait for their step."""
+"""Received requests that may be queued for later steps."""
 
 
 class TranscriptError(AssertionError):
-    """What came is not what the transcript expects, or not all of it came; the text shows the steps and the difference."""
+    """Requests differ from the transcript or are missing; the text shows the steps and the difference."""
 
 
 class _Event(NamedTuple):
-    """A connection was made ("made"), sent a request, or is gone ("lost")."""
+    """An event of one connection: opened ("made"), a request, or closed ("lost")."""
 
     link: _Link
     what: RemotingCommand | str
 
 
 def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluster: str = "DefaultCluster") -> dict[int, Answer]:
-    """``aside`` for a peer that is a name server: every topic has ``queues`` queues on the one broker at ``address``."""
+    """Returns the ``aside`` of a peer that acts as name server: every topic has ``queues`` queues on one broker at ``address``."""
     data = BrokerData(broker, {MASTER_ID: address}, cluster)
     route = TopicRouteData((QueueData(broker, queues, queues, 6),), (data,))
     info = ClusterInfo({broker: data}, {cluster: (broker,)})
@@ -72,10 +72,11 @@ def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluste
 
 
 class ScriptedPeer:
-    """``aside``: answers by request code, given as often as they are asked for, outside the transcript; by default heartbeats
-    and unregistrations succeed so. ``patience``: seconds that the end of the ``async with`` block waits for steps that are left.
+    """A server on a free port of 127.0.0.1 that plays ``steps`` once.
 
-    ``requests``: those of the transcript that came. ``answered_aside`` counts the others, by code.
+    ``aside``: answers by request code, for any number of requests outside the transcript; by default heartbeats and
+    unregistrations succeed. ``patience``: seconds that the end of the ``async with`` block waits for remaining steps.
+    ``requests``: received requests of the transcript. ``answered_aside``: the number of other requests, by code.
     """
 
     def __init__(self, *steps: Step, aside: Mapping[int, Answer] = HEARTBEATS, patience: float = 1.0) -> None:
@@ -100,13 +101,13 @@ class ScriptedPeer:
     def address(self) -> str:
         """ "127.0.0.1:port". Raises RuntimeError before the start."""
         if not self._port:
-            raise RuntimeError("this peer was not started")
+            raise RuntimeError("the peer has no address before its start")
         return f"127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """A transcript is played once: raises RuntimeError at the second start."""
+        """Listens. Raises RuntimeError at a second start, because a transcript is played once."""
         if self._port:
-            raise RuntimeError("this peer was started already")
+            raise RuntimeError("the peer was started already; make a new one to play a transcript again")
         self._server = await asyncio.get_running_loop().create_server(lambda: _Link(self), "127.0.0.1", 0)
         self._port = self._server.sockets[0].getsockname()[1]
         self._task = asyncio.create_task(self._play())
@@ -122,7 +123,7 @@ class ScriptedPeer:
             raise self._failure
 
     async def stop(self) -> None:
-        """Ends the play and every connection; what was not played is no error here."""
+        """Ends the transcript and closes every connection; remaining steps are no error here."""
         if self._server is None or self._task is None:
             return
         server, self._server = self._server, None
@@ -222,7 +223,7 @@ class ScriptedPeer:
         return True
 
     async def _connection(self) -> _Link:
-        """The one of the last request; after its end, the next that is made."""
+        """Returns the connection of the last request; when that is closed, waits for the next one."""
         while self._link is None:
             event = await self._events.get()
             if event.what == "made":
@@ -250,7 +251,7 @@ class ScriptedPeer:
         for link in list(self._links):
             link.reset()
 
-    # -- what the connections tell
+    # -- called by the connections
 
     def made(self, link: _Link) -> None:
         self._made += 1
@@ -266,7 +267,7 @@ class ScriptedPeer:
             if not command.is_oneway:
                 link.write(aside.frame(command))
         elif self._events.qsize() >= MAX_WAITING:
-            self._fail([f"{MAX_WAITING} requests have come that no step has asked for yet"])
+            self._fail([f"{MAX_WAITING} requests have come that no step has expected yet"])
         else:
             self._events.put_nowait(_Event(link, command))
 

@@ -1,12 +1,12 @@
-"""The embedded broker in a thread with an event loop of its own: for synchronous code, and for tests with any loop or several.
+"""The embedded broker in a thread with its own event loop, for synchronous code and for tests with other or several loops.
 
     with ThreadedRocketMQ() as server:
         ...  # any client at server.namesrv
         server.fail_next(2)
 
 Every public method and property of ``EmbeddedRocketMQ`` is replaced here by one that does the same in the server's thread and
-returns what it returned; coroutine methods stay coroutine methods, to be awaited on any loop. They are made from the class
-itself, so whatever it learns is here too.
+returns its result; coroutine methods stay coroutine methods, to be awaited on any loop. They are generated from the class, so
+methods added to it need no change here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ T = TypeVar("T")
 
 
 class ThreadedRocketMQ(EmbeddedRocketMQ):
-    """Takes what ``EmbeddedRocketMQ`` takes. ``with`` starts it and its thread, and ends both; outside of it every call raises
-    RuntimeError. ``await stop()`` and ``await start()`` inside are a restart of the servers.
+    """An EmbeddedRocketMQ, with its parameters, that runs in a thread of its own.
+
+    ``with`` starts the thread and the servers, and ends both; outside of it every call raises RuntimeError. ``await stop()`` and
+    ``await start()`` inside restart the servers.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -37,7 +39,7 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
 
     def __enter__(self) -> Self:
         if self._thread is not None:
-            raise RuntimeError("this server runs already")
+            raise RuntimeError("the server runs already")
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="rmq_async embedded", daemon=True)
         self._thread.start()
@@ -54,14 +56,14 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         self._join()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs it on the server's loop; returns its result or raises what it raised. Blocks the caller."""
+        """Runs the coroutine on the server's loop and blocks until it ends; returns its result or raises its exception."""
         return self._submit(coroutine).result()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         loop = self._loop
         if loop is None or threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError("this server does not run (it does within `with`), or this is its own thread")
+            raise RuntimeError("call the server inside its `with` block and from another thread than its own")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def _run(self, ready: Future[None]) -> None:

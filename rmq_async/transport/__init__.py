@@ -1,44 +1,42 @@
-"""TCP connections: request and response over one socket, and the pool of them."""
+"""TCP connections: request and response over one socket, and a pool of them."""
 
 from __future__ import annotations
 
-from .connection import Connection
-from .escaping import raise_soon, report
+from .connection import Connection, ConnectionSettings, RequestHandler
+from .control import send_control
+from .loop_errors import raise_soon, report
 from .pending import Pending, Receiver
-from .pool import ConnectionPool
+from .pool import ConnectionPool, RequestOptions
 from .process import check_not_forked, generation
-from .request_hooks import PassedRequest, RequestHook, RequestHooks, guarded
-from .serving import RequestHandler, not_supported
-from .single_flight import Flight, SingleFlight, WaitFor
+from .request_hooks import HookedRequest, RequestHook, RequestHooks, call_hook, report_hook
+from .request_table import RequestTable
+from .server_requests import not_supported
 from .states import CloseReason, ConnectionState
-from .telling import tell
 from .threads import Threads
 from .tls import client_context
-from .waiting import WaitTable, wait_until
 
 __all__ = [
     "CloseReason",
     "Connection",
     "ConnectionPool",
+    "ConnectionSettings",
     "ConnectionState",
-    "Flight",
-    "PassedRequest",
+    "HookedRequest",
     "Pending",
     "Receiver",
     "RequestHandler",
     "RequestHook",
     "RequestHooks",
-    "SingleFlight",
+    "RequestOptions",
+    "RequestTable",
     "Threads",
-    "WaitFor",
-    "WaitTable",
+    "call_hook",
     "check_not_forked",
     "client_context",
     "generation",
-    "guarded",
     "not_supported",
     "raise_soon",
     "report",
-    "tell",
-    "wait_until",
+    "report_hook",
+    "send_control",
 ]

@@ -1,10 +1,10 @@
-"""The addresses of a host: one look-up of its name, then all of them are tried, each with a head start before the next.
+"""The addresses of a host: one look-up of its name, then staggered connects to all of them (RFC 8305, "happy eyeballs").
 
-An address of a machine that is gone drops packets, and would take all the time there is. So the next address is tried after a
-moment, or at once when the last one failed, while those before it go on; the first that connects is used (RFC 8305, "happy
-eyeballs"). The loops themselves try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
+The address of a machine that is gone drops packets, and alone would use up the whole timeout. So the next address is tried after a
+head start, or immediately when the last one failed, while the earlier attempts continue; the first connection is used. The loops
+try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
 
-A resolver that hangs holds a thread until it ends. So there is one look-up of a name at a time, which later connects join.
+A resolver that hangs occupies a thread until it ends. So there is one look-up of a name at a time, which later connects join.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Final, TypeVar
 
-from ..errors import own_copy
-from .single_flight import SingleFlight
+from .._asyncio import SingleFlight
+from ..tracebacks import own_copy
 
 __all__ = ["Resolver", "first_of"]
 
 HEAD_START: Final = 0.25
-"""Seconds after which the next address is tried as well; less where otherwise not all would be tried in time."""
-MOST_ADDRESSES: Final = 16
-"""Of one name: a resolver that is not ours says how many there are."""
+"""Seconds before the next address is tried; less where otherwise not all would be tried in time."""
+MAX_ADDRESSES: Final = 16
+"""Addresses of one name that are tried: a foreign resolver decides how many there are."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Resolver:
         self._looking: SingleFlight[list[str] | OSError | ValueError] = SingleFlight("look-up of")
 
     async def addresses(self, host: str, deadline: float) -> list[str]:
-        """IP addresses of ``host``, in the order to try them: as the system gives them, the two families in turn.
+        """Returns the IP addresses of ``host`` in the order to try them: the system's order, the two families in turn.
 
         Raises OSError (socket.gaierror) for a name that is not known, ValueError for one that cannot be, TimeoutError at
         ``deadline`` (``time.monotonic``).
@@ -49,11 +49,11 @@ class Resolver:
         raise own_copy(found)
 
     def close(self) -> list[asyncio.Task[Any]]:
-        """Ends the look-ups; returns their tasks, which need an iteration of the loop to end."""
+        """Cancels the look-ups; returns their tasks, which need an iteration of the loop to end."""
         return [*self._looking.close()]
 
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
-        """An error is returned: with no connect left that waits for it, it is nothing to report."""
+        """Returns an error instead of raising it: without a connect that waits, it must not be reported."""
         try:
             infos = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         except (OSError, ValueError) as error:
@@ -63,16 +63,16 @@ class Resolver:
         first = [_address(info[4]) for info in infos if info[0] == infos[0][0]]
         others = [_address(info[4]) for info in infos if info[0] != infos[0][0]]
         mixed = chain.from_iterable(zip_longest(first, others))
-        return [*dict.fromkeys(address for address in mixed if address is not None)][:MOST_ADDRESSES]
+        return [*dict.fromkeys(address for address in mixed if address is not None)][:MAX_ADDRESSES]
 
 
 async def first_of(
     addresses: Sequence[str], connect: Callable[[str], Awaitable[T]], drop: Callable[[T], None], time: float
 ) -> T:
-    """What ``connect(address)`` returns for the first address that can be connected to.
+    """Returns the result of ``connect(address)`` for the first address that connects.
 
-    ``drop`` gets what other addresses gave all the same. ``time``: seconds that the caller gives it, as a measure of the head
-    starts. Raises OSError with what every address said; any other exception of ``connect`` at once.
+    ``drop`` gets the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is derived.
+    Raises OSError with the errors of all addresses; any other exception of ``connect`` immediately.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])
@@ -115,6 +115,6 @@ def _is_address(host: str) -> bool:
 
 
 def _address(place: Any) -> str:
-    """Of a socket address as getaddrinfo gives it, with the network interface that an address of IPv6 may need."""
+    """Returns the host of a socket address from getaddrinfo, with the network interface that an IPv6 address may need."""
     host = str(place[0])
     return f"{host}%{place[3]}" if len(place) == 4 and place[3] and "%" not in host else host

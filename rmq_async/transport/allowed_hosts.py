@@ -1,8 +1,8 @@
-"""Which hosts a route may send a client to.
+"""Hosts that a client may connect to, of those that routes name.
 
-Whoever answers as a name server can name any address as a broker's, and the client would connect there, with signatures if it
-has credentials. Hosts are compared as they are written, without a look-up: a name that is allowed may lead anywhere, and an
-address that is allowed is not reached by a name.
+A false name server can name any address as a broker's, and the client would connect there, with signatures if it has credentials.
+Hosts are compared as text, without a look-up: an allowed name may resolve to any address, and an allowed address does not allow
+a name that resolves to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["AllowedHosts"]
 
 
 class AllowedHosts:
-    """``allowed``: host names, addresses and networks, as ``ClientConfig.allowed_broker_hosts`` keeps them."""
+    """``allowed``: host names, addresses and networks in the form of ``ClientConfig.allowed_broker_hosts``."""
 
     def __init__(self, allowed: Collection[str]) -> None:
         self._hosts = frozenset(each for each in allowed if "/" not in each)

@@ -1,7 +1,7 @@
-"""When a connection looks at its table next: one timer, set for the earliest deadline of all.
+"""The deadline timer of a connection: one timer, set for the earliest deadline in the request table.
 
-The same timer notices a dead peer: no byte since the first request that was written after the last byte came. After a loop that
-was blocked no request is judged at once, since its answer may wait in the socket: as many bytes as wait there are read first.
+The same timer detects a dead peer: no byte since the first request written after the last byte came. After a blocked loop no
+request times out immediately, because its answer may be in the socket: the bytes that wait there are read first (a grace).
 """
 
 from __future__ import annotations
@@ -10,38 +10,39 @@ import asyncio
 from collections.abc import Callable
 from contextvars import Context
 from math import inf
-from time import monotonic
 from typing import Final
+
+from .. import machine
 
 __all__ = ["BLOCKED_AFTER", "GRACE_AFTER_WRITE", "Deadlines"]
 
 SCAN_GRAIN: Final = 0.02
-"""Seconds by which near deadlines are judged together."""
+"""Seconds within which deadlines are judged together."""
 BLOCKED_AFTER: Final = 0.02
-"""Seconds that a look is late after a loop that was blocked."""
+"""Seconds by which a scan is late after a loop that was blocked."""
 GRACE_STEP: Final = 0.01
-MOST_GRACE: Final = 0.5
-"""Seconds for reading what waited in the socket, of any size."""
+MAX_GRACE: Final = 0.5
+"""Seconds of one grace."""
 FULL_FROM: Final = 32 * 1024
-"""Bytes in the socket from which on its receive window may be full: then more answers wait in the kernel of the peer.
+"""Bytes in the socket from which its receive window may be full: then more answers wait in the peer's kernel.
 
-Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part; a reader that reads widens it.
+Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part, and widens it for a process that reads.
 """
-MOST_PUT_OFF: Final = 1.0
-"""Seconds for graces in a row while nothing waits in the socket: in some services each turn of the loop is a block."""
-MOST_GRACES: Final = 32
-"""In a row, while bytes wait there: a turn of the loop reads 256 KiB, and a system keeps up to 8 MiB."""
+MAX_DELAY: Final = 1.0
+"""Seconds of graces in a row while the socket is empty: in some services each turn of the loop is a block."""
+MAX_GRACES: Final = 32
+"""Graces in a row while the socket has bytes: a turn of the loop reads 256 KiB, and the kernel keeps up to 8 MiB."""
 GRACE_AFTER_WRITE: Final = 0.1
-"""Seconds for the answer to a frame that a blocked loop kept from leaving until its deadline was over."""
+"""Seconds for the answer to a frame that was written after its deadline, because the loop was blocked."""
 
 
 class Deadlines:
-    """``flush`` writes what is gathered; ``die`` closes the connection as dead.
+    """``flush`` writes the gathered frames; ``die`` closes the connection as dead.
 
-    ``expire(now)`` ends those that are late, and returns the earliest deadline of the others, infinity if there are none.
-    ``unread()``: bytes that wait in the socket.
+    ``expire(now)`` ends the late requests and returns the earliest deadline of the others, infinity if there are none.
+    ``unread()``: number of bytes in the socket.
 
-    The attributes are public because the send path reads and sets them without a call.
+    The send path and the reading read and set the public attributes without a call.
     """
 
     __slots__ = (
@@ -60,11 +61,11 @@ class Deadlines:
         self.dead_after = dead_after
         """Seconds of silence while an answer is due."""
         self.at = inf
-        """When the next look is due; a request with an earlier deadline calls ``arm``."""
+        """Time of the next scan; a request with an earlier deadline calls ``arm``."""
         self.silent_since = inf
-        """When the first request was written that nothing has been heard after."""
+        """Time of the first write of a request since data was last received; infinity if there was none."""
         self.received = 0
-        """Bytes."""
+        """Number of bytes received."""
         self._flush = flush
         self._expire = expire
         self._die = die
@@ -72,29 +73,29 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._grace: tuple[float, float, int] | None = None
-        """When a grace began, ``received`` at its end, and ``received`` at its last step."""
+        """Start of the present grace, value of ``received`` at its end, and value at its last step."""
         self._graces = (0, inf)
-        """How many began since requests were judged last, and when the first of them did."""
+        """Number of graces since the last scan that ended requests, and the start of the first."""
         self._next_step = inf
-        """When the next step of a grace is due."""
+        """Time of the next step of a grace."""
 
     def arm(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        now = monotonic()
+        now = machine.monotonic()
         self.at = max(at, now)
         # In a context of its own, since each scan sets the timer of the next.
         self._timer = self._loop.call_later(self.at - now, self._scan, context=Context())
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Cancels the timer for good."""
         self.at = -inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _scan(self) -> None:
-        now = monotonic()
+        now = machine.monotonic()
         dead = now - self.silent_since >= self.dead_after
         if (dead or now - self.at > BLOCKED_AFTER) and self._more_to_read(now):
             self._next_step = now + GRACE_STEP
@@ -107,27 +108,27 @@ class Deadlines:
         if dead:
             self._die()
             return
-        self._flush()  # a frame that is gathered will leave: its request must not be called unwritten
+        self._flush()  # gathered frames will be written in any case: their requests must not count as unwritten
         earliest = min(self._expire(now), self.silent_since + self.dead_after)
         if earliest < self.at:
             self.arm(max(earliest, now + SCAN_GRAIN))
 
     def _more_to_read(self, now: float) -> bool:
-        """After a blocked loop: whether what waited in the socket when the loop went on has still to be read.
+        """After a blocked loop: returns whether bytes that were in the socket when the block ended are still to be read.
 
-        Frames that were gathered when the loop blocked leave first, if nothing else has written them since. Where the receive
-        window may have been full it is over with the first step that brings nothing.
+        Frames that were gathered when the loop blocked are written first. Where the receive window may have been full, the grace
+        ends with the first step that brings no byte.
         """
         if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
             self._flush()
             unread, (begun, since) = self._unread(), self._graces
-            if begun >= MOST_GRACES or (not unread and now - since > MOST_PUT_OFF):
+            if begun >= MAX_GRACES or (not unread and now - since > MAX_DELAY):
                 return False
             self._graces = (begun + 1, min(since, now))
             self._grace = (now, self.received + unread if unread < FULL_FROM else inf, -1)
             return True
         began, whole, before = self._grace
-        if self.received >= whole or self.received == before or now - began > MOST_GRACE:
+        if self.received >= whole or self.received == before or now - began > MAX_GRACE:
             return False
         self._grace = (began, whole, self.received)
         return True

@@ -1,13 +1,14 @@
-"""Requests that wait for their answer, and the judgement which of them are late: pure functions over the table.
+"""Pending requests, and which of them are late: pure functions over the table.
 
-Every entry has two deadlines. At the first the *attempt* has failed and its receiver is told; until the second, the end of the
-*call*, the entry stays, because an answer that comes late may still say "stored". Most entries have one deadline twice.
+Each entry has two deadlines. At the first the *attempt* has failed and its receiver gets the error. Until the second, the end of
+the *call*, the entry stays, because a late answer may still say "stored". Most entries have the same deadline twice.
 
-The table is scanned as a whole when the earliest deadline is due, never per message: 1024 entries cost 20 us.
+The table is scanned when the earliest deadline is due, never per message: 1024 entries cost 20 us.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from typing import Any, Protocol
 
@@ -15,23 +16,36 @@ import msgspec
 
 from rmq_protocol.constants import RequestCode
 
-__all__ = ["Pending", "Receiver", "overdue", "request_name"]
+__all__ = ["Pending", "Receiver", "Sendable", "SingleRequest", "overdue", "request_name"]
 
 
 class Receiver(Protocol):
-    """Whoever waits: an asyncio.Future, or anything that looks like one to the transport."""
+    """The part of asyncio.Future's interface that the transport uses for an answer."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, exception: Any, /) -> None: ...
 
 
-class Pending(msgspec.Struct):
-    """One request under way.
+SingleRequest = tuple[Receiver, float, float, object]
+"""Receiver, deadline of the attempt, deadline of the call and owner of the send of one message."""
 
-    ``typed``: the receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may be silent on purpose.
-    ``owner``: who may end all its requests at once. ``sequence``: place in the order of writing, 0 while the frame is held
-    back. ``opaque``: set for sends. ``pull``: the receiver gets a PullReply where the answer brings messages.
+
+class Sendable(Protocol):
+    """What the frame of a single message takes from the message, or from its encoded form."""
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def flag(self) -> int: ...
+
+
+class Pending(msgspec.Struct):
+    """A pending request.
+
+    ``typed``: the receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may stay silent by design.
+    ``owner``: the object that may end all its requests together. ``sequence``: place in the order of writing, 0 while the frame
+    is held back. ``opaque``: set for sends. ``pull``: the receiver gets a PullReply where the answer brings messages.
     """
 
     receiver: Receiver
@@ -46,11 +60,11 @@ class Pending(msgspec.Struct):
     pull: bool = False
 
 
-def overdue(table: dict[int, Pending], now: float) -> tuple[list[tuple[int, Pending]], float]:
-    """Entries whose next deadline has come, and the earliest deadline of the others (infinity if none)."""
+def overdue(entries: Iterable[tuple[int, Pending]], now: float) -> tuple[list[tuple[int, Pending]], float]:
+    """Returns the entries whose next deadline has come, and the earliest deadline of the others (infinity if none)."""
     late: list[tuple[int, Pending]] = []
     earliest = inf
-    for opaque, entry in table.items():
+    for opaque, entry in entries:
         deadline = entry.deadline
         if deadline <= now:
             late.append((opaque, entry))
@@ -60,7 +74,7 @@ def overdue(table: dict[int, Pending], now: float) -> tuple[list[tuple[int, Pend
 
 
 def request_name(code: int) -> str:
-    """RocketMQ's name of a request code, or its number."""
+    """Returns RocketMQ's name of a request code, or its number."""
     try:
         return RequestCode(code).name
     except ValueError:

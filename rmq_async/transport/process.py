@@ -1,7 +1,7 @@
-"""What must be noticed about the process: a fork. Sockets of the parent must not be touched in the child.
+"""Detects forks: a child must not use its parent's sockets.
 
-``generation()`` is a number that changes in a forked child; comparing it costs a global read, where ``os.getpid()`` would
-cost a system call per message.
+``generation()`` is a number that changes in a forked child. Comparing it costs a global read; ``os.getpid()`` would cost a system
+call per message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every request of a client passes on its way out: the namespace, users' hooks, and last its signature.
+"""The steps that each request of a client goes through before it is written: namespace, users' hooks, signature.
 
-A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Sends built from templates pass
-here only where ``active`` says that there is something to do; a listener tells senders when that changes.
+A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Sends made from templates come
+here only where ``active`` is set; listeners in ``on_change`` are called when that changes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.signing import SessionCredentials, sign
 
-from .escaping import report
+from .loop_errors import report
 from .pending import Receiver
 
-__all__ = ["PassedRequest", "RequestHook", "RequestHooks", "given_up", "guarded"]
+__all__ = ["HookedRequest", "RequestHook", "RequestHooks", "call_hook", "cancel_hooked", "report_hook"]
 
 
 class RequestHook(Protocol):
-    """``before``: may add to the command's extFields. ``after``: the answer, the error, or neither for a one-way request.
+    """``before`` may add to the command's extFields. ``after`` gets the answer, the error, or neither for a one-way request.
 
-    Hooks that are equal are one.
+    Hooks that are equal count as one.
     """
 
     def before(self, address: str, command: RemotingCommand, /) -> None: ...
@@ -34,18 +34,20 @@ class RequestHook(Protocol):
 
 
 class RequestHooks:
-    """Of one connection pool. ``namespace``: of the second kind (``NamespaceRpcHook``)."""
+    """The hooks of one connection pool. ``namespace``: of the second kind (``NamespaceRpcHook``)."""
 
-    __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change")
+    __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change", "only_sign")
 
     def __init__(self, credentials: SessionCredentials | None = None, namespace: str | None = None) -> None:
         self._credentials = credentials
         self._namespace = namespace
         self._hooks: tuple[RequestHook, ...] = ()
         self._uses: dict[RequestHook, int] = {}
-        """How many have added each: users give one hook to several producers of a client, whose requests it sees once."""
+        """Number of ``add`` calls per hook: producers of one client may share a hook, which sees each request once."""
         self.active = credentials is not None or namespace is not None
-        """Whether requests have to pass here. A plain attribute: it is read for every request."""
+        """Whether requests need ``hooked``. A plain attribute: it is read for every request."""
+        self.only_sign = namespace is None
+        """Whether requests need at most a signature, which send templates can make."""
         self.on_change: list[Callable[[], None]] = []
 
     def add(self, hook: RequestHook) -> None:
@@ -53,14 +55,14 @@ class RequestHooks:
         self._change()
 
     def remove(self, hook: RequestHook) -> None:
-        """Undoes one ``add``. Requests under way are told to it still."""
+        """Undoes one ``add``. The hook still gets ``after`` of requests that are pending."""
         self._uses[hook] -= 1
         if not self._uses[hook]:
             del self._uses[hook]
         self._change()
 
-    def passed(self, address: str, command: RemotingCommand) -> PassedRequest:
-        """The request as it is to be written; the command given stays as it is."""
+    def hooked(self, address: str, command: RemotingCommand) -> HookedRequest:
+        """Returns the request as it is to be written; ``command`` itself is not changed."""
         ext: dict[str, str | None] = dict(command.ext_fields or {})
         if self._namespace is not None:
             ext["nsd"], ext["ns"] = "true", self._namespace
@@ -68,75 +70,76 @@ class RequestHooks:
         hooks = self._hooks
         for hook in hooks:
             kept = msgspec.structs.replace(command, ext_fields=dict(command.ext_fields or {}))
-            guarded(hook.before, address, command)
+            call_hook(hook.before, address, command)
             if (fault := _undo(command, kept)) is not None:
-                guarded(_refuse, hook, fault)
+                call_hook(_refuse, hook, fault)
         if self._credentials is not None:
             command.ext_fields = {**sign(self._credentials, command.ext_fields, (command.body,))}
-        return PassedRequest(address, command, hooks)
+        return HookedRequest(address, command, hooks)
 
     def _change(self) -> None:
         self._hooks = tuple(self._uses)
         self.active = bool(self._hooks) or self._credentials is not None or self._namespace is not None
+        self.only_sign = not self._hooks and self._namespace is None
         for changed in list(self.on_change):
             changed()
 
 
-class PassedRequest(msgspec.Struct):
-    """A request that the hooks have seen, until ``tell`` tells the same hooks how it ended: once, whoever calls it first."""
+class HookedRequest(msgspec.Struct):
+    """A request after the ``before`` of its hooks; ``finish`` calls their ``after``, once."""
 
     address: str
     command: RemotingCommand
     hooks: tuple[RequestHook, ...]
-    told: bool = False
+    finished: bool = False
 
-    def tell(self, response: RemotingCommand | None, error: BaseException | None) -> None:
-        if not self.told:
-            self.told = True
+    def finish(self, response: RemotingCommand | None, error: BaseException | None) -> None:
+        if not self.finished:
+            self.finished = True
             for hook in self.hooks:
-                guarded(hook.after, self.address, self.command, response, error)
+                call_hook(hook.after, self.address, self.command, response, error)
 
-    def watching(self, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> Receiver:
-        """A receiver that tells the hooks of the answer before it passes it on; ``read`` makes a command of it."""
-        return _AnsweredRequest(self, receiver, read) if self.hooks else receiver
+    def receiver(self, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> Receiver:
+        """Returns a receiver that calls the hooks before it passes the answer on; ``read`` makes a command of the answer."""
+        return _HookedReceiver(self, receiver, read) if self.hooks else receiver
 
 
-class _AnsweredRequest:
-    """Not ``done`` before the hooks are told, so that they are also where nobody waits for the answer any more."""
+class _HookedReceiver:
+    """Not ``done`` before the hooks were called: they also get the answer that a cancelled caller does not wait for."""
 
     __slots__ = ("_read", "_receiver", "_request")
 
-    def __init__(self, request: PassedRequest, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> None:
+    def __init__(self, request: HookedRequest, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> None:
         self._request = request
         self._receiver = receiver
         self._read = read
 
     def done(self) -> bool:
-        return self._request.told and self._receiver.done()
+        return self._request.finished and self._receiver.done()
 
     def set_result(self, result: Any, /) -> None:
-        self._request.tell(self._read(result), None)
+        self._request.finish(self._read(result), None)
         if not self._receiver.done():
             self._receiver.set_result(result)
 
     def set_exception(self, exception: Any, /) -> None:
-        self._request.tell(None, exception)
+        self._request.finish(None, exception)
         if not self._receiver.done():
             self._receiver.set_exception(exception)
 
-    def given_up(self) -> None:
-        """Nobody waits for the answer any more, and nobody is told but the hooks."""
-        self._request.tell(None, asyncio.CancelledError("given up, nobody waits for the answer any more"))
+    def cancel(self) -> None:
+        """Calls the hooks, and not the receiver."""
+        self._request.finish(None, asyncio.CancelledError("the caller does not wait for the answer any more"))
 
 
-def given_up(receiver: Receiver) -> None:
-    """For whoever takes a request out of its table before it is answered."""
-    if isinstance(receiver, _AnsweredRequest):
-        receiver.given_up()
+def cancel_hooked(receiver: Receiver) -> None:
+    """Calls the hooks of a request that was removed from its table before it was answered."""
+    if isinstance(receiver, _HookedReceiver):
+        receiver.cancel()
 
 
 def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
-    """Takes back what a hook may not change; returns what that was."""
+    """Reverts changes that a hook may not make; returns a text about them, or None."""
     fault = None
     for name in command.__struct_fields__:
         if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):
@@ -164,12 +167,17 @@ def _sound(ext: object) -> bool:
 
 
 def _refuse(hook: RequestHook, fault: str) -> None:
-    raise TypeError(f"{hook!r} {fault}; the request goes as it was before")
+    raise TypeError(f"{hook!r} {fault}; the request is sent without its change")
 
 
-def guarded(hook: Callable[..., object], *arguments: Any) -> None:
-    """Calls a user's hook; what it raises goes to the loop's exception handler, or out of the loop."""
+def call_hook(hook: Callable[..., object], *arguments: Any) -> None:
+    """Calls a user's hook. An exception goes to the loop's exception handler, KeyboardInterrupt out of the loop."""
     try:
         hook(*arguments)
-    except BaseException as error:  # noqa: BLE001 - no message is the worse for it
-        report(f"hook {hook!r} raised", error)
+    except BaseException as error:  # noqa: BLE001 - reported; the message is sent all the same
+        report_hook(hook, error)
+
+
+def report_hook(hook: object, error: BaseException) -> None:
+    """Reports what a user's hook raised."""
+    report(f"hook {hook!r} raised", error)

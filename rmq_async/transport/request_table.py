@@ -1,111 +1,158 @@
-"""What one connection has under way: its requests by opaque, the frames that are held back, and when each request is over.
+"""The sending half of a connection: requests by opaque, frames that are held back, and the deadline of each request.
 
-Cost decides the form. Per request there is one future and one table entry; no Task, no timer, no ``wait_for``. Deadlines are
-checked by one timer per connection, set for the earliest of them. No socket is known here: frames go to the write coalescer.
+Cost decides the form. Per request there is one future and one table entry; no Task, no timer, no ``wait_for``. One timer per
+connection is set for the earliest deadline. This module knows no socket: frames go to the write coalescer.
 
-Bounds: at most ``window`` requests of producers are on the wire, further ones are held in order; while the peer does not read
-(the transport's buffer is not empty) everything is held. What is held can still time out or be cancelled, and then is gone.
+Bounds: at most ``window`` sends are on the wire, further ones are held in order; while the peer does not read (the transport's
+buffer is not empty) every frame is held. A request that is held can time out or be cancelled, and its frame is then dropped.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain
 from math import inf
-from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.pull_codec import PullTemplate
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, LENGTHS, SendTemplate
 
+from .. import machine
+from .close_errors import late_error
 from .coalescer import WriteCoalescer
 from .deadlines import BLOCKED_AFTER, GRACE_AFTER_WRITE, Deadlines
-from .pending import Pending, Receiver, overdue
-from .reasons import late
-from .request_hooks import given_up
+from .pending import Pending, Receiver, Sendable, SingleRequest, overdue
+from .request_hooks import cancel_hooked
 
-__all__ = ["RequestTable"]
+__all__ = ["Remainder", "RequestTable"]
 
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+
+OnewayCallback = tuple[Callable[[int], None], int]
+"""The callback for a one-way frame that has been written, and its argument."""
 
 
-class RequestTable(ABC):
-    """The half of a connection that sends: requests enter here, and leave with their answer, their deadline or their caller.
+class HeldFrame(NamedTuple):
+    """A frame that is held back: of the request ``pending``, or one-way with a callback ``oneway``."""
 
-    ``die``: called when the peer has not sent a byte for ``dead_after`` seconds, counted from the first request written after the
-    last byte came.
+    parts: bytes | list[bytes]
+    pending: Pending | None
+    oneway: OnewayCallback | None = None
+
+    @property
+    def owner(self) -> object:
+        return self.pending.owner if self.pending is not None else None
+
+    @property
+    def size(self) -> int:
+        return len(self.parts) if isinstance(self.parts, bytes) else sum(map(len, self.parts))
+
+
+class Remainder(NamedTuple):
+    """What a closed table leaves: requests without an answer, and callbacks of one-way frames that were held."""
+
+    requests: list[Pending]
+    oneways: list[OnewayCallback]
+
+
+def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: int, newest: int) -> int:
+    if not table:
+        return 0
+    if 0 <= newest - since < len(table):
+        for opaque in range(since, newest + 1):
+            if (entry := table.get(opaque)) is not None and entry.owner is owner:
+                return opaque
+        return 0
+    return next((opaque for opaque, entry in table.items() if entry.owner is owner), 0)
+
+
+class RequestTable:
+    """The requests of one connection. A request leaves the table with its answer, at its deadline, or when its caller cancels it.
+
+    ``lost(written, code)`` makes the error of a request on a connection that is not open. ``die``: called when the peer has not
+    sent a byte for ``dead_after`` seconds, counted from the first request written after the last byte came. ``unread()``: bytes
+    that the kernel has received and the loop has not read.
+
+    The connection reads and sets ``entries``, ``writer``, ``deadlines``, ``is_open`` and ``last_used`` without a call: it does so
+    for each read, or for each answer.
     """
 
-    # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
-        "_deadlines", "_expects_answer", "_flushed", "_held", "_held_control", "_held_oneways", "_opaque", "_others", "_sequence",
-        "_table", "_window", "_writer", "address", "is_open", "last_used",
+        "_expects_answer", "_flushed", "_held_control", "_held_oneway_bytes", "_held_oneways", "_lost", "_opaque", "_sequence",
+        "_window", "address", "deadlines", "entries", "held", "is_open", "last_used", "untyped", "writer",
     )  # fmt: skip
 
-    def __init__(self, address: str, dead_after: float, die: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        dead_after: float,
+        *,
+        lost: Callable[[bool, int | None], Exception],
+        die: Callable[[], None],
+        unread: Callable[[], int],
+    ) -> None:
         self.address = address
         self.is_open = False
-        """Takes requests. A plain attribute: it is read for every message."""
-        self.last_used = monotonic()
-        self._table: dict[int, Pending] = {}
+        """Whether it takes requests. A plain attribute: it is read for every message."""
+        self.last_used = machine.monotonic()
+        self.entries: dict[int, Pending] = {}
+        """Requests whose frames are written or gathered, by opaque."""
+        self.untyped = 0
+        """Number of ``entries`` that are no sends."""
+        self.held: OrderedDict[int, HeldFrame] = OrderedDict()
+        """Sends and one-way frames that are held back, in their order."""
+        self.writer = WriteCoalescer(self._before_write, self._count_sends)
+        self.deadlines = Deadlines(dead_after, self.writer.push, self._end_late, die, unread)
+        self._lost = lost
         self._opaque = FIRST_OPAQUE
-        self._writer = WriteCoalescer(self._before_write, self._sends_under_way)
-        self._others = 0
         self._expects_answer = False
         self._sequence = 0
         self._flushed = 0
-        self._held: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
-        self._held_oneways: dict[int, tuple[Callable[[int], None], int]] = {}
-        """Those of ``_held`` that get no answer, and the callbacks for them."""
-        self._held_control: OrderedDict[int, bytes | list[bytes]] = OrderedDict()
+        self._held_control: OrderedDict[int, HeldFrame] = OrderedDict()
+        """Control requests that are held back; they leave before ``held``."""
+        self._held_oneways = 0
+        self._held_oneway_bytes = 0
         self._window = 1 << 30
-        self._deadlines = Deadlines(dead_after, self._writer.push, self._end_late, die, self._unread)
 
-    @abstractmethod
     def require_open(self) -> None:
-        """Raises ConnectionLostError where it takes no requests. Asked before a signed frame is made: tracebacks show that."""
+        """Raises ConnectionLostError unless the table takes requests. Called before a frame is signed: tracebacks show that."""
+        if not self.is_open:
+            raise self._lost(False, None)
 
-    # -- what is there
+    # -- state
 
     @property
     def in_flight(self) -> int:
-        """Requests on the wire or about to be; those held back are not counted."""
-        return self._sends_under_way() + self._others - len(self._held_control)
+        """Number of requests whose frames are written or gathered."""
+        return len(self.entries)
 
     @property
-    def sends_under_way(self) -> int:
-        """Sends on the wire or about to be."""
-        return self._sends_under_way()
+    def sends_in_flight(self) -> int:
+        """Number of sends whose frames are written or gathered."""
+        return self._count_sends()
 
     @property
-    def pending(self) -> int:
-        """Requests of any kind that have not been answered, those held back included."""
-        return len(self._table)
+    def unanswered(self) -> int:
+        """Number of requests of any kind without an answer, including those held back."""
+        return len(self.entries) + len(self._held_control) + len(self.held) - self._held_oneways
 
-    def unanswered(self, owner: object, since: int = 0) -> tuple[int, int]:
-        """Opaques: of the owner's oldest request that has no answer yet (0: none), and the newest that was given out.
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of gathered frames and of held one-way frames; senders count the held bytes of their requests themselves."""
+        return self.writer.gathered_bytes + self._held_oneway_bytes
 
-        Opaques rise, so a caller that noted the newest one earlier knows how old the oldest is. ``since``: an opaque before which
-        the owner has nothing under way, as it knows from asking before; with it the cost is that of what is newer.
+    def oldest_of(self, owner: object, since: int = 0) -> tuple[int, int]:
+        """Returns the opaque of the owner's oldest request without an answer (0: none), and the newest opaque given out.
+
+        Opaques rise, so a caller that kept the newest one of an earlier call knows how old the oldest request is. ``since``: an
+        opaque before which the owner has no request; the search then starts there instead of with the oldest entry.
         """
-        table, newest = self._table, self._opaque
-        if 0 <= newest - since < len(table):
-            for opaque in range(since, newest + 1):
-                if (pending := table.get(opaque)) is not None and pending.owner is owner:
-                    return opaque, newest
-            return 0, newest
-        for opaque, entry in table.items():
-            if entry.owner is owner:
-                return opaque, newest
-        return 0, newest
-
-    def _held_bytes(self) -> int:
-        """Of one-way frames: those of requests are counted by their senders."""
-        held = [self._held[opaque] for opaque in self._held_oneways]
-        return sum(len(parts) if isinstance(parts, bytes) else sum(map(len, parts)) for parts in held)
+        newest = self._opaque
+        oldest = _oldest_of(owner, self.entries, since, newest) or _oldest_of(owner, self.held, since, newest)
+        return oldest, newest
 
     # -- requests enter
 
@@ -113,202 +160,240 @@ class RequestTable(ABC):
         self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
         return opaque
 
-    def submit(self, opaque: int, pending: Pending, parts: bytes | list[bytes], window: int = 1 << 30) -> None:
-        """Enters a request into the table and queues its frame, or holds the frame while the peer is behind.
-
-        Requests submitted without a ``window`` (control requests) pass those that are held for it.
-        """
-        table = self._table
+    def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending) -> None:
+        """Enters a request that is no send. It overtakes sends that are held for their window; a paused peer holds it, too."""
         if not self.is_open:
             self.require_open()
-        if pending.deadline < self._deadlines.at:
-            self._deadlines.arm(pending.deadline)
-        table[opaque] = pending
-        if not pending.typed:
-            self._others += 1
-        if self._writer.paused or self._beyond(window) or (self._held and window < 1 << 30):
-            if window < 1 << 30:
-                self._window = window
-                self._held[opaque] = parts
-            else:
-                self._held_control[opaque] = parts
+        if pending.deadline < self.deadlines.at:
+            self.deadlines.arm(pending.deadline)
+        if self.writer.paused:
+            self._held_control[opaque] = HeldFrame(parts, pending)
             return
-        self._sequence = pending.sequence = self._sequence + 1
-        if not pending.long_poll:
-            self._expects_answer = True
-        if not self._writer.frames and (len(table) == 1 or pending.pull):
-            self._writer.write(parts)
+        self._enter(opaque, pending)
+        if not self.writer.frames and (len(self.entries) == 1 or pending.pull):
+            self.writer.write(parts)
         else:
-            self._writer.queue(parts, urgent=True)
+            self.writer.queue(parts, urgent=True)
 
     def start_pull(self, template: PullTemplate, offset: int, max_messages: int, receiver: Receiver, deadline: float) -> int:
-        """A pull by template; returns its opaque. The receiver gets a PullReply, or a RemotingCommand if there are no messages.
+        """Starts a pull from a template and returns its opaque. The receiver gets a PullReply, or a RemotingCommand.
 
-        Its frame leaves at once unless others are gathered: the caller is about to decode the answer before, and the peer should
-        work meanwhile.
+        Its frame is written immediately unless others are gathered: the caller is about to decode the previous answer, and the
+        peer should work meanwhile.
         """
         opaque = self.next_opaque()
-        self.submit(
-            opaque,
-            Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True),
-            template.frame(opaque, offset, max_messages),
-        )
+        pending = Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True)
+        self.start_request(opaque, template.frame(opaque, offset, max_messages), pending)
         return opaque
 
-    def start_plain(
+    def start_single(
         self,
         template: SendTemplate,
         born_ms: bytes,
         unique_id: str,
-        body: bytes,
-        receiver: Receiver,
-        deadline: float,
-        call_deadline: float,
-        owner: object,
+        message: Sendable,
+        request: SingleRequest,
         window: int,
+        properties: str | None = None,
     ) -> Pending:
-        """A send of which ``unique_id`` is all there is to say besides its body: ``submit`` in one piece, as it runs for each.
+        """Starts the send of one message: ``start_send`` in one piece, because it runs for each. Returns the entry.
 
-        ``unique_id`` has the length that ``template`` was made for.
+        ``properties``: the text, or None where ``unique_id``, of the length that ``template`` was made for, is the only property.
         """
         if not self.is_open:
             self.require_open()
         self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
         parts: bytes | list[bytes]
-        if (size := len(body)) < template.plain_below:  # what ``plain`` does, nearly always
+        body = message.body
+        if properties is not None:
+            parts = template.parts(opaque, born_ms, properties, body, 0, message.flag)
+        elif (size := len(body)) < template.plain_below:  # what ``plain`` does, nearly always
             parts = template.plain_frame % (LENGTHS[template.plain_base + size], born_ms, unique_id.encode(), opaque, body)
         else:
             parts = template.plain(opaque, born_ms, unique_id, body)
-        if deadline < self._deadlines.at:
-            self._deadlines.arm(deadline)
-        table, writer, sequence = self._table, self._writer, self._sequence + 1
-        table[opaque] = pending = Pending(receiver, deadline, call_deadline, _SEND, owner, sequence, opaque)
-        if writer.paused or self._held or (len(table) > window and self._beyond(window)):
-            return self._hold(pending, parts, window)
-        self._sequence = sequence
+        receiver, deadline, call_deadline, owner = request
+        if deadline < self.deadlines.at:
+            self.deadlines.arm(deadline)
+        entries, writer = self.entries, self.writer
+        if writer.paused or self.held or (len(entries) >= window and len(entries) - self.untyped >= window):
+            pending = Pending(receiver, deadline, call_deadline, _SEND, owner, 0, opaque)
+            self._hold(opaque, parts, pending, window)
+            return pending
+        self._sequence = sequence = self._sequence + 1
+        # Made here, because setting a field of a Struct later costs as much as making the Struct.
+        entries[opaque] = pending = Pending(receiver, deadline, call_deadline, _SEND, owner, sequence, opaque)
         self._expects_answer = True
         frames = writer.frames
         if len(frames) < writer.room and type(parts) is bytes:
             frames.append(parts)  # what queue does, nearly always
-        elif not frames and len(table) == 1:
+        elif not frames and len(entries) == 1:
             writer.write(parts)
         else:
             writer.queue(parts)
         return pending
 
-    def start_send(
-        self,
-        opaque: int,
-        parts: bytes | list[bytes],
-        receiver: Receiver,
-        deadline: float,
-        call_deadline: float,
-        code: int,
-        owner: object,
-        window: int,
-    ) -> Pending:
-        """Any other send: ``parts`` is its frame, under an opaque of this connection."""
-        self.require_open()
-        if deadline < self._deadlines.at:
-            self._deadlines.arm(deadline)
-        pending = Pending(receiver, deadline, call_deadline, code, owner, self._sequence + 1, opaque)
-        self._table[opaque] = pending
-        if self._writer.paused or self._held or self._beyond(window):
-            return self._hold(pending, parts, window)
-        self._sequence += 1
+    def start_send(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
+        """Enters any other send. ``parts``: its frame, made with ``opaque``, an opaque of this table."""
+        if not self.is_open:
+            self.require_open()
+        if pending.deadline < self.deadlines.at:
+            self.deadlines.arm(pending.deadline)
+        pending.opaque = opaque
+        entries, writer = self.entries, self.writer
+        if writer.paused or self.held or len(entries) - self.untyped >= window:
+            self._hold(opaque, parts, pending, window)
+            return
+        entries[opaque] = pending
+        self._sequence = pending.sequence = self._sequence + 1
         self._expects_answer = True
-        if not self._writer.frames and len(self._table) == 1:
-            self._writer.write(parts)
+        if not writer.frames and len(entries) == 1:
+            writer.write(parts)
         else:
-            self._writer.queue(parts)
-        return pending
-
-    def _hold(self, pending: Pending, parts: bytes | list[bytes], window: int) -> Pending:
-        """Keeps a send's frame until the peer reads, or has answered enough."""
-        pending.sequence = 0
-        self._window = window
-        self._held[pending.opaque] = parts
-        return pending
+            writer.queue(parts)
 
     def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
-        """Queues a frame nobody answers; ``written(cost)`` is called once its last byte is in the kernel, or never will be.
+        """Queues a one-way frame. ``written(cost)`` is called when the kernel has its last byte, or when it will never be written.
 
         It keeps its place among the sends, so it is held where they are.
         """
         self.require_open()
-        if self._writer.paused or self._held:
-            opaque = self.next_opaque()
-            self._held[opaque] = parts
-            self._held_oneways[opaque] = (written, cost)
+        if self.writer.paused or self.held:
+            self.held[self.next_opaque()] = frame = HeldFrame(parts, None, (written, cost))
+            self._held_oneways += 1
+            self._held_oneway_bytes += frame.size
             return
-        self._writer.when_written(written, cost)
-        self._writer.queue(parts)
+        self.writer.when_written(written, cost)
+        self.writer.queue(parts)
 
     def takes_oneways(self) -> bool:
-        """Whether a frame that nobody answers would not be held."""
-        return self.is_open and not self._writer.paused and not self._held
+        """Returns whether a one-way frame would not be held."""
+        return self.is_open and not self.writer.paused and not self.held
 
     def when_written(self, written: Callable[[int], None]) -> None:
-        """Calls ``written(0)`` once the last byte of what is queued from here on is in the kernel, or never will be.
+        """Calls ``written(0)`` when the kernel has the last byte of the frames queued until then, or when they are dropped."""
+        self.writer.when_written(written, 0)
 
-        The callback may find that several frames were queued meanwhile.
-        """
-        self._writer.when_written(written, 0)
-
-    def submit_plain_oneway(self, template: SendTemplate, born_ms: bytes, unique_id: str, body: bytes) -> None:
-        """Queues a frame nobody answers, of a message without properties, while the connection ``takes_oneways``."""
+    def submit_single_oneway(
+        self, template: SendTemplate, born_ms: bytes, unique_id: str, message: Sendable, properties: str | None = None
+    ) -> None:
+        """Queues the one-way frame of one message; only while ``takes_oneways``. ``properties``: as in ``start_single``."""
         self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
-        parts = template.plain(opaque, born_ms, unique_id, body)
-        writer = self._writer
+        if properties is None:
+            parts = template.plain(opaque, born_ms, unique_id, message.body)
+        else:
+            parts = template.parts(opaque, born_ms, properties, message.body, 0, message.flag)
+        writer = self.writer
         if len(writer.frames) < writer.room and parts.__class__ is bytes:
             writer.frames.append(parts)  # what queue does, nearly always
         else:
             writer.queue(parts)
 
+    def _enter(self, opaque: int, pending: Pending) -> None:
+        self.entries[opaque] = pending
+        if not pending.typed:
+            self.untyped += 1
+        self._sequence = pending.sequence = self._sequence + 1
+        if not pending.long_poll:
+            self._expects_answer = True
+
+    def _hold(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
+        """Holds a send's frame until the peer reads, or has answered enough requests."""
+        self._window = window
+        self.held[opaque] = HeldFrame(parts, pending)
+
     # -- requests leave
 
-    def forget(self, opaque: int) -> None:
-        """Takes a request out of the table: its answer is not waited for any more."""
-        pending = self._remove(opaque)
-        self._drop_held(opaque)
-        self._release_held()
-        if pending is not None:
-            given_up(pending.receiver)
-
-    def _remove(self, opaque: int) -> Pending | None:
-        pending = self._table.pop(opaque, None)
+    def take(self, opaque: int) -> Pending | None:
+        """Removes and returns an entry, if it is there."""
+        pending = self.entries.pop(opaque, None)
         if pending is not None and not pending.typed:
-            self._others -= 1
+            self.untyped -= 1
         return pending
 
+    def forget(self, opaque: int) -> None:
+        """Removes a request whose caller does not wait for the answer any more; a held frame is dropped."""
+        pending = self.take(opaque) or self._drop_held(opaque)
+        self.release_held()
+        if pending is not None:
+            cancel_hooked(pending.receiver)
+
     def knows(self, opaque: int) -> bool:
-        """Whether the request is still in the table, so that its answer would be taken."""
-        return opaque in self._table
+        """Returns whether the request is still in the table, so that an answer would be used."""
+        return opaque in self.entries or opaque in self.held or opaque in self._held_control
 
     def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
-        """Ends every request of ``owner`` with an error of its own, made for whether its frame was written."""
-        self._writer.push()  # what is gathered leaves in any case
-        abandoned = [item for item in self._table.items() if item[1].owner is owner]
-        for opaque, _ in abandoned:
-            self._remove(opaque)
-            self._drop_held(opaque)
-        for _, pending in abandoned:
+        """Ends every request of ``owner`` with ``error(written)``, made for each request."""
+        self.writer.push()  # gathered frames leave in any case
+        ended = [item for item in self.entries.items() if item[1].owner is owner]
+        for held in (self.held, self._held_control):
+            ended += [(opaque, each.pending) for opaque, each in held.items() if each.pending and each.pending.owner is owner]
+        for opaque, _ in ended:
+            if self.take(opaque) is None:
+                self._drop_held(opaque)
+        for _, pending in ended:
             if not pending.receiver.done():
                 pending.receiver.set_exception(error(self.was_written(pending)))
-        self._release_held()
+        self.release_held()
 
     def was_written(self, pending: Pending) -> bool:
-        """Whether the frame has been given to the transport, so that the peer may have it."""
+        """Returns whether the frame has been given to the transport, so that the peer may have it."""
         return 0 < pending.sequence <= self._flushed
+
+    def take_all(self) -> Remainder:
+        """Empties the table, of a connection that is closed."""
+        frames = [*self.held.values(), *self._held_control.values()]
+        held = [frame.pending for frame in frames if frame.pending is not None]
+        unfinished = Remainder([*self.entries.values(), *held], [frame.oneway for frame in frames if frame.oneway is not None])
+        self.entries = {}
+        self.untyped = self._held_oneways = self._held_oneway_bytes = 0
+        self.held.clear()
+        self._held_control.clear()
+        return unfinished
+
+    def end(self, unfinished: Remainder) -> None:
+        """Ends what ``take_all`` returned: requests with an error of their own, one-way frames with their callbacks."""
+        for pending in unfinished.requests:
+            if not pending.receiver.done():
+                pending.receiver.set_exception(self._lost(self.was_written(pending), pending.code))
+        self.writer.close()
+        for written, cost in unfinished.oneways:
+            written(cost)
+
+    # -- held frames
+
+    def release_held(self) -> None:
+        """Queues held frames, as many as the peer and the window allow."""
+        held, control, writer = self.held, self._held_control, self.writer
+        while control and not writer.paused:
+            self._release(*control.popitem(last=False))
+        while held and not writer.paused and (self._count_sends() < self._window or next(iter(held.values())).oneway):
+            self._release(*held.popitem(last=False))
+
+    def _release(self, opaque: int, frame: HeldFrame) -> None:
+        if frame.oneway is not None:
+            self._held_oneways -= 1
+            self._held_oneway_bytes -= frame.size
+            self.writer.when_written(*frame.oneway)
+        elif frame.pending is not None:
+            self._enter(opaque, frame.pending)
+        self.writer.queue(frame.parts)
+
+    def _drop_held(self, opaque: int) -> Pending | None:
+        frame = self.held.pop(opaque, None) or self._held_control.pop(opaque, None)
+        return frame.pending if frame is not None else None
+
+    def _count_sends(self) -> int:
+        """Pulls that wait at the peer and other control requests take no place in a window."""
+        return len(self.entries) - self.untyped
 
     # -- writing
 
     def _before_write(self) -> None:
         before, self._flushed = self._flushed, self._sequence
-        deadlines = self._deadlines
-        now = self.last_used = monotonic()
+        deadlines = self.deadlines
+        now = self.last_used = machine.monotonic()
         if now - deadlines.at > BLOCKED_AFTER:
-            self._spare(before, now + GRACE_AFTER_WRITE)
+            self._extend(before, now + GRACE_AFTER_WRITE)
         if self._expects_answer:
             self._expects_answer = False
             if deadlines.silent_since == inf:
@@ -316,60 +401,16 @@ class RequestTable(ABC):
                 if now + deadlines.dead_after < deadlines.at:
                     deadlines.arm(now + deadlines.dead_after)
 
-    def _sends_under_way(self) -> int:
-        return len(self._table) - (len(self._held) - len(self._held_oneways)) - self._others
-
-    def _drop_held(self, opaque: int) -> None:
-        self._held.pop(opaque, None)
-        self._held_control.pop(opaque, None)
-
-    def _release_held(self) -> None:
-        held, oneways = self._held, self._held_oneways
-        while self._held_control and not self._writer.paused:
-            self._release(*self._held_control.popitem(last=False))
-        while held and not self._writer.paused and (self._sends_under_way() < self._window or next(iter(held)) in oneways):
-            self._release(*held.popitem(last=False))
-
-    def _beyond(self, window: int) -> bool:
-        """Whether more sends are under way; pulls that wait at the peer and other control requests take no place in it."""
-        return len(self._table) - self._others > window
-
-    def _release(self, opaque: int, parts: bytes | list[bytes]) -> None:
-        oneway = self._held_oneways.pop(opaque, None)
-        if oneway is not None:
-            self._writer.when_written(*oneway)
-            self._writer.queue(parts)
-            return
-        pending = self._table[opaque]
-        self._sequence = pending.sequence = self._sequence + 1
-        if not pending.long_poll:
-            self._expects_answer = True
-        self._writer.queue(parts)
-
-    def _take_all(self) -> tuple[list[Pending], list[tuple[Callable[[int], None], int]]]:
-        """Empties the table: those that wait for an answer, and the callbacks of one-way frames that were held back."""
-        waiting, oneways = list(self._table.values()), list(self._held_oneways.values())
-        self._table = {}
-        self._held.clear()
-        self._held_control.clear()
-        self._held_oneways = {}
-        return waiting, oneways
-
     # -- deadlines
 
-    @abstractmethod
-    def _unread(self) -> int:
-        """Bytes that the kernel has and that are not read yet."""
+    def _extend(self, before: int, until: float) -> None:
+        """After a blocked loop: gives requests that are written now until ``until`` at least for their answers.
 
-    def _spare(self, before: int, until: float) -> None:
-        """Has the requests that leave now, after a blocked loop, wait for their answers until ``until`` at least.
-
-        ``before``: the newest that has left. Several timers that the block held up may be the one that writes.
+        ``before``: sequence of the newest request written before. The write may come from any of several timers that the block
+        delayed.
         """
         leaving = self._flushed - before
-        for pending in reversed(
-            self._table.values()
-        ):  # mostly the newest: each pull leaves by itself, and there may be thousands
+        for pending in reversed(self.entries.values()):  # mostly the newest: each pull leaves alone, there may be thousands
             if leaving <= 0:
                 break
             if before < pending.sequence <= self._flushed:
@@ -378,23 +419,28 @@ class RequestTable(ABC):
                     pending.deadline = until
 
     def _end_late(self, now: float) -> float:
-        """Ends those whose deadline has come; returns the earliest of the others."""
-        past, earliest = overdue(self._table, now)
+        """Ends the requests whose deadline has come; returns the earliest deadline of the others."""
+        held = [
+            (opaque, frame.pending)
+            for opaque, frame in chain(self.held.items(), self._held_control.items())
+            if frame.pending is not None
+        ]
+        past, earliest = overdue(chain(self.entries.items(), held), now)
         for opaque, pending in past:
             earliest = min(earliest, self._expire(opaque, pending, now))
-        if past and self._held:
-            self._release_held()
+        if past and self.held:
+            self.release_held()
         return earliest
 
     def _expire(self, opaque: int, pending: Pending, now: float) -> float:
-        """Gives the receiver the error of a late answer; returns the entry's next deadline, infinity when it is gone."""
+        """Gives the receiver a RequestTimeoutError; returns the entry's next deadline, infinity if it has left the table."""
         written = self.was_written(pending)
-        call_over = pending.call_deadline <= now or not written  # what never left needs no answer, and must not leave later
+        call_over = pending.call_deadline <= now or not written  # an unwritten frame needs no answer, and must not leave later
         if call_over:
-            self._remove(opaque)
-            self._drop_held(opaque)
+            if self.take(opaque) is None:
+                self._drop_held(opaque)
         else:
             pending.deadline = pending.call_deadline
         if not pending.receiver.done():
-            pending.receiver.set_exception(late(self.address, pending.code, written=written))
+            pending.receiver.set_exception(late_error(self.address, pending.code, written=written))
         return inf if call_over else pending.call_deadline

@@ -1,4 +1,4 @@
-"""What the kernel says of a connection's socket."""
+"""The receive queue of a connection's socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["unread"]
 
 
 def unread(transport: asyncio.BaseTransport | None) -> int:
-    """Bytes that have come and that the loop has not read; where the system does not say, one."""
+    """Returns the number of bytes that the kernel has received and the loop has not read; 1 where the system has no answer."""
     sock = transport.get_extra_info("socket") if transport is not None else None
     if ioctl is None or sock is None:
         return 1

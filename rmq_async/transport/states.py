@@ -1,4 +1,4 @@
-"""States of a connection and why it closed."""
+"""States of a connection, and reasons for its close."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ConnectionState(Enum):
     CONNECTING = "connecting"
     READY = "ready"
     DRAINING = "draining"
-    """No new requests; those under way may still be answered."""
+    """No new requests; pending ones may still be answered."""
     CLOSED = "closed"
 
 
@@ -24,14 +24,14 @@ _LEGAL = {
 
 
 def next_state(now: ConnectionState, then: ConnectionState) -> ConnectionState:
-    """``then``, if a connection may go there from ``now``; an illegal move is a bug here and raises RuntimeError."""
+    """Returns ``then``. Raises RuntimeError, for a bug here, if a connection cannot go there from ``now``."""
     if then not in _LEGAL[now]:
         raise RuntimeError(f"a connection cannot go from {now.value} to {then.value}")
     return then
 
 
 class CloseReason(Enum):
-    """The value is what a user reads in the error of a request that was under way."""
+    """The value is part of the errors of requests that were pending."""
 
     LOCAL = "this client closed it"
     IDLE = "it was idle"

@@ -1,9 +1,9 @@
-"""Threads for what would hold the loop up: compressing and decompressing large bodies, reading the system's certificates.
+"""Threads for work that would block the loop: compressing and decompressing large bodies, reading the system's certificates.
 
-They are the library's own. The loop's default executor belongs to the service, which fills it with blocking calls; what waits
-behind them waits for seconds. A process has one set of threads, as many as it has processors and at most ``MOST``, made when they
-are first needed and ended when the last client stops. Clients wait for them with a deadline: work that has not begun by then never
-begins, the result of work that has is dropped.
+They are the library's own. The loop's default executor belongs to the service, whose blocking calls would delay this work for
+seconds. A process has one set of threads, as many as it has processors and at most ``MAX_THREADS``, made at first use and ended
+when the last client stops. Clients wait with a deadline: work that has not started by then never starts, and the result of work
+that has started is dropped.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, TypeVar
 
+from .. import machine
+from .._asyncio import WaitTable
 from ..errors import ClientStateError
-from .waiting import WaitTable
 
-__all__ = ["MOST", "Threads"]
+__all__ = ["MAX_THREADS", "Threads"]
 
-MOST: Final = 4
-"""Threads of one process: compression keeps each of them busy, and more than these would take the loop's own time."""
+MAX_THREADS: Final = 4
+"""Threads of one process: compression keeps each of them busy, and more threads would take the loop's time."""
 
 T = TypeVar("T")
 
 
 class _Shared:
-    """The threads of this process. ``users``: clients that are running."""
+    """The threads of this process. ``_users``: number of running clients."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """In a child, which has none of its parent's threads, and clients of its own only."""
+        """Also called in a child, which has none of its parent's threads and counts its own clients."""
         self._lock = Lock()
         self._users = 0
         self._executor: ThreadPoolExecutor | None = None
@@ -54,9 +55,11 @@ class _Shared:
             executor.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
+        if machine.executor is not None:
+            return machine.executor.submit(work)
         with self._lock:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(min(MOST, os.cpu_count() or 1), thread_name_prefix="rmq_async")
+                self._executor = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="rmq_async")
             return self._executor.submit(work)
 
 
@@ -67,7 +70,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Threads:
-    """One client's way to the threads of the process; belongs to the loop that makes it."""
+    """One client's use of the threads; belongs to the loop that makes it."""
 
     __slots__ = ("_closed", "_loop", "_waits")
 
@@ -78,16 +81,16 @@ class Threads:
         _shared.join()
 
     def close(self) -> None:
-        """The client has stopped. Harmless the second time."""
+        """Called when the client has stopped. Harmless the second time."""
         if not self._closed:
             self._closed = True
             _shared.leave()
 
     async def run(self, work: Callable[[], T], deadline: float, calls: set[asyncio.Future[Any]] | None = None) -> T:
-        """What ``work()`` returns or raises, in a thread. Raises TimeoutError at ``deadline`` (``time.monotonic``).
+        """Runs ``work()`` in a thread; returns its result or raises its error. Raises TimeoutError at ``deadline`` (monotonic).
 
-        Raises ClientStateError where the last client stops before the work has begun. ``calls``: holds a future while it is
-        waited for, so that others can end the wait with an exception.
+        Raises ClientStateError where the last client stops before the work has started. ``calls``: contains a future during the
+        wait, so that other code can end it with an exception.
         """
         future = self._waits.join(deadline)
         job = None
@@ -100,7 +103,7 @@ class Threads:
                 raise TimeoutError
             return job.result()
         except JobCancelled:
-            raise ClientStateError("the client was stopped before the work had begun") from None
+            raise ClientStateError("the client was stopped before the work had started") from None
         finally:
             self._waits.leave(future)
             if calls is not None:
@@ -109,8 +112,8 @@ class Threads:
                 job.cancel()
 
     def _ended(self, future: asyncio.Future[bool | None]) -> None:
-        """In the thread, or where a job was cancelled."""
-        with suppress(RuntimeError):  # the loop was closed: there is no call left to wake
+        """Called in the thread, or by the cancellation of a job."""
+        with suppress(RuntimeError):  # the loop is closed, so no call waits
             self._loop.call_soon_threadsafe(_wake, future)
 
 

@@ -1,27 +1,29 @@
-"""TLS of a client: one context for all its connections, and what a failed handshake says about its cause.
+"""TLS: one context for all connections of a client, and texts for the causes of failed handshakes.
 
-Verified unless told otherwise, TLS 1.2 and later. A client with TLS speaks nothing else: no failure makes it try without.
+Certificates are verified unless ``tls_verify`` is False; TLS 1.2 is the lowest version. A client with TLS never connects without.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import ssl
 from functools import partial
-from time import monotonic
 from typing import Final
 
+from .. import machine
 from ..config import ClientConfig
 from ..errors import RequestTimeoutError
 from .threads import Threads
 
-__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "silent_end", "tls_reason"]
+__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "silent_end", "system_text", "tls_reason"]
 
 logger = logging.getLogger("rmq_async.transport")
 
 SHUTDOWN_TIMEOUT: Final = 0.5
-"""Seconds that a connection which is closed here waits for the peer's own goodbye (close_notify)."""
+"""Seconds that a connection closed here waits for the peer's close_notify."""
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _ENDED: Final = (
@@ -35,7 +37,7 @@ _ENDED: Final = (
 
 
 async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLContext | None:
-    """The context that ``config`` asks for; None without TLS. Reading the system's authorities takes 30 ms, so a thread does it.
+    """Returns the context for ``config``; None without TLS. A thread reads the system's authorities, which takes 30 ms.
 
     Raises RequestTimeoutError when that takes longer than ``request_timeout``.
     """
@@ -44,7 +46,7 @@ async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLConte
     if not config.tls:
         return None
     try:
-        return await threads.run(partial(_make_context, config.tls_verify), monotonic() + config.request_timeout)
+        return await threads.run(partial(_make_context, config.tls_verify), machine.monotonic() + config.request_timeout)
     except TimeoutError:
         text = f"the system's certificate authorities were not read within request_timeout, {config.request_timeout:.3g} s"
         raise RequestTimeoutError(text) from None
@@ -56,16 +58,23 @@ def _make_context(verify: bool) -> ssl.SSLContext:
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        logger.warning("tls_verify=False: any server is believed, whatever certificate it shows; not for production")
+        logger.warning("tls_verify=False: server certificates are not verified; not for production")
     return context
 
 
+def system_text(error: BaseException) -> str:
+    """Returns the system's text for an errno, since event loops word a refused connect differently; the text of other errors."""
+    if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
+        return str(error)
+    return f"[Errno {error.errno}] {os.strerror(error.errno)}"
+
+
 def tls_reason(error: BaseException) -> str:
-    """What went wrong, in words for a user; of errors that are not TLS's, their own."""
+    """Returns the cause of a TLS error as text for a user; the text of any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not accepted: {error.verify_message}"
     if not isinstance(error, ssl.SSLError):
-        return str(error)
+        return system_text(error)
     reason = error.reason or str(error)
     if reason in _NO_TLS:
         return f"the server does not speak TLS ({reason})"
@@ -77,14 +86,14 @@ def tls_reason(error: BaseException) -> str:
 
 
 def handshake_reason(error: BaseException) -> str:
-    """The same for an error of a connect with TLS."""
+    """``tls_reason`` for an error of a connect."""
     if isinstance(error, _ENDED):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or want another certificate"
     return tls_reason(error)
 
 
 def silent_end(transport: asyncio.BaseTransport | None) -> str:
-    """A guess for the end of a connection whose peer said nothing: with TLS 1.3 it may judge its client after the handshake."""
+    """Returns a guess why a silent peer closed the connection: with TLS 1.3 it may reject the client after the handshake."""
     if transport is None or transport.get_extra_info("sslcontext") is None:
         return ""
     return ", right after the TLS handshake: the server may want a client's certificate"

@@ -9,26 +9,29 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from rmq_async.client import instance
+from rmq_async._asyncio import SingleFlight, StopScope
+from rmq_async.producer.admission.credits import Credits
+from rmq_async.producer.admission.ordering import Line
 from rmq_async.producer.batching.batcher import Batcher
-from rmq_async.producer.credits import Credits
-from rmq_async.producer.oneway import OnewayPacing
-from rmq_async.producer.order import Line
-from rmq_async.producer.recovery import Recovery
-from rmq_async.producer.sender import Sender
-from rmq_async.transport import Connection, ConnectionPool, SingleFlight
+from rmq_async.producer.calls.recovery import Recovery
+from rmq_async.producer.core import ProducerCore
+from rmq_async.producer.oneway.pacing import OnewayPacing
+from rmq_async.transport import Connection, ConnectionPool
 from rmq_async.transport.deadlines import Deadlines
 
+from ..instances import registered
+from ..leftovers import made_of
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .peers import Cluster
-from .support import until
+from .support import gathers_nothing, until
 
 PROTOCOL_TESTS = Path(__file__).parents[1] / "protocol"
 sys.path.append(str(PROTOCOL_TESTS))  # for the runner of the golden vectors
@@ -65,24 +68,25 @@ def _is_tcp(path: Path) -> bool:
         return False
 
 
-TRACKED = (Connection, Deadlines, ConnectionPool, Credits, Sender, Batcher, Line, OnewayPacing, Recovery, SingleFlight)
+TRACKED = (
+    Connection,
+    Deadlines,
+    ConnectionPool,
+    Credits,
+    ProducerCore,
+    Batcher,
+    Line,
+    OnewayPacing,
+    Recovery,
+    SingleFlight,
+    StopScope,
+)
 
 
 @pytest.fixture
 def tracked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Everything made during the test that holds a table."""
-    things: list[Any] = []
-    for kind in TRACKED:
-        monkeypatch.setattr(kind, "__init__", _noting(kind.__init__, things))
-    return things
-
-
-def _noting(init: Callable[..., None], things: list[Any]) -> Callable[..., None]:
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        things.append(self)
-
-    return noted
+    return made_of(TRACKED, monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -104,36 +108,40 @@ async def loop_errors(tracked: list[Any]) -> AsyncIterator[list[dict[str, Any]]]
     await until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("rmq_async")])
     left = [(thing, found) for thing in tracked if (found := leftovers(thing))]
     assert not left
-    assert not instance._instances
+    assert not registered()
     tracked.clear()
     gc.collect(1)  # a future that was dropped with its error inside speaks up now
     assert not errors
 
 
-def leftovers(thing: Any) -> list[str]:
+def leftovers(thing: Any) -> dict[str, Any]:
     """What should be empty or zero at the end, and is not."""
     match thing:
         case Connection():
-            names = ["pending", "is_open", "_held", "_held_control", "_held_oneways"]
+            held = " 0 held" not in repr(thing)
+            found = {"pending": thing.pending, "in flight": thing.requests.in_flight, "held": held, "open": thing.is_open}
         case Deadlines():
-            names = ["_timer"]
+            found = {"looks again": thing.at != -inf}  # else it has been stopped
         case ConnectionPool():
-            names = ["open", "_all", "_connecting", "_idle_timer"]
+            idle = repr(thing) == "<ConnectionPool 0 open, 0 connecting>"
+            found = {"busy": not idle, "connections": thing.connections, "timer": thing._idle_timer}
         case Credits():
-            names = ["taken", "taken_bytes", "waiting"]
-        case Sender():
-            names = ["calls"]
+            found = {"taken": thing.taken, "bytes": thing.taken_bytes, "waiting": thing.waiting}
+        case ProducerCore():
+            found = {"calls": thing.dispatch.calls}
         case Batcher():
-            names = ["requests", "_in_order", "_finding", "_timer"]
+            found = {"gathered": not gathers_nothing(thing), "timer": thing._timer}
         case Line():
-            names = ["places"]
+            found = {"places": thing.places}
         case Recovery():
-            names = ["_addresses", "_tasks"]
+            found = {"calls": len(thing), "addresses": not repr(thing).startswith("<Recovery of [],")}
         case OnewayPacing():
-            names = ["open"]
+            found = {"open": thing.open}
+        case SingleFlight() | StopScope():
+            found = {"waiting": len(thing)}
         case _:
-            names = ["_flights"]
-    return [f"{name}={value}" for name in names if (value := getattr(thing, name, None))]
+            raise AssertionError(f"{type(thing).__name__} is tracked, and what it may leave is not checked: {thing!r}")
+    return {name: value for name, value in found.items() if value}
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
 from rmq_protocol.constants import RequestCode, SerializeType
 from rmq_protocol.frame import FrameDecoder
-from rmq_protocol.headers import SendMessageRequestHeader, from_ext, send_header_v2, to_ext
+from rmq_protocol.headers import ReplyMessageRequestHeader, SendMessageRequestHeader, from_ext, send_header_v2, to_ext
 from rmq_protocol.message import MessageQueue
-from rmq_protocol.properties import decode_properties
+from rmq_protocol.properties import decode_properties, properties_text
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
 SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
@@ -141,15 +141,15 @@ class MostUnderWay:
 
     def __init__(self) -> None:
         self.most: Counter[MessageQueue] = Counter()
-        self._now: Counter[MessageQueue] = Counter()
+        self.now: Counter[MessageQueue] = Counter()
 
     def __call__(self, link: Link, sent: Sent) -> None:
-        self._now[sent.queue] += 1
-        self.most[sent.queue] = max(self.most[sent.queue], self._now[sent.queue])
-        asyncio.get_running_loop().call_later(0.002, self._answer, link, sent)
+        self.now[sent.queue] += 1
+        self.most[sent.queue] = max(self.most[sent.queue], self.now[sent.queue])
+        asyncio.get_running_loop().call_later(0.002, self.answer, link, sent)
 
-    def _answer(self, link: Link, sent: Sent) -> None:
-        self._now[sent.queue] -= 1
+    def answer(self, link: Link, sent: Sent) -> None:
+        self.now[sent.queue] -= 1
         stored(link, sent)
 
 
@@ -201,8 +201,8 @@ class Link(asyncio.Protocol):
         self.server = server
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._decoder = FrameDecoder()
-        self._replies: list[bytes] | None = None
+        self.decoder = FrameDecoder()
+        self.replies: list[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -211,15 +211,15 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.server.reads += 1
-        self._replies = []
-        for frame in self._decoder.feed(data):
+        self.replies = []
+        for frame in self.decoder.feed(data):
             command = decode_command(frame)
             if not command.is_response:
                 self.server.codes[command.code] += 1
                 if command.code not in SENDS:
                     self.server.control.append(command)
                 self.server.serve(self, command)
-        replies, self._replies = self._replies, None
+        replies, self.replies = self.replies, None
         if replies:
             self.write(b"".join(replies))
 
@@ -229,8 +229,8 @@ class Link(asyncio.Protocol):
         self.lost.set_result(None)
 
     def write(self, data: bytes) -> None:
-        if self._replies is not None:
-            self._replies.append(data)
+        if self.replies is not None:
+            self.replies.append(data)
         elif not self.transport.is_closing():
             self.transport.write(data)
 
@@ -259,7 +259,7 @@ class Server(ABC):
         self.codes: Counter[int] = Counter()
         self.control: list[RemotingCommand] = []
         """Requests that are no sends."""
-        self._listener: asyncio.Server | None = None
+        self.listener: asyncio.Server | None = None
 
     @property
     def address(self) -> str:
@@ -274,13 +274,13 @@ class Server(ABC):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        self._listener = await asyncio.get_running_loop().create_server(lambda: Link(self), sock=listener, backlog=1024)
+        self.listener = await asyncio.get_running_loop().create_server(lambda: Link(self), sock=listener, backlog=1024)
 
     async def stop(self) -> None:
         """As a killed process: the port is closed and every connection breaks."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
         links = list(self.links)
         for link in links:
             link.transport.abort()
@@ -299,7 +299,7 @@ class Broker(Server):
         self.unregistered: list[str] = []
         self.heartbeats = True
         """Whether heartbeats and unregistrations are answered."""
-        self._stored = 0
+        self.stored = 0
 
     def serve(self, link: Link, command: RemotingCommand) -> None:
         if command.code in SENDS:
@@ -317,12 +317,12 @@ class Broker(Server):
     def stored_fields(self, sent: Sent) -> dict[str, str | None]:
         """extFields of a good answer; a batch gets as many offset ids as it has messages."""
         count = len(sent.batch) if sent.code == RequestCode.SEND_BATCH_MESSAGE else 1
-        ids = [f"{self.port:016X}{self._stored + index:016X}" for index in range(count)]
-        self._stored += count
+        ids = [f"{self.port:016X}{self.stored + index:016X}" for index in range(count)]
+        self.stored += count
         return {
             "msgId": ",".join(ids),
             "queueId": sent.fields["e"],
-            "queueOffset": str(self._stored - count),
+            "queueOffset": str(self.stored - count),
             "MSG_REGION": "DefaultRegion",
             "TRACE_ON": "true",
         }
@@ -368,7 +368,7 @@ class Cluster:
     def __init__(self, brokers: int = 1, *, queues: int = 2) -> None:
         self.name_server = NameServer()
         self.brokers = [Broker(chr(ord("a") + index)) for index in range(brokers)]
-        self._queues = queues
+        self.queues = queues
 
     @property
     def namesrv(self) -> str:
@@ -393,7 +393,7 @@ class Cluster:
 
     def route(self, *brokers: Broker, queues: int | None = None, perm: int = 6) -> TopicRouteData:
         chosen = brokers or tuple(self.brokers)
-        count = self._queues if queues is None else queues
+        count = self.queues if queues is None else queues
         return TopicRouteData(
             tuple(QueueData(broker.name, count, count, perm) for broker in chosen),
             tuple(BrokerData(broker.name, {0: broker.address}, "c") for broker in chosen),
@@ -416,3 +416,18 @@ class Cluster:
     async def __aexit__(self, *_: object) -> None:
         for server in (*self.brokers, self.name_server):
             await server.stop()
+
+
+def push(link: Link, sent: Sent, **over: Any) -> None:
+    """The reply to a request, as its broker pushes it."""
+    properties = {"CORRELATION_ID": sent.properties["CORRELATION_ID"], "UNIQ_KEY": "reply"}
+    fields: dict[str, Any] = {
+        "producerGroup": "replier", "topic": "c_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0,
+        "sysFlag": 0, "bornTimestamp": 1, "flag": 7, "properties": properties_text(properties), "bornHost": "no host",
+        "storeHost": "127.0.0.1:10911", "storeTimestamp": 2, "body": b"reply",
+    }  # fmt: skip
+    fields |= over
+    body = fields.pop("body")
+    header = to_ext(ReplyMessageRequestHeader(**fields))
+    code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+    link.write(b"".join(encode_command(RemotingCommand(code=code, opaque=77, ext_fields={**header}, body=body))))

@@ -9,12 +9,16 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from rmq_async import ClientConfig, Message, MessageQueue, Producer, ProducerConfig
+from rmq_async import ClientConfig, Message, MessageQueue, Producer
 from rmq_async.client.route_table import TopicRoute
-from rmq_async.producer.avoidance import Avoidance
-from rmq_async.producer.lanes import Lane, LaneSettings
+from rmq_async.producer.batching.batcher import Batcher
+from rmq_async.producer.core import ProducerCore
+from rmq_async.producer.routing.avoidance import Avoidance
+from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
 from rmq_protocol.route import TopicRouteData
 
+from ..waiting import spin as spin
+from ..waiting import until as until
 from .peers import TOPIC, Cluster
 
 GRACE = 0.05
@@ -34,18 +38,28 @@ def producer(cluster: Cluster, group: str = "group", **options: Any) -> Producer
     return Producer(group, namesrv=cluster.namesrv, **options)
 
 
-async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
-    """Waits until the condition holds; fails when it does not come to hold."""
-    deadline = monotonic() + timeout
-    while not condition():
-        assert monotonic() < deadline, "what the test waits for did not happen"
-        await asyncio.sleep(0.001)
+# -- what a producer is made of
 
 
-async def spin(steps: int = 1) -> None:
-    """Lets the loop run that many iterations."""
-    for _ in range(steps):
-        await asyncio.sleep(0)
+def core_of(sender: Producer) -> ProducerCore:
+    """The one place where tests look behind the public face of a producer, for parts that only it makes and joins."""
+    return sender._sender
+
+
+def queue_places(batcher: Batcher) -> list[MessageQueue]:
+    """The queues for which it keeps a place where messages with an order gather."""
+    return [*batcher.fixed, *batcher._chosen]
+
+
+def gathers_nothing(batcher: Batcher) -> bool:
+    """Whether no message, place or request is left there, and no place of a topic counts a request."""
+    idle = repr(batcher) == "<Batcher 0 messages gathered, 0 requests in flight>"
+    return idle and not queue_places(batcher) and not any(any(each._under_way.values()) for each in batcher._in_turn.values())
+
+
+def tasks_named(name: str) -> list[asyncio.Task[Any]]:
+    """Tasks of this loop that are not done."""
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith(name)]
 
 
 # -- the ways to send that have a result
@@ -94,23 +108,23 @@ class Taken:
 
     def __init__(self) -> None:
         self.seconds = self.lag = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._tick()
+        self.loop = asyncio.get_running_loop()
+        self.tick()
 
-    def _tick(self) -> None:
-        self._due = monotonic() + 0.005
-        self._timer = self._loop.call_later(0.005, self._tock)
+    def tick(self) -> None:
+        self.due = monotonic() + 0.005
+        self.timer = self.loop.call_later(0.005, self.tock)
 
-    def _tock(self) -> None:
-        self._note()
-        self._tick()
+    def tock(self) -> None:
+        self.note()
+        self.tick()
 
-    def _note(self) -> None:
-        self.lag += max(0.0, monotonic() - self._due - 0.002)
+    def note(self) -> None:
+        self.lag += max(0.0, monotonic() - self.due - 0.002)
 
     def stop(self) -> None:
-        self._note()  # the machine may have stood still since the last tick
-        self._timer.cancel()
+        self.note()  # the machine may have stood still since the last tick
+        self.timer.cancel()
 
 
 @contextmanager
@@ -137,13 +151,13 @@ async def outcomes(*waits: Any) -> list[Any]:
     return await asyncio.gather(*waits, return_exceptions=True)
 
 
-def lane_of(queues_per_broker: list[str]) -> Lane:
+def lane_of(queues_per_broker: list[str]) -> TopicQueues:
     """A lane of topic "T" with no cluster behind it; "a:2" is a broker and its queues."""
     counts = {broker: int(count) for broker, _, count in (each.partition(":") for each in queues_per_broker)}
     publish = tuple(MessageQueue("T", broker, number) for broker, count in counts.items() for number in range(count))
     addresses = {broker: {0: "127.0.0.1:1"} for broker in counts}
     route = TopicRoute("T", TopicRouteData((), ()), publish, (), addresses, 1)
-    return Lane(route, LaneSettings("group", ProducerConfig(), ClientConfig(), 32))
+    return TopicQueues(route, HeaderSettings("group", ClientConfig(), 32))
 
 
 def is_available(faults: Avoidance[Any], broker: str, now: float) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from rmq_async import Producer, SendError, errors
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster, each, late, refuse, silent, stored
 from .support import Calls, message, messages, outcomes, producer, spin, until
 
@@ -77,7 +78,7 @@ async def test_a_coroutine_function_is_refused_at_the_call(cluster: Cluster) -> 
                 with pytest.raises(TypeError, match=name):
                     await sender.send_async(message(), **{name: bad})  # type: ignore[arg-type]
         assert cluster.received == before
-        assert sender._sender.credits.taken == 0
+        assert sender.health().unanswered == 0
 
 
 async def test_a_callback_that_raises_is_reported_and_harms_nobody(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
@@ -122,12 +123,12 @@ async def test_cancelling_frees_the_place_and_calls_back_at_once(cluster: Cluste
     cluster.a.answer = silent
     async with producer(cluster, timeout=0.3) as sender:
         future = await sender.send_async(message(), **calls.both)
-        connection = sender._sender.connections[cluster.a.address]
+        connection = (await client_of(sender)).pool.open[cluster.a.address]
         await until(lambda: connection.pending == 1)  # the heartbeat is answered
         assert future.cancel()
         assert [type(error) for error in calls.errors] == [asyncio.CancelledError]
         assert connection.pending == 0
-        assert sender._sender.credits.taken == 0
+        assert sender.health().unanswered == 0
         assert not future.cancel()
         with pytest.raises(asyncio.CancelledError):
             await future
@@ -162,7 +163,7 @@ async def test_cancelling_while_it_is_being_tried_again(cluster: Cluster) -> Non
             await spin(steps)
             future.cancel()
             await outcomes(future)
-            assert sender._sender.credits.taken == 0
+            assert sender.health().unanswered == 0
         assert [type(error) for error in calls.errors] == [asyncio.CancelledError], steps
 
 
@@ -180,7 +181,7 @@ async def test_a_retry_that_others_cancel_before_it_begins_ends_the_send(cluster
         retries()[0].cancel()
         await outcomes(future)
         assert future.cancelled()
-        assert sender._sender.credits.taken == 0
+        assert sender.health().unanswered == 0
     assert [type(error) for error in calls.errors] == [asyncio.CancelledError]
     assert len(cluster.sends) == 1
 
@@ -207,14 +208,14 @@ async def test_a_callback_may_cancel_the_futures_its_own_included(cluster: Clust
         assert calls.results == [first]
         assert [type(error) for error in others] == [asyncio.CancelledError] * 4
         assert calls.count == 5
-        assert (sender._sender.credits.taken, sender._sender.credits.taken_bytes) == (0, 0)
+        assert sender.health().unanswered == 0
         futures.clear()
         cluster.a.answer = each(refuse(13), silent)
         futures += [await sender.send_async(item, on_success=won, on_error=lost) for item in messages(5)]
         kinds = [type(error) for error in await outcomes(*futures)]
         assert kinds == [errors.MessageIllegalError] + [asyncio.CancelledError] * 4
         assert calls.count == 10
-        assert (sender._sender.credits.taken, sender._sender.credits.taken_bytes) == (0, 0)
+        assert sender.health().unanswered == 0
 
 
 async def test_a_callback_may_send(cluster: Cluster) -> None:
@@ -372,12 +373,11 @@ async def test_it_needs_no_one_to_await_it(cluster: Cluster) -> None:
 async def test_a_connection_that_closed_unnoticed_costs_an_asynchronous_send_no_credit(cluster: Cluster) -> None:
     async with producer(cluster, async_retries=0) as sender:
         await sender.send(message())
-        (connection,) = [each for each in sender._sender.connections.values() if each.address == cluster.a.address]
-        connection.is_open = False
+        connection = (await client_of(sender)).pool.open[cluster.a.address]
+        connection.requests.is_open = False
         accepted = await sender.send_async(message(), timeout=0.2)
         with pytest.raises(SendError) as caught:
             await accepted
         assert {type(attempt.error) for attempt in caught.value.attempts} == {errors.ConnectionLostError}
-        connection.is_open = True
-        credit = sender._sender.credits
-        assert (credit.taken, credit.taken_bytes) == (0, 0)
+        connection.requests.is_open = True
+        assert sender.health().unanswered == 0

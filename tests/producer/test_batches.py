@@ -141,7 +141,7 @@ def test_what_no_batch_may_hold_is_named_in_its_place(options: dict[str, Any]) -
 
 
 def test_what_is_no_message_or_no_limit() -> None:
-    with pytest.raises(TypeError, match="message 0 is no Message but bytes"):
+    with pytest.raises(TypeError, match="message 0 must be a Message, not bytes"):
         list(split_batches([b"x"]))  # type: ignore[list-item]
     for limit in (0, -1, 1.5, True, "1", None):
         with pytest.raises(ValueError, match="max_bytes"):
@@ -167,10 +167,9 @@ async def test_a_batch_with_callbacks(cluster: Cluster) -> None:
     calls = Calls()
     async with producer(cluster) as sender:
         future = await sender.send_batch_async(iter(messages(3)), **calls.both, queue=cluster.queue(queue_id=1))
-        assert sender._sender.credits.taken == 3
-        assert sender._sender.credits.taken_bytes == 18
+        assert sender.health().unanswered == 3
         result = await future
-        assert sender._sender.credits.taken == 0
+        assert sender.health().unanswered == 0
     assert calls.results == [result]
     assert not calls.errors
     assert (result.status, result.queue, result.attempts) == (SendStatus.SEND_OK, cluster.queue(queue_id=1), 1)
@@ -227,10 +226,10 @@ async def test_cancelling_frees_the_credits_of_all_its_messages(cluster: Cluster
         future.cancel()
         assert [type(error) for error in calls.errors] == [asyncio.CancelledError]
         second = await waiting
-        assert sender._sender.credits.taken == 2
+        assert sender.health().unanswered == 2
         second.cancel()
         await outcomes(future, second)
-        assert sender._sender.credits.taken == 0
+        assert sender.health().unanswered == 0
     assert calls.count == 1
 
 

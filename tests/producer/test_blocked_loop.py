@@ -15,6 +15,7 @@ import uvloop
 from rmq_async import Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster
 from .support import Taken, message, messages, outcomes, producer, spin, timed, until
 
@@ -52,7 +53,7 @@ async def test_seconds_during_sends_are_no_timeout() -> None:
             sends += [asyncio.ensure_future(sender.send_batch([item])) for item in messages(100)]
             sends += [await sender.send_async(item) for item in messages(400)]  # type: ignore[misc]
             await spin(3)
-            connections = sender._sender.connections
+            connections = (await client_of(sender)).pool.open
             await until(lambda: not any(each.buffered_bytes for each in connections.values()))  # all frames have left
             time.sleep(5.0 if isinstance(asyncio.get_running_loop(), uvloop.Loop) else 2.5)
             results = await asyncio.gather(*sends)

@@ -6,19 +6,25 @@ The server runs in another thread, which the counting does not see. Times would 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import sys
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from rmq_async import MessageQueue, Producer
+import rmq_async
+import rmq_protocol
+from rmq_async import Credentials, Hook, Message, MessageQueue, Producer, SendContext
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
 from ..calls import counted
 from .peers import TOPIC
 from .support import message, messages
 
+OURS = (os.path.dirname(rmq_async.__file__), os.path.dirname(rmq_protocol.__file__))
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 ROUNDS, SENDS = 3, 200
 LOOSE = 0.6
@@ -28,27 +34,63 @@ answered."""
 Way = Callable[[Producer], Awaitable[Any]]
 
 
+SHARDS = itertools.cycle([f"customer-{number}" for number in range(1000)])
+
+
+def real() -> Message:
+    """A message as services send it."""
+    return message(b"x" * 1024, tags="paid", keys="order-17", properties={"shop": "eu-west-1", "schema": "orders/3"})
+
+
 async def deferred(sender: Producer) -> None:
     await (await sender.send_async(message()))
 
 
 WAYS: dict[str, tuple[Way, float]] = {  # and the calls that it may take; a change that raises one says so in its commit message
     "send": (lambda sender: sender.send(message()), 9.2),
-    "send with tags and a key": (lambda sender: sender.send(message(tags="t", keys="k")), 35.2),
-    "send by key": (lambda sender: sender.send(message(), key=1), 56.2),
-    "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 53.2),
+    "send with tags and a key": (lambda sender: sender.send(message(tags="t", keys="k")), 12.2),
+    "send of a real message": (lambda sender: sender.send(real()), 13.2),
+    "send with a sharding key": (lambda sender: sender.send(message(sharding_key=next(SHARDS))), 29.2),
+    "send by key": (lambda sender: sender.send(message(), key=1), 40.2),
+    "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 38.2),
     "send_async": (deferred, 25.2),
     "send_oneway": (lambda sender: sender.send_oneway(message()), 8.2),
-    "send_batch of one": (lambda sender: sender.send_batch([message()]), 35.2),
-    "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 66.8),
+    "send_batch of one": (lambda sender: sender.send_batch([message()]), 31.2),
+    "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 62.7),
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+SIGNED: dict[str, tuple[Way, float]] = {
+    "signed send": (lambda sender: sender.send(message()), 11.2),
+    "signed send of a real message": (lambda sender: sender.send(real()), 13.2),
+}
+
+
+class Passing(Hook):
+    def before_send(self, context: SendContext) -> None:
+        pass
+
+    def after_send(self, context: SendContext) -> None:
+        pass
+
+
+WATCHED: dict[str, tuple[Way, float]] = {
+    "send with a hook": (lambda sender: sender.send(message()), 22.2),
+    "send with traces": (lambda sender: sender.send(message()), 32.2),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"credentials": Credentials("alice", "her secret")} for name in SIGNED},
+    "send with a hook": {"hooks": [Passing()]},
+    "send with traces": {"trace": True},
+}
+
+
+@pytest.mark.parametrize("name", [*WAYS, *SIGNED, *WATCHED])
 async def test_calls_of_one_message(name: str) -> None:
-    way, limit = WAYS[name]
+    way, limit = {**WAYS, **SIGNED, **WATCHED}[name]
+    options = OPTIONS.get(name, {})
     with ThreadedRocketMQ() as server:
-        async with Producer("group", namesrv=server.namesrv) as sender:
+        async with Producer("group", namesrv=server.namesrv, **options) as sender:
             figures = []
             for _ in range(ROUNDS):
                 for _ in range(20):
@@ -86,3 +128,33 @@ def test_the_counting_counts() -> None:
         message(tags="t")
         len("x")
     assert calls.count >= 2  # checks of a message that has more than a body
+
+
+async def test_send_with_tags_and_a_key_passes_few_files() -> None:
+    """The way of the message that services send: which files a maintainer reads to follow it, and how deep the calls nest."""
+    files: set[str] = set()
+    depths: list[int] = []
+
+    def is_ours(frame: FrameType) -> bool:
+        return frame.f_code.co_filename.startswith(OURS)
+
+    def seen(frame: FrameType | None, event: str, argument: object) -> None:
+        if event == "call" and frame is not None and is_ours(frame):
+            files.add(frame.f_code.co_filename)
+            depth = 0
+            while frame is not None:
+                depth += is_ours(frame)
+                frame = frame.f_back
+            depths.append(depth)
+
+    with ThreadedRocketMQ() as server:
+        async with Producer("group", namesrv=server.namesrv) as sender:
+            for _ in range(20):
+                await sender.send(message(tags="t", keys="k"))
+            item = message(tags="t", keys="k")
+            sys.setprofile(seen)
+            try:
+                await sender.send(item)
+            finally:
+                sys.setprofile(None)
+    assert (len(files) <= 8, max(depths) <= 6) == (True, True), (sorted(files), max(depths))

@@ -13,10 +13,10 @@ import pytest
 
 from rmq_async import SendError, SendStatus, errors
 from rmq_async.broker_answers import broker_error
-from rmq_async.producer.attempts import Attempts
+from rmq_async.producer.calls.attempts import Attempts
+from rmq_async.producer.calls.retry_policy import Step, Verdict, pause_before
 from rmq_async.producer.config import RETRY_CODES
-from rmq_async.producer.faults import Blame, FaultTable, blame
-from rmq_async.producer.policy import Step, Verdict, pause_before
+from rmq_async.producer.routing.fault_table import Blame, FaultTable, blame
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.reply import create_reply
 

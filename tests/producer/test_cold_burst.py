@@ -19,6 +19,8 @@ from ..holes import black_hole
 from .peers import TOPIC
 from .support import message, messages, outcomes, until
 
+pytestmark = pytest.mark.wall_clock
+
 
 async def test_waiting_sends_take_no_task_each() -> None:
     """To a broker that drops SYNs: no Task for any of them, also where the connect has failed and is tried again."""

@@ -11,6 +11,7 @@ from rmq_async import SendError, errors
 from rmq_protocol.route import BrokerData
 
 from ..holes import black_hole
+from ..instances import client_of
 from .peers import TOPIC, Broker, Cluster, cut, late, refuse, silent
 from .support import Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
@@ -32,7 +33,8 @@ async def test_a_refused_connection_is_an_attempt_and_another_broker_is_used(pai
 async def test_while_an_address_backs_off_others_are_used_at_once(pair: Cluster, send: Send) -> None:
     await pair.a.stop()
     async with producer(pair) as sender:
-        while not sender._sender or not sender._sender.pool.backing_off(pair.a.address):
+        pool = (await client_of(sender)).pool
+        while not pool.backing_off(pair.a.address):
             await send(sender)
         with timed(most=0.05):
             await asyncio.gather(*[send(sender) for _ in range(40)])
@@ -155,7 +157,7 @@ async def test_of_a_call_that_connects_nothing_is_left_when_it_is_cancelled() ->
                 for call in calls:
                     call.cancel()
                 assert {type(error) for error in await outcomes(*calls)} == {asyncio.CancelledError}
-                assert (sender._sender.credits.taken, sender._sender.oneway_credits.taken) == (0, 0)
+                assert sender.health().unanswered == 0
 
 
 async def test_a_thousand_first_sends_make_one_route_request_and_one_connection(cluster: Cluster) -> None:
@@ -215,7 +217,8 @@ async def test_a_broker_that_sends_clients_away_is_left_when_the_route_says_so(p
         results = await asyncio.gather(*[sender.send(item) for item in messages(4)])
         assert {result.queue.broker_name for result in results} == {"b"}
         await until(lambda: pair.name_server.asked.count(TOPIC) == 2)
-        await until(lambda: TOPIC not in sender._sender.lanes or len(sender._sender.lanes[TOPIC].brokers) == 1)
+        routes = (await client_of(sender)).routes
+        await until(lambda: {queue.broker_name for queue in routes.cached(TOPIC).publish_queues} == {"b"})
         results = await asyncio.gather(*[sender.send(item) for item in messages(8)])
         assert {result.attempts for result in results} == {1}
 

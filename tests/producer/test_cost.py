@@ -13,8 +13,11 @@ import pytest
 from rmq_async import Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 
+from ..instances import client_of
 from .peers import TOPIC
 from .support import message, until
+
+pytestmark = pytest.mark.wall_clock
 
 Way = Callable[[Producer], Awaitable[Any]]
 
@@ -94,7 +97,7 @@ async def test_at_64_in_flight_eight_messages_share_a_write(name: str) -> None:
     way = WAYS[name]
     async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv) as sender:
         await way(sender)
-        connection = sender._sender.connections[server.brokers["broker-a"]]
+        connection = (await client_of(sender)).pool.open[server.brokers["broker-a"]]
         before = connection.writes
 
         async def worker() -> None:
@@ -110,7 +113,7 @@ async def test_at_64_in_flight_eight_messages_share_a_write(name: str) -> None:
 async def test_a_burst_of_deferred_sends_leaves_in_few_writes() -> None:
     async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv) as sender:
         await sender.send(message())
-        connection = sender._sender.connections[server.brokers["broker-a"]]
+        connection = (await client_of(sender)).pool.open[server.brokers["broker-a"]]
         before = connection.writes
         futures = [await sender.send_async(message()) for _ in range(5000)]
         await asyncio.gather(*futures)
@@ -120,7 +123,7 @@ async def test_a_burst_of_deferred_sends_leaves_in_few_writes() -> None:
 async def test_one_way_sends_leave_in_few_writes() -> None:
     async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv) as sender:
         await sender.send(message())
-        connection = sender._sender.connections[server.brokers["broker-a"]]
+        connection = (await client_of(sender)).pool.open[server.brokers["broker-a"]]
         before = connection.writes
         for _ in range(5000):
             await sender.send_oneway(message())

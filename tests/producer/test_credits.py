@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_async import BackpressureError, ClientStateError
-from rmq_async.producer import credits as module
-from rmq_async.producer.credits import Credits, Epoch
+from rmq_async.producer.admission import credits as module
+from rmq_async.producer.admission.credits import Credits, Epoch
 
 from .support import GRACE, outcomes, seeded, spin, timed
 

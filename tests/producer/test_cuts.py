@@ -30,6 +30,7 @@ from rmq_protocol.command import RemotingCommand
 
 from ..cluster.history import Copy, copies
 from ..cuts import CutSends, Judge, Send, again, length_of, send_one, send_two
+from ..instances import client_of
 
 OFFSET_GROWS = 8
 """Bytes by which an answer may become longer while a test runs: it tells queue offsets in decimals."""
@@ -153,11 +154,11 @@ async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
             prefix = f"{way}-{times}-"
             counter = iter(range(2))
             length = await length_of(direction, lambda: send_one(producer, f"{prefix}{next(counter):04}-warm", "warm"))
-            assert producer._instance is not None
+            routes = (await client_of(producer)).routes
             step = LANES * (1 if times == 1 else 3)
             for at in range(number, length + 1, step):
                 name = f"{prefix}{at:04}"
-                await producer._instance.routes.look("T", TIMEOUT)  # connects anew
+                await routes.fetch("T", TIMEOUT)  # connects anew
                 direction.cut_after(at, reset=times == 2, times=times)
                 outcome = await judge.call(name, send_one(producer, f"{name}-cold", name))
                 direction.clear()

@@ -17,8 +17,9 @@ import rmq_async
 from rmq_async import Message, Producer, RocketMQError
 from rmq_async.errors import ClientStateError, RequestTimeoutError
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster, refuse, silent
-from .support import message, messages, outcomes, producer, until
+from .support import core_of, message, messages, outcomes, producer, tasks_named, until
 
 CALLS = 10
 PACKAGE = str(Path(rmq_async.__file__).parent)
@@ -130,7 +131,7 @@ async def test_failed_calls_leave_no_cycle(pair: Cluster, frozen: None, fault: s
         for name, way in ways(sender).items():
             async with no_cycle(f"{CALLS} calls of {name} that failed ({fault})"):
                 await asyncio.gather(*[failing(way, timeout, cancelled) for _ in range(CALLS)])
-                await until(lambda: sender._sender.credits.taken == 0)
+                await until(lambda: sender.health().unanswered == 0)
                 await asyncio.sleep(0.005)
 
 
@@ -174,11 +175,12 @@ async def for_brokers(sender: Producer, cluster: Cluster) -> None:
     await cluster.a.stop()
     for _ in range(2):
         call = asyncio.ensure_future(sender.send(message()))
-        await until(lambda: len(sender._sender.recovery))
+        await until(lambda: len(core_of(sender).recovery))
         call.cancel()
         await asyncio.wait([call])
-    await until(lambda: not sender._sender.recovery._tasks)
-    await until(lambda: not sender._sender.pool.connecting(cluster.a.address))
+    await until(lambda: not tasks_named("rmq_async recovery"))
+    pool = (await client_of(sender)).pool
+    await until(lambda: not pool.connecting(cluster.a.address))
 
 
 @pytest.mark.parametrize("wait", [for_credits, in_line, for_turns, for_selectors, for_late_selectors, for_brokers])

@@ -123,32 +123,32 @@ class Exiting(Hook):
     """Of which one method exits, once."""
 
     def __init__(self, program: Program, method: str) -> None:
-        self._program = program
-        self._method = method
+        self.program = program
+        self.method = method
         self.seen: list[str] = []
 
-    def _met(self, method: str) -> None:
+    def met(self, method: str) -> None:
         self.seen.append(method)
-        if method == self._method:
-            self._method = ""
-            self._program.exit()
+        if method == self.method:
+            self.method = ""
+            self.program.exit()
 
     def check_forbidden(self, context: Any) -> None:
-        self._met("check_forbidden")
+        self.met("check_forbidden")
 
     def before_send(self, context: Any) -> None:
-        self._met("before_send")
+        self.met("before_send")
 
     def after_send(self, context: Any) -> None:
-        self._met("after_send")
+        self.met("after_send")
 
     def before_request(self, address: str, command: Any) -> None:
         if command.code in (310, 320):
-            self._met("before_request")
+            self.met("before_request")
 
     def after_request(self, address: str, command: Any, response: Any, error: Any) -> None:
         if command.code in (310, 320):
-            self._met("after_request")
+            self.met("after_request")
 
 
 @lanes

@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from rmq_async import ConfigError, Producer, ProducerConfig, errors, select_best
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.producer.avoidance import KEPT, MOST_ITEMS
-from rmq_async.producer.failures import Failures
+from rmq_async.producer.routing.avoidance import KEPT, MOST_ITEMS
+from rmq_async.producer.routing.suspects import FailureTable
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster, cut, late, refuse, silent, stored
-from .support import Send, Taken, awaited, every_way, is_available, message, messages, outcomes, producer, timed, until
+from .support import Send, Taken, awaited, core_of, every_way, is_available, message, messages, outcomes, producer, timed, until
 
 TIMEOUT = 0.9
 """Seconds of a call: a first attempt has 0.3 of them while another broker is left."""
@@ -179,7 +180,7 @@ async def test_nothing_is_avoided_with_false(pair: Cluster) -> None:
     assert len(pair.a.sends) >= 5  # every second one, but for those that a retry takes the turn of
 
 
-@pytest.mark.parametrize("value", ["on", "Failures", None, 1, 0, ("failures",)])
+@pytest.mark.parametrize("value", ["on", "FailureTable", None, 1, 0, ("failures",)])
 def test_unknown_value_is_a_config_error(value: Any) -> None:
     with pytest.raises(ConfigError, match="latency_fault must be"):
         ProducerConfig(latency_fault=value)
@@ -233,12 +234,14 @@ async def test_one_way_probe_is_ordinary_request(pair: Cluster, window: int) -> 
             while True:
                 await sender.send_oneway(message())
         await pair.a.start()
-        await sender._sender.pool.connect(pair.a.address, 1.0)
+        await (await client_of(sender)).pool.connect(pair.a.address, 1.0)
         while not pair.a.sends:
             await sender.send_oneway(message())
             await asyncio.sleep(0.01)
         assert [sent.oneway for sent in pair.a.sends] == [False]
-        await until(lambda: not sender._sender.faults.items)
+        faults = core_of(sender).faults
+        assert faults is not None
+        await until(lambda: not faults.items)
         before = len(pair.a.sends)
         for item in messages(20):
             await sender.send_oneway(item)
@@ -338,7 +341,7 @@ LATE = errors.RequestTimeoutError("late", maybe_stored=True)
 
 
 def test_failures_of_one_freeze_are_one() -> None:
-    failures = Failures()
+    failures = FailureTable()
     for step in range(200):  # under way when it froze; each timed out after a second
         failures.failed("a", LATE, 1.0, T + step / 200)
     assert not is_available(failures, "a", T + 1.99)
@@ -346,7 +349,7 @@ def test_failures_of_one_freeze_are_one() -> None:
 
 
 def test_wait_doubles_up_to_its_limit() -> None:
-    failures, now, waits = Failures(), T, []
+    failures, now, waits = FailureTable(), T, []
     for _ in range(8):
         failures.failed("a", LATE, 0.5, now)
         waits.append(failures.items["a"].available_from - now)
@@ -357,7 +360,7 @@ def test_wait_doubles_up_to_its_limit() -> None:
 
 
 def test_call_without_time_blames_no_broker() -> None:
-    failures = Failures()
+    failures = FailureTable()
     failures.failed("a", LATE, 0.04, T)
     failures.failed("a", asyncio.CancelledError(), 3.0, T)
     failures.failed("a", errors.ServiceNotAvailableError("no"), 3.0, T)
@@ -367,7 +370,7 @@ def test_call_without_time_blames_no_broker() -> None:
 
 
 def test_success_begun_before_the_failure_clears_nothing() -> None:
-    failures = Failures()
+    failures = FailureTable()
     failures.failed("a", LOST, 0.1, T)
     failures.succeeded("a", 0.2, T + 0.1)
     assert failures.avoided({"a", "b"}, T + 0.1) == {"a"}
@@ -377,7 +380,7 @@ def test_success_begun_before_the_failure_clears_nothing() -> None:
 
 def test_trial_ends_by_itself() -> None:
     busy = {"a"}
-    failures = Failures(busy.__contains__)
+    failures = FailureTable(busy.__contains__)
     failures.failed("a", LOST, 0.1, T)
     brokers = frozenset("ab")
     assert failures.best(brokers, T + 1.0) == {"b"}  # an attempt is under way
@@ -389,7 +392,7 @@ def test_trial_ends_by_itself() -> None:
 
 
 def test_table_is_bounded_and_forgets() -> None:
-    failures = Failures()
+    failures = FailureTable()
     for number in range(MOST_ITEMS + 10):
         failures.failed(f"broker-{number}", LOST, 0.1, T)
     assert len(failures.items) == MOST_ITEMS

@@ -8,8 +8,8 @@ import pytest
 
 from rmq_async import FaultTable, errors
 from rmq_async.broker_answers import broker_error
-from rmq_async.producer.avoidance import MOST_ITEMS
-from rmq_async.producer.faults import Blame, Faults, GivenUpError, blame
+from rmq_async.producer.routing.avoidance import MOST_ITEMS
+from rmq_async.producer.routing.fault_table import Blame, GivenUpError, LatencyTable, blame
 from rmq_protocol.constants import ResponseCode
 
 from .support import is_available
@@ -19,20 +19,20 @@ T = 1000.0
 """Where the clock stands when a test begins."""
 
 
-def failed(faults: Faults, broker: str, now: float = T, *, reachable: bool = False, latency: float = 1.0) -> None:
+def failed(faults: LatencyTable, broker: str, now: float = T, *, reachable: bool = False, latency: float = 1.0) -> None:
     faults.update(broker, latency, isolated=True, reachable=reachable, now=now)
 
 
-def succeeded(faults: Faults, broker: str, now: float, latency: float = 0.001) -> None:
+def succeeded(faults: LatencyTable, broker: str, now: float, latency: float = 0.001) -> None:
     faults.update(broker, latency, isolated=False, reachable=True, now=now)
 
 
-def best(faults: Faults, brokers: str, now: float) -> str:
+def best(faults: LatencyTable, brokers: str, now: float) -> str:
     return "".join(sorted(faults.best(frozenset(brokers), now)))
 
 
 def test_nobody_is_suspected_at_first() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     brokers = frozenset("ab")
     assert faults.best(brokers, T) is brokers
     assert all([is_available(faults, "a", T), faults.reachable("a", T), faults.usable("a", T)])
@@ -44,7 +44,7 @@ def test_nobody_is_suspected_at_first() -> None:
     ("table", "seconds"), [(V5, 10.0), (V4, 600.0), (FaultTable((0.1, 5.0), (1.0, 7.0), isolation=5.0), 7.0)]
 )
 def test_a_failed_broker_is_left_alone_and_that_ends_by_itself(table: FaultTable, seconds: float) -> None:
-    faults = Faults(table)
+    faults = LatencyTable(table)
     failed(faults, "a")
     assert not is_available(faults, "a", T + seconds - 0.01)
     assert not faults.reachable("a", T + seconds - 0.01)
@@ -56,7 +56,7 @@ def test_a_failed_broker_is_left_alone_and_that_ends_by_itself(table: FaultTable
 
 @pytest.mark.parametrize(("latency", "seconds"), [(0.549, 0.0), (0.55, 2.0), (1.8, 5.0), (3.0, 6.0), (5.0, 10.0), (20.0, 30.0)])
 def test_a_slow_broker_is_left_alone_for_as_long_as_the_table_says(latency: float, seconds: float) -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     succeeded(faults, "a", T, latency)
     assert len(faults.items) == (seconds > 0)
     assert faults.reachable("a", T)
@@ -65,7 +65,7 @@ def test_a_slow_broker_is_left_alone_for_as_long_as_the_table_says(latency: floa
 
 
 def test_a_shorter_time_does_not_cut_a_longer_one_short() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     failed(faults, "a")
     succeeded(faults, "a", T + 1, latency=0.6)
     assert not is_available(faults, "a", T + 9.9)
@@ -75,7 +75,7 @@ def test_a_shorter_time_does_not_cut_a_longer_one_short() -> None:
 
 
 def test_a_quick_success_that_began_after_the_fault_clears_the_broker() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     failed(faults, "a")
     succeeded(faults, "a", T + 0.1, latency=0.2)  # it was under way when the other one failed
     assert not is_available(faults, "a", T + 0.1)
@@ -86,7 +86,7 @@ def test_a_quick_success_that_began_after_the_fault_clears_the_broker() -> None:
 
 
 def test_a_broker_that_answers_is_preferred_to_one_that_does_not_while_both_are_left_alone() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     failed(faults, "a", reachable=False)
     failed(faults, "b", reachable=True)
     assert best(faults, "ab", T + 1) == "b"
@@ -98,7 +98,7 @@ def test_a_broker_that_answers_is_preferred_to_one_that_does_not_while_both_are_
 
 def test_after_its_time_a_broker_gets_one_attempt_until_that_succeeds() -> None:
     under_way: set[str] = set()
-    faults = Faults(V5, under_way.__contains__)
+    faults = LatencyTable(V5, under_way.__contains__)
     failed(faults, "a")
     assert best(faults, "ab", T + 10) == "ab"
     under_way.update("ab")
@@ -112,7 +112,7 @@ def test_after_its_time_a_broker_gets_one_attempt_until_that_succeeds() -> None:
 
 
 def test_an_attempt_that_stays_unanswered_speaks_against_its_broker_before_it_fails() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     faults.late = frozenset("a")
     assert best(faults, "ab", T) == "b"
     assert best(faults, "a", T) == "a"
@@ -122,7 +122,7 @@ def test_an_attempt_that_stays_unanswered_speaks_against_its_broker_before_it_fa
 
 
 def test_whatever_is_learnt_counts_as_a_new_version() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     versions = [faults.version]
     succeeded(faults, "a", T)
     assert faults.version == versions[0]  # nothing new
@@ -138,14 +138,14 @@ def test_whatever_is_learnt_counts_as_a_new_version() -> None:
 
 
 def test_a_table_that_never_isolates() -> None:
-    faults = Faults(FaultTable((0.1,), (0.0,)), lambda broker: True)
+    faults = LatencyTable(FaultTable((0.1,), (0.0,)), lambda broker: True)
     failed(faults, "a")
     assert best(faults, "ab", T + 1000) == "b"  # on trial, with an attempt under way
     assert faults.patience == float("inf")
 
 
 def test_with_pick_one_at_least_the_better_half_is_left_to_choose_from() -> None:
-    faults = Faults(V4)
+    faults = LatencyTable(V4)
     failed(faults, "a", T, latency=3.0)
     failed(faults, "b", T, latency=1.0)
     assert best(faults, "abc", T + 1) == "c"
@@ -158,7 +158,7 @@ def test_with_pick_one_at_least_the_better_half_is_left_to_choose_from() -> None
 
 
 def test_outcomes_of_attempts() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     faults.succeeded("a", 0.5, T)
     faults.failed("b", errors.MessageIllegalError("too large"), 0.6, T)
     faults.failed("c", GivenUpError("late"), 0.6, T)
@@ -170,7 +170,7 @@ def test_outcomes_of_attempts() -> None:
 
 
 def test_brokers_without_queues_are_forgotten() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     for broker in "abc":
         failed(faults, broker)
     faults.keep({"a"}.__contains__)
@@ -179,7 +179,7 @@ def test_brokers_without_queues_are_forgotten() -> None:
 
 
 def test_the_table_is_bounded() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     for number in range(MOST_ITEMS + 10):
         failed(faults, f"b{number}")
     assert len(faults.items) == MOST_ITEMS
@@ -188,7 +188,7 @@ def test_the_table_is_bounded() -> None:
 
 
 def test_the_detector_asks_those_that_did_not_answer() -> None:
-    faults = Faults(V5)
+    faults = LatencyTable(V5)
     failed(faults, "a", reachable=False)
     failed(faults, "b", reachable=True)
     succeeded(faults, "c", T, latency=1.0)

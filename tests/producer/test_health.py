@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,10 @@ from rmq_async import BrokerHealth, Message, Problem, Producer, ProducerHealth, 
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import FaultProxy, ScriptedPeer
 from rmq_async.testing.scripted import routes_to
+
+from ..waiting import until
+
+pytestmark = pytest.mark.wall_clock
 
 TOPIC = "HealthTopic"
 SILENT_AFTER = 0.3
@@ -32,12 +36,6 @@ def item(body: bytes = b"x", topic: str = TOPIC) -> Message:
 
 def codes(producer: Producer) -> list[tuple[str, str | None]]:
     return [(problem.code, problem.broker) for problem in producer.health().problems]
-
-
-async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,7 +15,9 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import decode_heartbeat
 
-from .peers import TOPIC, Broker, Cluster, Link, Server, refuse, reset
+from ..instances import client_of
+from .peers import TOPIC, Cluster, refuse, reset
+from .second_ports import with_second_ports
 from .support import message, producer, until
 
 Way = Callable[[Producer, Message], Awaitable[Any]]
@@ -188,44 +188,6 @@ def test_counters_are_for_retry_topics_and_numbers_only() -> None:
 # -- the second port
 
 
-class SecondPort(Server):
-    """Two below the broker's first; sends that come this way are answered as the broker answers."""
-
-    def __init__(self, broker: Broker) -> None:
-        super().__init__()
-        self.broker = broker
-        self.port = broker.port - 2
-
-    def serve(self, link: Link, command: RemotingCommand) -> None:
-        self.broker.serve(link, command)
-
-
-@asynccontextmanager
-async def with_second_ports(count: int) -> AsyncIterator[tuple[Cluster, list[SecondPort]]]:
-    async with Cluster(count) as cluster:
-        ports: list[SecondPort] = []
-        for broker in cluster.brokers:
-            while True:
-                second = SecondPort(broker)
-                try:
-                    await second.start()
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE:
-                        raise
-                    await broker.stop()  # somebody has that port: both try elsewhere
-                    broker.port = 0
-                    await broker.start()
-                else:
-                    ports.append(second)
-                    break
-        cluster.name_server.routes[TOPIC] = cluster.route()
-        try:
-            yield cluster, ports
-        finally:
-            for second in ports:
-                await second.stop()
-
-
 def test_the_second_port_is_two_below_the_first() -> None:
     assert vip_address("10.0.0.1:10911") == "10.0.0.1:10909"
     assert vip_address("[::1]:10911") == "[::1]:10909"
@@ -265,21 +227,18 @@ async def test_a_new_route_leads_to_a_second_port_too() -> None:
         async with producer(cluster, vip_channel=True) as sender:
             assert (await sender.send(message())).queue.broker_name == "a"
             cluster.name_server.routes[TOPIC] = cluster.route(cluster.b)
-            assert sender._instance is not None
-            await sender._instance.routes.refresh(TOPIC)
+            await (await client_of(sender)).routes.refresh(TOPIC)
             assert (await sender.send(message())).queue.broker_name == "b"
         assert [second.codes[RequestCode.SEND_MESSAGE_V2] for second in seconds] == [1, 1]
 
 
-async def test_a_second_port_that_breaks_makes_the_routes_be_asked_for() -> None:
-    async with with_second_ports(1) as (cluster, _), producer(cluster, vip_channel=True, retries=0) as sender:
-        await sender.send(message())
-        asked = len(cluster.name_server.asked)
-        cluster.a.answer = reset
-        with pytest.raises(ConnectionLostError):
-            await sender.send(message(), queue=cluster.queue())
-        await asyncio.sleep(0)
-        routes = sender._instance.routes if sender._instance is not None else None
-        assert routes is not None
-        assert routes._sweep is not None
-        await until(lambda: len(cluster.name_server.asked) > asked)
+async def test_lost_second_port_refreshes_all_routes() -> None:
+    async with with_second_ports(1) as (cluster, _):
+        cluster.name_server.routes["other"] = cluster.route()
+        async with producer(cluster, vip_channel=True, retries=0, topics=["other"]) as sender:
+            await sender.send(message())
+            asked = cluster.name_server.asked.count("other")
+            cluster.a.answer = reset
+            with pytest.raises(ConnectionLostError):
+                await sender.send(message(), queue=cluster.queue())
+            await until(lambda: cluster.name_server.asked.count("other") > asked)  # all routes, not only that of the send

@@ -16,13 +16,12 @@ import pytest
 from rmq_async import Admin, PullConsumer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.transport import Threads
-from rmq_async.transport.threads import MOST
+from rmq_async.transport.threads import MAX_THREADS
 from rmq_protocol.compression import CompressionType, compress
 from rmq_protocol.constants import SysFlag
 
-from .peers import TOPIC, Cluster, Link, Sent, stored
+from .peers import TOPIC, Cluster, Link, Sent, push, stored
 from .support import message, outcomes, producer, timed, until
-from .test_requests import push
 
 LARGE = b"much of the same " * 10_000
 """170 KB, which compress to little: in a thread, and small when it is there."""
@@ -51,8 +50,8 @@ def full_default_executor() -> Iterator[None]:
 async def full_threads() -> AsyncIterator[None]:
     """The library's own are all at work."""
     over, threads = threading.Event(), Threads()
-    work = [asyncio.ensure_future(threads.run(over.wait, float("inf"))) for _ in range(MOST)]
-    await until(lambda: len(ours()) == min(MOST, os.cpu_count() or 1))
+    work = [asyncio.ensure_future(threads.run(over.wait, float("inf"))) for _ in range(MAX_THREADS)]
+    await until(lambda: len(ours()) == min(MAX_THREADS, os.cpu_count() or 1))
     try:
         yield
     finally:
@@ -96,7 +95,7 @@ async def test_sends_end_while_threads_are_busy(cluster: Cluster) -> None:
         assert f"topic {TOPIC}" in str(results[0])
         await asyncio.sleep(0.1)  # the threads are free: what they begin now would be sent
         assert len(cluster.sends) == 1
-        assert sender._sender.credits.taken == sender._sender.oneway_credits.taken == 0
+        assert sender.health().unanswered == 0
 
 
 async def test_stop_ends_waits_for_threads(cluster: Cluster) -> None:
@@ -189,8 +188,8 @@ async def test_threads_end_with_last_client(cluster: Cluster) -> None:
     async with producer(cluster, "one") as one:
         async with producer(cluster, "two", instance_name="another") as two:
             assert not ours()
-            await asyncio.gather(*[sender.send(message(LARGE)) for sender in (one, two) for _ in range(2 * MOST)])
-            assert 0 < len(ours()) <= min(MOST, os.cpu_count() or 1)
+            await asyncio.gather(*[sender.send(message(LARGE)) for sender in (one, two) for _ in range(2 * MAX_THREADS)])
+            assert 0 < len(ours()) <= min(MAX_THREADS, os.cpu_count() or 1)
         await one.send(message(LARGE))
     await until(lambda: not ours(), 1.0)
 

@@ -13,6 +13,7 @@ from rmq_async import ClientConfig, Producer, ProducerConfig, errors
 from rmq_async.client.instance import _instances
 from rmq_async.embedded import EmbeddedRocketMQ
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster, late, silent
 from .support import Calls, Send, every_way, message, messages, outcomes, producer, spin, timed, until
 
@@ -365,8 +366,7 @@ async def test_a_started_producer_that_is_dropped_warns(cluster: Cluster) -> Non
     sender: Producer | None = producer(cluster)
     assert sender is not None
     await sender.start()
-    instance = sender._instance
-    assert instance is not None
+    instance = await client_of(sender)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         sender = None

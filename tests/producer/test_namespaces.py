@@ -27,6 +27,7 @@ from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.errors import GroupNotOnlineError, OffsetRangeError, QueryNotFoundError
 from rmq_protocol.constants import RequestCode
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster
 from .support import messages, producer, until
 
@@ -245,8 +246,7 @@ async def test_a_changed_route_reaches_a_topic_that_is_known_without_its_namespa
         for topic in (TOPIC, WIRE):
             assert (await sender.send(Message(topic, b"x"))).queue.broker_name == "a"
         pair.name_server.routes[WIRE] = pair.route(pair.b)
-        assert sender._instance is not None
-        await sender._instance.routes.refresh(WIRE)
+        await (await client_of(sender)).routes.refresh(WIRE)
         for topic in (TOPIC, WIRE):
             queue = (await sender.send(Message(topic, b"x"))).queue
             assert (queue.topic, queue.broker_name) == (TOPIC, "b")

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from rmq_async import Message, MessageQueue, Producer, errors
-from rmq_async.producer import order, ordered
-from rmq_async.producer.oneway import pacing_of
+from rmq_async.producer.admission import ordering as order
+from rmq_async.producer.oneway.pacing import pacing_of
 from rmq_async.transport import Connection
 
+from ..instances import client_of
 from .peers import TOPIC, Broker, Cluster, each, late, refuse, silent, stored
-from .support import message, messages, outcomes, producer, seeded, spin, timed, until
+from .support import core_of, message, messages, outcomes, producer, seeded, spin, timed, until
 
 Way = Callable[[Producer, Message], Awaitable[Any]]
 
@@ -112,12 +113,13 @@ async def test_order_holds_when_the_connection_is_made_anew(cluster: Cluster) ->
     items = messages(200)
     async with producer(cluster) as sender:
         await by_key(sender, message())
+        pool = (await client_of(sender)).pool
         for link in list(cluster.a.links):
             link.transport.abort()
-        await until(lambda: not sender._sender.connections.get(cluster.a.address))
+        await until(lambda: not pool.get(cluster.a.address))
         cluster.a.sends.clear()
         early = [asyncio.ensure_future(by_key(sender, item)) for item in items[:100]]
-        while sender._sender.connections.get(cluster.a.address) is None:
+        while pool.get(cluster.a.address) is None:
             await asyncio.sleep(0)
         later = [asyncio.ensure_future(asynchronously(sender, item)) for item in items[100:]]
         await asyncio.gather(*early, *later)
@@ -198,7 +200,7 @@ async def test_whoever_joins_or_leaves_a_line_it_is_the_turn_of_the_first(monkey
 
 
 async def test_lines_of_topics_nobody_has_are_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordered, "LINES_KEPT", 8, raising=False)
+    monkeypatch.setattr(order, "LINES_KEPT", 8)
     tell = cluster.name_server.tell
     asked: list[Any] = []
     cluster.name_server.answer = lambda link, command: (
@@ -211,7 +213,7 @@ async def test_lines_of_topics_nobody_has_are_not_kept(cluster: Cluster, monkeyp
         for number in range(30):
             with pytest.raises(errors.TopicNotFoundError):
                 await sender.send(message(topic=f"unknown{number}"), key=number)
-        assert len(sender._sender.ordered._lines) <= 8
+        assert len(core_of(sender).admission.lines.by_topic) <= 8
         late_ones = [asyncio.ensure_future(by_key(sender, item)) for item in items[3:]]
         await spin(2)
         cluster.name_server.answer = None
@@ -347,7 +349,7 @@ async def test_a_keyed_send_that_waits_in_line_is_not_late_for_a_blocked_loop(cl
 async def with_full_windows(sender: Producer, cluster: Cluster, size: int) -> Connection:
     """The connection to the broker, once the windows of its one-way messages, which begin small, have grown to ``size``."""
     await sender.send(message(b"warm"))
-    connection = sender._sender.connections[cluster.a.address]
+    connection = (await client_of(sender)).pool.open[cluster.a.address]
     for _ in range(100):
         for _ in range(size):
             await sender.send_oneway(message(b"warm"))
@@ -368,7 +370,9 @@ async def test_order_holds_while_the_broker_does_not_read(cluster: Cluster, way:
         warm = len(cluster.sends)
         link.transport.pause_reading()
         calls = [asyncio.ensure_future(way(sender, item)) for item in items]
-        await until(lambda: connection._held or way is mixed)  # of which one request is under way, all others wait for it
+        await until(
+            lambda: " 0 held" not in repr(connection) or way is mixed
+        )  # of which one request is under way, all others wait for it
         await asyncio.sleep(0.02)
         link.transport.resume_reading()
         await asyncio.gather(*calls)
@@ -395,7 +399,7 @@ async def test_what_is_held_when_the_connection_breaks_gives_its_credits_back(cl
         link.transport.pause_reading()
         for _ in range(60):
             await sender.send_oneway(message(b"x" * 200_000))
-        assert sender._sender.oneway_credits.taken > 0
+        assert sender.health().unanswered > 0
         link.transport.abort()
         await sender.flush(2.0)
-        assert sender._sender.oneway_credits.taken == 0
+        assert sender.health().unanswered == 0

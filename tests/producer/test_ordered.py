@@ -29,7 +29,7 @@ from rmq_async.errors import ForbiddenError
 from rmq_protocol.constants import RequestCode
 
 from .peers import TOPIC, Cluster, Link, MostUnderWay, Sent, each, late, refuse, silent, stored
-from .support import message, messages, outcomes, producer, seeded, spin, timed, until
+from .support import core_of, message, messages, outcomes, producer, queue_places, seeded, spin, timed, until
 
 SENDS = 240
 KEYS = 4
@@ -409,9 +409,9 @@ async def test_trace_has_a_record_for_each_message() -> None:
 async def test_queues_that_are_idle_are_forgotten(cluster: Cluster) -> None:
     async with producer(cluster, batching=Batching(), topics=[TOPIC]) as sender:
         await asyncio.gather(*[sender.send(message(), queue=cluster.queue(queue_id=number)) for number in range(2000)])
-        assert not sender._sender.batcher._in_order
+        assert not queue_places(core_of(sender).batcher)
         await sender.send_oneway(message(), queue=cluster.queue())
-        assert not sender._sender.batcher._in_order
+        assert not queue_places(core_of(sender).batcher)
 
 
 async def test_batches_of_waiting_sends_are_bounded(cluster: Cluster) -> None:

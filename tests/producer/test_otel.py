@@ -29,21 +29,21 @@ class Telemetry:
     """What the hook reports, in memory."""
 
     def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        self._reader = InMemoryMetricReader()
+        self.exporter = InMemorySpanExporter()
+        self.reader = InMemoryMetricReader()
         provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = provider.get_tracer("test")
-        self.meters = MeterProvider(metric_readers=[self._reader])
+        self.meters = MeterProvider(metric_readers=[self.reader])
         self.hook = OpenTelemetryHook(provider, self.meters)
 
     @property
     def spans(self) -> list[ReadableSpan]:
         """Of sends, in the order in which they ended."""
-        return [span for span in self._exporter.get_finished_spans() if span.name == f"send {TOPIC}"]
+        return [span for span in self.exporter.get_finished_spans() if span.name == f"send {TOPIC}"]
 
     def points(self, name: str) -> list[Any]:
-        data = self._reader.get_metrics_data()
+        data = self.reader.get_metrics_data()
         assert data is not None
         found = [metric for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics]
         return [point for metric in found if metric.name == name for point in metric.data.data_points]

@@ -8,9 +8,8 @@ import pytest
 
 from rmq_async import errors
 from rmq_async.broker_answers import broker_error
-from rmq_async.producer.attempts import FIRST_KEPT, NEWEST_KEPT, Attempts
-from rmq_async.producer.config import RETRY_CODES
-from rmq_async.producer.policy import (
+from rmq_async.producer.calls.attempts import FIRST_KEPT, NEWEST_KEPT, Attempts
+from rmq_async.producer.calls.retry_policy import (
     Brokers,
     Rules,
     Step,
@@ -21,6 +20,7 @@ from rmq_async.producer.policy import (
     next_step,
     pause_before,
 )
+from rmq_async.producer.config import RETRY_CODES
 from rmq_protocol.constants import ResponseCode
 
 OOPS = broker_error(1, "oops")

@@ -67,7 +67,7 @@ async def test_a_topic_that_is_missing_is_one_warning(cluster: Cluster, caplog: 
                 await sender.send(message(topic="missing"))
             await sender.send(message())
     [record] = [record for record in caplog.records if record.name == LOG]
-    assert "topic missing, which was to be ready at the start: topic missing not found" in record.getMessage()
+    assert "topic missing is not ready at the start: topic missing not found" in record.getMessage()
 
 
 async def test_a_broker_that_is_gone_is_one_warning(pair: Cluster, caplog: pytest.LogCaptureFixture) -> None:

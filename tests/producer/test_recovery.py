@@ -11,11 +11,11 @@ import pytest
 
 from rmq_async import Producer, SendError
 from rmq_async.errors import ConnectError
-from rmq_async.producer.recovery import FIRST_GO
+from rmq_async.producer.calls.recovery import FIRST_GO
 from rmq_async.transport import Connection, ConnectionPool
 
 from .peers import Cluster, late, silent
-from .support import message, messages, outcomes, producer, until
+from .support import core_of, message, messages, outcomes, producer, until
 
 
 @asynccontextmanager
@@ -25,7 +25,7 @@ async def calls_behind(sender: Producer, cluster: Cluster, count: int) -> AsyncI
     await cluster.a.stop()
     calls = [asyncio.ensure_future(sender.send(item)) for item in messages(count)]
     try:
-        await until(lambda: len(sender._sender.recovery) == count)
+        await until(lambda: len(core_of(sender).recovery) == count)
         yield calls
     finally:
         for call in calls:
@@ -57,7 +57,7 @@ async def test_waiting_call_without_turn_says_so(cluster: Cluster) -> None:
     """The broker is connected to, and silent: the calls that go first are not answered, so that the next one gets no turn."""
     async with producer(cluster, timeout=60.0, stop_timeout=0.0) as sender, calls_behind(sender, cluster, FIRST_GO):
         last = asyncio.ensure_future(sender.send(message(b"last"), timeout=0.8))
-        await until(lambda: len(sender._sender.recovery) == FIRST_GO + 1)
+        await until(lambda: len(core_of(sender).recovery) == FIRST_GO + 1)
         cluster.a.answer = silent
         cluster.a.sends.clear()
         await cluster.a.start()
@@ -73,10 +73,10 @@ async def test_waiting_calls_survive_unexpected_error(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, loop_errors: list[dict[str, Any]]
 ) -> None:
     """Connecting fails once by something that is no failure of a connection: it is reported, and connecting goes on."""
-    connect = ConnectionPool._open_at
+    connect = ConnectionPool.connect
     failed = False
 
-    async def open_at(pool: ConnectionPool, address: str, *args: Any) -> Connection:
+    async def failing_once(pool: ConnectionPool, address: str, *args: Any) -> Connection:
         nonlocal failed
         if address == cluster.a.address and not failed:
             failed = True
@@ -84,7 +84,7 @@ async def test_waiting_calls_survive_unexpected_error(
         return await connect(pool, address, *args)
 
     async with producer(cluster, timeout=60.0) as sender, calls_behind(sender, cluster, 2) as waiting:
-        monkeypatch.setattr(ConnectionPool, "_open_at", open_at)
+        monkeypatch.setattr(ConnectionPool, "connect", failing_once)
         await until(lambda: failed)
         await cluster.a.start()
         await until(lambda: all(call.done() for call in waiting), 10.0)

@@ -13,16 +13,17 @@ import pytest
 from rmq_async import Message, MessageExt, MessageQueue, Producer, errors
 from rmq_async.client.reply_table import ReplyTable
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.producer.requests import MOST_CLUSTERS
-from rmq_async.transport import CloseReason, Connection
-from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_async.producer.request_reply import MOST_CLUSTERS
+from rmq_async.transport import CloseReason, Connection, ConnectionSettings
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import PropertyName, RequestCode, SysFlag
 from rmq_protocol.headers import ReplyMessageRequestHeader, to_ext
 from rmq_protocol.properties import properties_text
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
-from .peers import TOPIC, Broker, Cluster, Link, Sent, refuse, silent, stored
-from .support import message, outcomes, producer, timed, until
+from ..instances import client_of
+from .peers import TOPIC, Broker, Cluster, Link, Sent, push, refuse, silent, stored
+from .support import core_of, message, outcomes, producer, timed, until
 
 REPLIES = "DefaultCluster_REPLY_TOPIC"
 PUSH = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
@@ -48,14 +49,12 @@ async def question(servers: EmbeddedRocketMQ, number: int = 1) -> MessageExt:
     return servers.messages(TOPIC)[number - 1]
 
 
-def waiting(sender: Producer) -> int:
-    assert sender._instance is not None
-    return len(sender._instance.replies)
+async def waiting(sender: Producer) -> int:
+    return len((await client_of(sender)).replies)
 
 
-def strays(sender: Producer) -> int:
-    assert sender._instance is not None
-    return sender._instance.replies.strays
+async def strays(sender: Producer) -> int:
+    return (await client_of(sender)).replies.strays
 
 
 async def test_a_request_gets_the_reply_to_it(servers: EmbeddedRocketMQ) -> None:
@@ -63,9 +62,8 @@ async def test_a_request_gets_the_reply_to_it(servers: EmbeddedRocketMQ) -> None
     async with asker(servers) as asking, replier(servers) as replying:
         call = asyncio.create_task(asking.request(asked_for, timeout=5.0))
         asked = await question(servers)
-        assert asking._instance is not None
         properties = asked.properties
-        assert (properties["REPLY_TO_CLIENT"], properties["TTL"]) == (asking._instance.client_id, "5000")
+        assert (properties["REPLY_TO_CLIENT"], properties["TTL"]) == ((await client_of(asking)).client_id, "5000")
         assert (asked.body, asked.tags, asked.keys, properties["colour"]) == (b"how much?", "tag", ("key",), "grün")
         sent = await replying.reply(asked, b"17", properties={"currency": "€"})
         reply = await call
@@ -75,7 +73,7 @@ async def test_a_request_gets_the_reply_to_it(servers: EmbeddedRocketMQ) -> None
         assert reply.properties["ARRIVE_TIME"].isdecimal()
         assert (sent.queue.broker_name, sent.attempts) == (asked.queue.broker_name, 1)
         assert asked_for.properties == {"colour": "grün"}, "sending never changes a message"
-        assert (waiting(asking), asking._sender.credits.taken) == (0, 0)
+        assert (await waiting(asking), asking.health().unanswered) == (0, 0)
 
 
 async def test_each_of_many_requests_gets_its_own_reply(servers: EmbeddedRocketMQ) -> None:
@@ -96,7 +94,7 @@ async def test_each_of_many_requests_gets_its_own_reply(servers: EmbeddedRocketM
         )
         await serving
         assert [each.body for each in replies] == [b"re:%d" % number for number in range(60)]
-        assert (waiting(asking), strays(asking)) == (0, 0)
+        assert (await waiting(asking), await strays(asking)) == (0, 0)
         keyed = [each.queue for each in servers.messages(TOPIC) if int(each.body) % 3 == 1]
         assert len(keyed) == 20
         assert len(set(keyed)) == 1
@@ -110,11 +108,11 @@ async def test_without_a_reply_in_time_the_call_says_that_the_request_is_stored(
         assert isinstance(caught.value, TimeoutError)
         assert (caught.value.code, caught.value.maybe_stored, caught.value.broker) == (10006, True, asked.queue.broker_name)
         assert asked.msg_id in str(caught.value)
-        assert (waiting(asking), asking._sender.credits.taken, strays(asking)) == (0, 0, 0)
+        assert (await waiting(asking), asking.health().unanswered, await strays(asking)) == (0, 0, 0)
         assert (await replying.reply(asked, b"too late")).attempts == 1, (
             "whoever replies is not told: Java's client says so too"
         )
-        assert strays(asking) == 1
+        assert await strays(asking) == 1
 
 
 async def test_a_reply_may_come_through_every_broker_of_the_cluster(servers: EmbeddedRocketMQ) -> None:
@@ -169,12 +167,12 @@ async def test_a_cancelled_request_leaves_nothing(servers: EmbeddedRocketMQ) -> 
     async with asker(servers, async_limit=1) as asking:
         call = asyncio.create_task(asking.request(message(), timeout=5.0))
         await question(servers)
-        assert (waiting(asking), asking._sender.credits.taken) == (1, 1), "it keeps its credit until the reply is there"
+        assert (await waiting(asking), asking.health().unanswered) == (1, 1), "it keeps its credit until the reply is there"
         with pytest.raises(errors.BackpressureError):
             await asking.request(message(), key=1, timeout=0.05)
         call.cancel()
         assert isinstance((await outcomes(call))[0], asyncio.CancelledError)
-        assert (waiting(asking), asking._sender.credits.taken, asking._sender.credits.taken_bytes) == (0, 0, 0)
+        assert (await waiting(asking), asking.health().unanswered) == (0, 0)
 
 
 async def test_replies_are_compressed_and_read_within_the_bound(servers: EmbeddedRocketMQ) -> None:
@@ -190,7 +188,7 @@ async def test_replies_are_compressed_and_read_within_the_bound(servers: Embedde
             else:
                 with pytest.raises(errors.CorruptMessageError):
                     await call
-            assert waiting(asking) == 0
+            assert await waiting(asking) == 0
 
 
 async def test_what_cannot_be_replied_to_is_refused(servers: EmbeddedRocketMQ) -> None:
@@ -212,24 +210,10 @@ async def test_what_cannot_be_replied_to_is_refused(servers: EmbeddedRocketMQ) -
             await replying.reply(asked, b"reply", timeout=0)
         with pytest.raises(errors.TopicNotFoundError, match="elsewhere_REPLY_TOPIC"):  # and it is not made by asking
             await replying.reply(MessageExt(TOPIC, b"x", properties=whole | {"CLUSTER": "elsewhere"}), b"reply")
-        assert replying._sender.credits.taken == 0
+        assert replying.health().unanswered == 0
 
 
 # -- scripted brokers
-
-
-def push(link: Link, sent: Sent, **over: Any) -> None:
-    """The reply to a request, as its broker pushes it."""
-    properties = {"CORRELATION_ID": sent.properties["CORRELATION_ID"], "UNIQ_KEY": "reply"}
-    fields: dict[str, Any] = {
-        "producerGroup": "replier", "topic": "c_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0,
-        "sysFlag": 0, "bornTimestamp": 1, "flag": 7, "properties": properties_text(properties), "bornHost": "no host",
-        "storeHost": "127.0.0.1:10911", "storeTimestamp": 2, "body": b"reply",
-    }  # fmt: skip
-    fields |= over
-    body = fields.pop("body")
-    header = to_ext(ReplyMessageRequestHeader(**fields))
-    link.write(b"".join(encode_command(RemotingCommand(code=PUSH, opaque=77, ext_fields={**header}, body=body))))
 
 
 async def test_a_request_that_is_not_sent_fails_with_what_sending_raised(pair: Cluster) -> None:
@@ -247,7 +231,7 @@ async def test_a_request_that_is_not_sent_fails_with_what_sending_raised(pair: C
             await sender.request(message(topic="nowhere"))
         with pytest.raises(ValueError, match="timeout"):
             await sender.request(message(), timeout=0)
-        assert (waiting(sender), sender._sender.credits.taken) == (0, 0)
+        assert (await waiting(sender), sender.health().unanswered) == (0, 0)
 
 
 async def test_a_reply_proves_that_the_request_arrived(cluster: Cluster) -> None:
@@ -264,7 +248,7 @@ async def test_a_reply_proves_that_the_request_arrived(cluster: Cluster) -> None
                 reply = await sender.request(message(), timeout=5.0)
             assert (reply.body, reply.flag, reply.born_host, reply.store_host) == (b"reply", 7, "", "127.0.0.1:10911")
             assert (reply.queue, reply.msg_id) == (MessageQueue("c_REPLY_TOPIC", "", 0), "reply")
-        assert (waiting(sender), sender._sender.credits.taken) == (0, 0)
+        assert (await waiting(sender), sender.health().unanswered) == (0, 0)
 
 
 async def test_of_two_replies_one_is_dropped(cluster: Cluster) -> None:
@@ -276,7 +260,8 @@ async def test_of_two_replies_one_is_dropped(cluster: Cluster) -> None:
     cluster.a.answer = twice
     async with producer(cluster) as sender:
         assert (await sender.request(message())).body == b"first"
-        await until(lambda: strays(sender) == 1)
+        replies = (await client_of(sender)).replies
+        await until(lambda: replies.strays == 1)
 
 
 async def test_a_reply_that_cannot_be_decompressed_fails_its_request_only(cluster: Cluster) -> None:
@@ -292,7 +277,7 @@ async def test_a_reply_that_cannot_be_decompressed_fails_its_request_only(cluste
             await sender.request(message())
         cluster.a.answer = stored
         await sender.send(message())
-        assert waiting(sender) == 0
+        assert await waiting(sender) == 0
 
 
 async def test_brokers_know_the_client_before_the_request_is_sent(pair: Cluster) -> None:
@@ -358,7 +343,7 @@ async def test_a_request_with_a_key_keeps_its_place_before_sends_that_follow(clu
             assert [body for sent in cluster.sends for body in sent.bodies][-4:] == [b"request", b"send", b"send", b"send"]
         cluster.answer(refuse(13))
         assert isinstance((await outcomes(asyncio.create_task(sender.request(message(), key="k"))))[0], errors.RocketMQError)
-        assert not sender._sender.ordered.line(TOPIC).places
+        assert not core_of(sender).admission.lines.line(TOPIC).places
 
 
 async def test_a_reply_that_is_tried_again_asks_no_selector_of_users(pair: Cluster) -> None:
@@ -381,7 +366,7 @@ async def test_a_reply_that_is_tried_again_asks_no_selector_of_users(pair: Clust
 
 async def test_what_a_server_pushes_may_be_anything() -> None:
     table = ReplyTable()
-    connection = Connection("127.0.0.1:1", max_frame_size=1000)
+    connection = Connection("127.0.0.1:1", ConnectionSettings(1000))
     good = to_ext(
         ReplyMessageRequestHeader(
             producerGroup="g", topic="t", defaultTopic="d", defaultTopicQueueNums=4, queueId=0, sysFlag=0, bornTimestamp=1, flag=0,

@@ -11,6 +11,7 @@ import pytest
 from rmq_async import SendError, SendStatus, errors
 from rmq_async.errors import Attempt, BrokerSystemError, RequestTimeoutError, SystemBusyError
 
+from ..instances import client_of
 from .peers import Cluster, cut, each, late, refuse, reset, silent, status, stored, twice
 from .support import GRACE, Send, deferred, every_way, message, messages, outcomes, producer, spin, timed, until
 
@@ -165,8 +166,8 @@ async def test_of_attempts_that_were_given_up_nothing_is_left_when_the_call_ends
         while not pair.a.sends:
             result = await send(sender)
         assert result.attempts == 2
-        connection = sender._sender.connections[pair.a.address]
-        assert not [entry for entry in connection._table.values() if entry.typed]
+        connection = (await client_of(sender)).pool.open[pair.a.address]
+        assert connection.requests.sends_in_flight == 0
 
 
 async def test_the_second_answer_of_two_is_dropped(pair: Cluster) -> None:

@@ -238,20 +238,37 @@ async def test_thousands_wait_for_a_broker_together() -> None:
     assert most < 3000, "a broker that has just started is not given all of them at once"
 
 
-async def test_waiting_call_ends_at_its_deadline(cluster: Cluster) -> None:
+@pytest.mark.parametrize("choice", ["none", "queue", "key"])
+async def test_waiting_call_ends_at_its_deadline(cluster: Cluster, choice: str) -> None:
     async with producer(cluster) as sender:
         await sender.send(message())
         await cluster.a.stop()
-        for options in ({}, {"queue": cluster.queue()}, {"key": 1}):
-            with timed(0.6, 0.6), pytest.raises(SendError) as caught:
-                await sender.send(message(), timeout=0.6, **options)
-            error = caught.value
-            assert not error.maybe_stored
-            assert [type(attempt.error) for attempt in error.attempts] == [ConnectError, ConnectError]
-            assert "send to topic T failed" in str(error)
-            assert "Connection refused" in str(error)
-            assert re.search(rf"no connection to {cluster.a.address} for \d", str(error))
-            assert "within" not in str(error)
+        await until(lambda: not sender.health().brokers["a"].connected)
+        options = {"none": {}, "queue": {"queue": cluster.queue()}, "key": {"key": 1}}[choice]
+        with timed(0.6, 0.6), pytest.raises(SendError) as caught:
+            await sender.send(message(), timeout=0.6, **options)
+    error = caught.value
+    assert not error.maybe_stored
+    assert [type(attempt.error) for attempt in error.attempts] == [ConnectError, ConnectError]
+    assert "send to topic T failed" in str(error)
+    assert "Connection refused" in str(error)
+    assert re.search(rf"no connection to {cluster.a.address} for \d", str(error))
+    assert "within" not in str(error)
+
+
+@pytest.mark.parametrize("choice", ["none", "queue", "key"])
+async def test_call_within_the_back_off_names_the_refusal(cluster: Cluster, choice: str) -> None:
+    async with producer(cluster) as sender:
+        await sender.send(message())
+        await cluster.a.stop()
+        await until(lambda: not sender.health().brokers["a"].connected)
+        options = {"none": {}, "queue": {"queue": cluster.queue()}, "key": {"key": 1}}[choice]
+        for _ in range(4):  # the back-off grows until one connect takes more than the next call's whole time
+            with timed(0.3, 0.3), pytest.raises((SendError, RequestTimeoutError)) as caught:
+                await sender.send(message(), timeout=0.3, **options)
+            assert not caught.value.maybe_stored
+            assert "Connection refused" in str(caught.value)
+            assert "within" not in str(caught.value)
 
 
 async def test_waiting_call_leaves_when_cancelled_or_stopped(cluster: Cluster) -> None:

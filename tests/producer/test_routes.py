@@ -10,6 +10,7 @@ from rmq_async import Message, MessageQueue, errors
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.route import NO_BROKER, BrokerData, QueueData, TopicQueueMapping, TopicRouteData
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster, each, refuse, stored
 from .support import Send, every_way, message, outcomes, producer, until
 
@@ -60,8 +61,7 @@ async def test_a_static_queue_that_nobody_holds_is_left_out(pair: Cluster) -> No
         assert [queue.queue_id for queue in await sender.fetch_publish_queues(TOPIC)] == [0, 2]
         with pytest.raises(errors.BrokerNotFoundError, match=STATIC):
             await sender.send(message(), queue=MessageQueue(TOPIC, STATIC, 1))
-        instance = sender._instance
-        assert instance is not None
+        instance = await client_of(sender)
         assert instance.routes.broker_of(MessageQueue(TOPIC, STATIC, 1)) == NO_BROKER
         assert instance.routes.broker_of(MessageQueue(TOPIC, STATIC, 2)) == "b"
         assert instance.routes.broker_of(MessageQueue("other", "x", 2)) == "x"
@@ -75,8 +75,7 @@ async def test_a_static_queue_that_moved_is_found_after_the_old_holder_refused(p
         pair.name_server.routes[TOPIC] = static_route(pair, {}, {0: 0}, epoch=2, total=1)
         with pytest.raises(errors.NotLeaderForQueueError):
             await sender.send(message())
-        instance = sender._instance
-        assert instance is not None
+        instance = await client_of(sender)
         await until(lambda: instance.routes.broker_of(MessageQueue(TOPIC, STATIC, 0)) == "b")
         assert (await sender.send(message())).attempts == 1
     assert len(pair.b.sends) == 1
@@ -166,3 +165,14 @@ async def test_a_topic_made_by_sending_is_warned_of_in_one_line(pair: Cluster, c
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.startswith("topic new does not exist: the first message sent creates it on a, b")
     assert "some of them only; that is not for production" in line
+
+
+async def test_queue_id_that_is_a_bool_is_the_number(cluster: Cluster) -> None:
+    """A bool equals a number and hashes as it does, but its text is another one: brokers read the queue id from the text."""
+    odd = MessageQueue(TOPIC, "a", True)
+    async with producer(cluster) as sender:
+        assert (await sender.send(message(), queue=odd)).queue == cluster.queue(queue_id=1)
+        assert (await sender.send(message(), selector=lambda *_: odd)).queue == cluster.queue(queue_id=1)
+        for _ in range(4):
+            await sender.send(message())
+    assert {sent.fields["e"] for sent in cluster.sends} == {"0", "1"}

@@ -34,6 +34,7 @@ from rmq_protocol.signing import SIGNATURE, sign
 
 from .. import canaries
 from ..canaries import SECRET_KEY, SECURITY_TOKEN, is_clean
+from ..instances import client_of
 from .peers import SENDS, Answer, Cluster, cut, refuse, silent
 
 KEYS = Credentials("alice", SECRET_KEY, SECURITY_TOKEN)
@@ -165,12 +166,12 @@ class _Closing(Hook):
     """Closes the connection that a request is about to take."""
 
     def __init__(self) -> None:
-        self.producer: Any = None
+        self.pool: Any = None
         self.codes: set[int] = set()
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
         if command.code in self.codes:
-            self.producer._sender.pool.get(address).close(CloseReason.LOCAL)
+            self.pool.get(address).close(CloseReason.LOCAL)
 
 
 async def test_a_connection_that_closes_under_a_signed_request_shows_no_secret(cluster: Cluster) -> None:
@@ -178,8 +179,7 @@ async def test_a_connection_that_closes_under_a_signed_request_shows_no_secret(c
     async with Producer(
         "group", namesrv=cluster.namesrv, credentials=KEYS, timeout=0.2, retries=0, oneway_window=0, hooks=[hook]
     ) as producer:
-        hook.producer = producer
-        pool = producer._sender.pool
+        hook.pool = pool = (await client_of(producer)).pool
         hook.codes = {int(code) for code in SENDS} | {int(RequestCode.GET_MAX_OFFSET)}
         ask = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={})
         item = Message("T", b"x")

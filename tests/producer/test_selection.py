@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rmq_async import FaultTable, Message, MessageQueue, errors, select_best, select_by_machine_room
-from rmq_async.producer.faults import Faults
-from rmq_async.producer.selection import Overdue, Selection
-from rmq_async.producer.selectors import picking
-from rmq_async.producer.turns import QUEUES_KEPT, TOPICS_KEPT, Turns
+from rmq_async.producer.routing.fault_table import LatencyTable
+from rmq_async.producer.routing.queue_selection import Overdue, QueueSelection
+from rmq_async.producer.routing.round_robin import QUEUES_KEPT, TOPICS_KEPT, RoundRobin
+from rmq_async.producer.routing.selectors import picking
 
 from .support import lane_of, seeded
 
@@ -35,13 +35,13 @@ def chi_square(counts: Counter[MessageQueue], expected_on: Sequence[MessageQueue
 
 def avoiding(broker: str) -> Callable[[Sequence[MessageQueue]], MessageQueue]:
     """What ``select_best`` is while a producer asks that leaves the broker alone."""
-    faults = Faults(FaultTable.V5)
+    faults = LatencyTable(FaultTable.V5)
     faults.update(broker, 1.0, isolated=True, reachable=False, now=monotonic())
-    return partial(Selection(select_best, faults).pick, lane_of(["a:4", "b:4", "c:4"]))
+    return partial(QueueSelection(select_best, faults).pick, lane_of(["a:4", "b:4", "c:4"]))
 
 
 def test_queues_take_turns_in_their_order() -> None:
-    some, turns = queues(4), Turns()
+    some, turns = queues(4), RoundRobin()
     chosen = [turns.next(some) for _ in range(24)]
     start = some.index(chosen[0])
     assert chosen == [some[(start + step) % 12] for step in range(24)]
@@ -49,24 +49,24 @@ def test_queues_take_turns_in_their_order() -> None:
 
 def test_turns_begin_anywhere() -> None:
     some = queues(4)
-    assert {Turns().next(some) for _ in range(500)} == set(some)
+    assert {RoundRobin().next(some) for _ in range(500)} == set(some)
 
 
 def test_turns_are_even_where_two_lists_are_offered_alternately() -> None:
     """A counter would give both the same queue each time."""
-    even, odd, turns = queues(2, "a"), queues(2, "b"), Turns()
+    even, odd, turns = queues(2, "a"), queues(2, "b"), RoundRobin()
     counts = Counter(turns.next(even if number % 2 else odd) for number in range(40))
     assert set(counts.values()) == {10}
 
 
 def test_turns_are_even_over_lists_at_random() -> None:
-    chance, some, turns = seeded(), queues(4), Turns()
+    chance, some, turns = seeded(), queues(4), RoundRobin()
     counts = Counter(turns.next(chance.sample(some, 6)) for _ in range(6000))
     assert chi_square(counts, some) < 3  # eleven degrees of freedom: chance alone stays below that in 1 run of 100
 
 
 def test_each_topic_has_its_own_turns_and_memory_is_bounded() -> None:
-    turns = Turns()
+    turns = RoundRobin()
     for number in range(TOPICS_KEPT + 50):
         turns.next(queues(2, "a", f"topic{number}"))
     assert len(turns) == TOPICS_KEPT
@@ -153,8 +153,9 @@ class Table:
 
     def __init__(self) -> None:
         self.oldest = self.newest = 0
+        self.requests = self
 
-    def unanswered(self, owner: object, since: int = 0) -> tuple[int, int]:
+    def oldest_of(self, owner: object, since: int = 0) -> tuple[int, int]:
         return self.oldest, self.newest
 
 

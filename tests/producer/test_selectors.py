@@ -12,14 +12,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rmq_async import Message, MessageQueue, errors, select_at_random, select_by_hash
-from rmq_async.producer.lanes import Lane
+from rmq_async import ClientConfig, Message, MessageQueue, errors, select_at_random, select_by_hash
+from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
+from rmq_protocol.heartbeat import java_hash
 
+from ..instances import client_of
 from .peers import TOPIC, Cluster
 from .support import message, messages, producer, seeded, timed
 
 KEYS = ("", "order-12345", "中文", "😀", "polygenelubricants", True, False, 0, -7, 2**31 - 1, -(2**31), 2**40, -(2**63))
 QUEUES = [MessageQueue("T", "a", number) for number in range(8)]
+
+
+@pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 1000])
+def test_select_by_hash_of_long_keys(length: int) -> None:
+    queues = [MessageQueue("T", "a", number) for number in range(997)]
+    for shift in range(3):
+        key = "".join(chr(32 + (shift + 7 * at) % 95) for at in range(length))
+        assert select_by_hash(queues, message(), key).queue_id == abs(java_hash(key)) % 997
 
 
 async def test_round_robin_is_even_over_all_queues(trio: Cluster) -> None:
@@ -47,10 +57,10 @@ async def test_round_robin_goes_in_the_order_of_the_queues(pair: Cluster) -> Non
 async def test_round_robin_begins_anywhere(cluster: Cluster) -> None:
     cluster.name_server.routes[TOPIC] = cluster.route(queues=4)
     async with producer(cluster) as sender:
-        route = sender._sender.instance.routes
         await sender.send(message())
-        settings = sender._sender._settings
-        starts = {Lane(route.cached(TOPIC), settings).next().queue.queue_id for _ in range(200)}
+        route = (await client_of(sender)).routes.cached(TOPIC)
+        settings = HeaderSettings("group", ClientConfig(), 32)
+        starts = {TopicQueues(route, settings).next().queue.queue_id for _ in range(200)}
     assert starts == {0, 1, 2, 3}
 
 
@@ -153,7 +163,7 @@ async def test_a_selector_that_never_ends_uses_up_the_call_and_no_more(cluster: 
     async with producer(cluster) as sender:
         await sender.fetch_publish_queues(TOPIC)
         for send in (sender.send, sender.send_async, sender.send_oneway):
-            with timed(0.1, 0.1), pytest.raises(errors.RequestTimeoutError, match="hang named no queue"):
+            with timed(0.1, 0.1), pytest.raises(errors.RequestTimeoutError, match="hang returned no queue"):
                 await send(message(), selector=hang, timeout=0.1)
         await sender.send(message(), key=1)
 
@@ -180,7 +190,7 @@ async def test_selector_that_names_late_sends_nothing(cluster: Cluster, selector
         if options:
             sends += [partial(sender.send, message(b"late"), key=1), partial(sender.send_batch, messages(2))]
         for send in sends:
-            with pytest.raises(errors.RequestTimeoutError, match=f"selector {selector.__name__} named ") as caught:
+            with pytest.raises(errors.RequestTimeoutError, match=f"selector {selector.__name__} returned ") as caught:
                 await send(timeout=0.05)
             assert caught.value.maybe_stored is False
         await sender.send(message(b"last"), queue=cluster.queue())

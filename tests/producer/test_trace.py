@@ -13,13 +13,13 @@ import pytest
 
 from rmq_async import Admin, Message, Producer, TransactionProducer, TransactionStatus, errors
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.producer import trace
+from rmq_async.producer.watching import tracer as trace
 from rmq_protocol.message import MessageExt
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceContext, TraceType, decode_trace
 
 from .peers import TOPIC, Cluster, Sent, each, fields, refuse, silent, status, stored
-from .support import message, messages, outcomes, producer, timed, until
+from .support import core_of, message, messages, outcomes, producer, timed, until
 
 
 @pytest.fixture
@@ -212,14 +212,15 @@ async def test_what_is_too_much_is_dropped_and_counted_and_no_send_is_the_worse(
                 with timed(most=1.0):
                     results = await asyncio.gather(*[sender.send(each) for each in messages(1000)])
                 assert len(results) == 1000
-                assert sender._sender.tracer is not None
-                assert sender._sender.tracer.lost == 300  # 400 are on their way, 300 wait
+                tracer = core_of(sender).tracer
+                assert tracer is not None
+                assert tracer.lost == 300  # 400 are on their way, 300 wait
                 with timed(most=0.5):
                     await sender.stop()
-                assert sender._sender.tracer.lost == 1000
+                assert tracer.lost == 1000
     assert len(traces(cluster)) == 4
     assert 2 <= len(caplog.messages) <= 11
-    assert "traces did not get to topic RMQ_SYS_TRACE_TOPIC" in caplog.text
+    assert "traces were not sent to topic RMQ_SYS_TRACE_TOPIC" in caplog.text
 
 
 async def test_keys_that_no_message_may_have_are_left_out_and_the_record_stays(server: EmbeddedRocketMQ) -> None:
@@ -227,7 +228,7 @@ async def test_keys_that_no_message_may_have_are_left_out_and_the_record_stays(s
     asked = MessageExt(topic=TOPIC, body=b"half", properties={"KEYS": "a\x00b good"})
     async with Producer("orders", namesrv=server.namesrv, trace=True) as sender:
         result = await sender.send(Message(TOPIC, b"x"))
-        tracer = sender._sender.tracer
+        tracer = core_of(sender).tracer
         assert tracer is not None
         tracer.end_transaction(
             asked, msg_id="id", address="127.0.0.1:1", transaction_id=None, state="COMMIT_MESSAGE", from_check=True
@@ -243,7 +244,7 @@ async def test_no_trace_topic_costs_one_warning(cluster: Cluster, caplog: pytest
         async with producer(cluster, trace=True) as sender:
             await sender.send(message())
     assert len(caplog.messages) == 1
-    assert "1 traces did not get to topic RMQ_SYS_TRACE_TOPIC" in caplog.text
+    assert "1 traces were not sent to topic RMQ_SYS_TRACE_TOPIC" in caplog.text
 
 
 async def test_a_trace_that_one_broker_refuses_goes_to_another() -> None:
@@ -253,8 +254,9 @@ async def test_a_trace_that_one_broker_refuses_goes_to_another() -> None:
         cluster.answer(lambda link, sent: (answers if sent.fields["b"] == TRACE_TOPIC else stored)(link, sent))
         async with producer(cluster, trace=True) as sender:
             await sender.send(message())
-            assert sender._sender.tracer is not None
-        assert sender._sender.tracer.lost == 0
+            tracer = core_of(sender).tracer
+        assert tracer is not None
+        assert tracer.lost == 0
     first, second = traces(cluster)
     assert first.body == second.body
     assert first.broker is not second.broker
@@ -297,8 +299,9 @@ async def test_nothing_of_a_trace_outlives_its_producer(caplog: pytest.LogCaptur
         with caplog.at_level(logging.WARNING, "rmq_async.producer.trace"):
             await sender.stop(0.0)
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "rmq_async trace"]
-        assert sender._sender.tracer is not None
-        assert sender._sender.tracer.lost == 500
+        tracer = core_of(sender).tracer
+        assert tracer is not None
+        assert tracer.lost == 500
         await outcomes(*sending)
     assert len(cluster.sends) == 500
 

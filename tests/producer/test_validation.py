@@ -84,7 +84,7 @@ async def test_bad_messages_are_refused_before_anything_is_sent(cluster: Cluster
                     assert (caught.value.code, text in str(caught.value)) == (code, True), (name, str(caught.value))
                 assert isinstance(caught.value, ValueError)
         assert cluster.received == before
-        assert sender._sender.credits.taken == sender._sender.oneway_credits.taken == 0
+        assert sender.health().unanswered == 0
         assert not cluster.name_server.asked
 
 

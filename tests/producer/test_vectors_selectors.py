@@ -17,9 +17,9 @@ from rmq_async import (
     select_by_hash,
     select_by_machine_room,
 )
-from rmq_async.producer.faults import Faults
-from rmq_async.producer.selection import Selection
-from rmq_async.producer.selectors import java_hash
+from rmq_async.producer.routing.fault_table import LatencyTable
+from rmq_async.producer.routing.queue_selection import QueueSelection
+from rmq_async.producer.routing.selectors import java_hash
 from rmq_protocol.allocation import allocate_averagely, allocate_by_circle, allocate_by_consistent_hash
 from vectors import CLIENT_KINDS, Case, Outcome, Suite, is_error, refused
 
@@ -79,11 +79,11 @@ def round_robin(case: Case) -> Outcome | None:
         return None
     lane, faults = lane_of(given["queues_per_broker"]), None
     if given["send_latency_enable"]:
-        faults = Faults(FaultTable.V5)
+        faults = LatencyTable(FaultTable.V5)
         for update in given["fault_updates"]:
             told: dict[str, Any] = {"isolated": update["isolation"], "reachable": update["reachable"]}
             faults.update(update["broker"], update["latency_ms"] / 1000, now=monotonic(), **told)
-    selection = Selection(select_best, faults)
+    selection = QueueSelection(select_best, faults)
     first = (given["index_before_first_call"] + 1) & 0x7FFFFFFF
     count = len(lane.queues)
     while lane.next().queue != lane.queues[(first - 1) % count]:
@@ -114,7 +114,7 @@ def fault_duration(case: Case) -> Outcome | None:
 
 @SUITE.handles("selectors", "fault_item")
 def fault_item(case: Case) -> Outcome | None:
-    faults, now = Faults(FaultTable.V5), 1000.0
+    faults, now = LatencyTable(FaultTable.V5), 1000.0
     for broker, latency, duration, reachable in case.given["updates_name_latency_duration_reachable"]:
         faults.note(broker, latency / 1000, duration / 1000, reachable=reachable, now=now)
     for broker, expected in case.expected["items"].items():

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from rmq_async import Producer, SendError
-from rmq_async.client import unique_ids
+from rmq_async import SendError, machine
 from rmq_async.client.unique_ids import UniqueIds
 
 from .peers import Cluster, Link, Sent, refuse, stored
@@ -22,9 +21,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall = int(time.time()) + 0.0005
         self.ticks = time.monotonic()
-        monkeypatch.setattr(unique_ids, "_time", lambda: self.wall)
-        monkeypatch.setattr(unique_ids, "_monotonic", lambda: self.ticks)
-        monkeypatch.setitem(Producer.send.__globals__, "monotonic", lambda: self.ticks)
+        monkeypatch.setattr(machine, "time", lambda: self.wall)
+        monkeypatch.setattr(machine, "monotonic", lambda: self.ticks)
 
     def pass_by(self, seconds: float) -> None:
         self.wall += seconds

@@ -1,8 +1,9 @@
-"""The command: what is checked before, how many messages the topic had before and after, and what is told."""
+"""``rmq bench``: checks its options, runs the load, and counts what the topic stored meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
@@ -10,20 +11,58 @@ import click
 
 from rmq_async import Admin, ClientConfig, ProducerConfig, RocketMQError, TopicNotFoundError
 
-from ..options import FAILED, client_config, client_options, run
+from ..options import ClientOptions, client_config, client_options, pass_options, run
 from ..output import Output
-from .figures import Part, merged, percentiles
+from .figures import merged
 from .load import MODES, LoadSettings
 from .processes import run_processes
+from .report import BenchResult, print_result
 
 __all__ = ["bench"]
 
 SETTLE: Final = 10.0
-"""Seconds for a broker to index what it has acknowledged, or to store what it was sent one-way."""
+"""Seconds for a broker to index acknowledged messages, or to store one-way messages."""
 QUIET: Final = 1.0
 PROCESSES: Final = 64
 MESSAGE_OVERHEAD: Final = 64
 """Bytes that a message takes in a batch beside its body, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BenchOptions(ClientOptions):
+    topic: str
+    create: bool
+    queues: int
+    mode: str
+    in_flight: int | None
+    batch: int
+    body: int
+    seconds: float | None
+    messages: int | None
+    warm_up: float | None
+    processes: int
+
+    def check(self) -> None:
+        """Raises UsageError for options that contradict each other."""
+        batch, body, limit = self.batch, self.body, ProducerConfig.max_message_size
+        if self.seconds is not None and self.messages is not None:
+            raise click.UsageError("give --seconds or --messages, not both")
+        if self.mode == "batch" and batch * (body + MESSAGE_OVERHEAD) > limit:
+            raise click.UsageError(f"a batch of {batch} bodies of {body} bytes is larger than {limit} bytes")
+        if self.messages is not None and self.messages < self.processes:
+            raise click.UsageError(f"{self.messages} messages are too few for {self.processes} processes")
+
+    def load(self) -> LoadSettings:
+        return LoadSettings(
+            topic=self.topic,
+            mode=self.mode,
+            in_flight=self.in_flight or MODES[self.mode],
+            batch=self.batch,
+            body=self.body,
+            seconds=self.seconds or 10.0,
+            messages=self.messages,
+            warm_up=(1.0 if self.messages is None else 0.0) if self.warm_up is None else self.warm_up,
+        )
 
 
 @click.command(short_help="Measure how fast messages can be sent.")
@@ -59,67 +98,36 @@ MESSAGE_OVERHEAD: Final = 64
     help="Seconds that are not counted before; default: 1, with --messages 0.",
 )
 @click.option(
-    "--processes", type=click.IntRange(1, PROCESSES), default=1, show_default=True, metavar="N", help="That send side by side."
+    "--processes", type=click.IntRange(1, PROCESSES), default=1, show_default=True, metavar="N", help="Sender processes."
 )
 @client_options
-def bench(
-    topic: str,
-    create: bool,
-    queues: int,
-    mode: str,
-    in_flight: int | None,
-    batch: int,
-    body: int,
-    seconds: float | None,
-    messages: int | None,
-    warm_up: float | None,
-    processes: int,
-    namesrv: str | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
-    """Send to a topic as fast as it goes, and tell the rate, the client's CPU per message and the latencies.
+@pass_options(_BenchOptions)
+def bench(options: _BenchOptions) -> int:
+    """Send to a topic at full speed; print the rate, the client's CPU per message and the latencies.
 
-    send: coroutines that await each send. async: send_async with callbacks. batch: send_batch. oneway: send_oneway, which
-    nobody acknowledges. adaptive: as send, with a producer that makes batches of what is sent at the same moment.
+    send: coroutines that await each send. async: send_async with callbacks. batch: send_batch. oneway: send_oneway, without
+    acknowledgements. adaptive: as send, with a producer that makes batches of concurrent sends.
 
-    The messages stay in the topic until the cluster deletes them: take one that nobody reads, and mind the brokers' disks. What was
-    stored is counted by the queues' offsets before and after, so what others send to the topic meanwhile counts too.
+    The messages stay in the topic until the cluster deletes them: use a topic without consumers, and mind the brokers' disks.
+    Stored messages are counted by the queues' offsets before and after, so messages of other producers count too.
 
-    Progress goes to stderr once a second, with --json to stdout. Exit code 1 if a send failed, or if less was stored than was
-    acknowledged; one-way messages that a broker dropped are told and are no failure.
+    Progress goes to stderr once a second, with --json to stdout. Exit code 1 if a send failed, or if fewer messages were stored
+    than acknowledged; one-way messages that a broker dropped are reported and are no failure.
     """
-    if seconds is not None and messages is not None:
-        raise click.UsageError("give --seconds or --messages, not both")
-    if mode == "batch" and batch * (body + MESSAGE_OVERHEAD) > ProducerConfig.max_message_size:
-        raise click.UsageError(
-            f"a batch of {batch} bodies of {body} bytes is larger than {ProducerConfig.max_message_size} bytes"
-        )
-    if messages is not None and messages < processes:
-        raise click.UsageError(f"{messages} messages are too few for {processes} processes")
-    settings = LoadSettings(
-        topic=topic,
-        mode=mode,
-        in_flight=in_flight or MODES[mode],
-        batch=batch,
-        body=body,
-        seconds=seconds or 10.0,
-        messages=messages,
-        warm_up=(1.0 if messages is None else 0.0) if warm_up is None else warm_up,
-    )
-    client = client_config(namesrv, timeout)
-    output = Output(as_json=as_json)
-    before = run(_prepared(client, topic, queues if create else None))
-    began = monotonic()
-    progress = _Progress(output, began)
-    whole = merged(run_processes(settings, client, processes, progress.tell))
+    options.check()
+    settings, topic, processes = options.load(), options.topic, options.processes
+    client = client_config(options.namesrv, options.timeout)
+    output = Output(as_json=options.as_json)
+    before = run(_offsets_before(client, topic, options.queues if options.create else None))
+    progress = _Progress(output, monotonic())
+    whole = merged(run_processes(settings, client, processes, progress.report))
     stored = None if before is None else run(_stored(client, topic, before, whole.total))
-    return _told(output, settings, processes, whole, stored)
+    return print_result(output, BenchResult(settings, processes, whole, stored))
 
 
-async def _prepared(client: ClientConfig, topic: str, create_queues: int | None) -> int | None:
-    """Next offsets of all queues together, None where the cluster does not tell them. Raises TopicNotFoundError, unless the topic
-    is to be created."""
+async def _offsets_before(client: ClientConfig, topic: str, create_queues: int | None) -> int | None:
+    """The sum of all queues' next offsets, None where the brokers do not give them. Creates a missing topic if ``create_queues``
+    is set, else raises TopicNotFoundError."""
     async with Admin(client=client) as admin:
         try:
             await admin.topic_route(topic)
@@ -138,7 +146,8 @@ async def _next_offsets(admin: Admin, topic: str) -> int:
 
 
 async def _stored(client: ClientConfig, topic: str, before: int, expected: int) -> int | None:
-    """Messages stored since ``before``; a broker answers before it indexes, so look until all are there or nothing changes."""
+    """Counts messages stored since ``before``. Brokers acknowledge before they index, so it polls until all are there or the count
+    stands still."""
     async with Admin(client=client) as admin:
         deadline, found, since = monotonic() + SETTLE, -1, monotonic()
         while True:
@@ -159,7 +168,7 @@ class _Progress:
         self._began = self._last = began
         self._count = 0
 
-    def tell(self, count: int, failed: int) -> None:
+    def report(self, count: int, failed: int) -> None:
         now = monotonic()
         rate = (count - self._count) / (now - self._last)
         self._count, self._last = count, now
@@ -169,47 +178,3 @@ class _Progress:
         )
         if not self._output.as_json:
             click.echo(f"{seconds:6.0f} s  {rate:11,.0f} messages/s  {count:,} sent  {failed:,} failed", err=True)
-
-
-def _told(output: Output, settings: LoadSettings, processes: int, whole: Part, stored: int | None) -> int:
-    rate = whole.messages / whole.seconds if whole.seconds else 0.0
-    cpu = whole.cpu / whole.messages * 1e6 if whole.messages else None
-    latency = percentiles(whole)
-    oneway = settings.mode == "oneway"
-    failed = sum(whole.failures.values())
-    output.record(
-        {
-            "type": "result",
-            "topic": settings.topic,
-            "mode": settings.mode,
-            "in_flight": settings.in_flight,
-            "batch": settings.batch if settings.mode == "batch" else None,
-            "body": settings.body,
-            "processes": processes,
-            "seconds": round(whole.seconds, 3),
-            "messages": whole.messages,
-            "rate": round(rate, 1),
-            "mb_per_s": round(rate * settings.body / 1e6, 3),
-            "client_cpu_us": None if cpu is None else round(cpu, 3),
-            "latency_ms": latency,
-            "sent": whole.total,
-            "acknowledged": None if oneway else whole.total,
-            "stored": stored,
-            "failed": failed,
-            "failures": whole.failures,
-        }
-    )
-    output.line(f"{rate:,.0f} messages/s, {rate * settings.body / 1e6:,.1f} MB/s of bodies, over {whole.seconds:.1f} s")
-    output.line(f"client CPU: {'-' if cpu is None else format(cpu, '.2f')} us a message")
-    shown = ", ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in latency.items())
-    output.line(f"latency of a {'batch' if settings.mode == 'batch' else 'call'}, ms: {shown}")
-    counted = "unknown" if stored is None else f"{stored:,}"
-    output.line(f"{'sent' if oneway else 'acknowledged'}: {whole.total:,}, stored: {counted}, failed: {failed:,}")
-    for text, number in whole.failures.items():
-        output.line(f"  {number:,} x {text}")
-    output.line(f"The messages are still in {settings.topic}.")
-    missing = stored is not None and stored < whole.total
-    if missing:
-        assert stored is not None
-        output.trouble(f"bench: {whole.total - stored:,} of {whole.total:,} messages were not stored")
-    return FAILED if failed or (missing and not oneway) else 0

@@ -1,4 +1,4 @@
-"""What one process counted, and what all of them make together. Pure functions and plain numbers, so that they pass through pipes.
+"""Counts of one process, and the sum over all processes. Pure functions and numbers, which can pass through pipes.
 
 Latencies go into a histogram whose steps are 2 % wide: its size does not grow with the run, and those of several processes add
 up. A percentile is the upper end of its step, the largest value is exact. Adding one costs 0.2 us.

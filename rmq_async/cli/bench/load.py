@@ -1,8 +1,8 @@
-"""One process that sends: a producer, as many calls under way as it is told, counters.
+"""Load of one sender process: a producer, a number of concurrent calls, counters.
 
-The same for every mode: nothing but the public API, messages built where users build them, in the measured loop. Counting
-begins after a warm-up; the window ends by time or by count. From 64 calls under way on every eighth is timed: two looks at the
-clock for each message would be a twentieth of what a send costs.
+Every mode uses the public API only and builds its messages in the measured loop, as users do. Counting begins after a warm-up;
+the window ends by time or by count. With 64 calls in flight and more, every eighth is timed: reading the clock twice for each
+message would be a twentieth of the cost of a send.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .figures import Histogram, Part, failed
 __all__ = ["MODES", "LoadSettings", "run_load"]
 
 MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 1024}
-"""Calls under way, unless told otherwise."""
+"""Calls in flight, unless an option gives another number."""
 GROUP: Final = "rmq_bench"
 _SAMPLED: Final = 8
 _PAUSE: Final = 0.01
@@ -30,7 +30,7 @@ _PAUSE: Final = 0.01
 _ONEWAY_AT_ONCE: Final = 64
 """One-way sends need not suspend; without a pause now and then nothing else would run."""
 
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Called about each second with messages sent and failed so far, those of the warm-up included."""
 
 
@@ -60,7 +60,7 @@ class _State:
     latencies: Histogram = field(default_factory=Histogram)
 
     def take(self, number: int) -> int:
-        """How many messages the next call may have; 0 ends its worker."""
+        """The number of messages that the next call may send; 0 ends its worker."""
         if self.stop:
             return 0
         if self.left is None:
@@ -78,8 +78,8 @@ class _State:
             self.latencies.add(perf_counter() - began)
 
 
-async def run_load(settings: LoadSettings, client: ClientConfig, tell: Tell) -> Part:
-    """Sends as told, and says what came of it. Raises what starting and stopping the producer raise."""
+async def run_load(settings: LoadSettings, client: ClientConfig, report: Report) -> Part:
+    """Sends and counts. Raises the errors of starting and stopping the producer."""
     limit = max(65535, settings.in_flight * settings.batch)
     adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
     producer = Producer(
@@ -91,12 +91,12 @@ async def run_load(settings: LoadSettings, client: ClientConfig, tell: Tell) -> 
         **adaptive,
     )
     async with producer:
-        return await _measured(settings, _State(settings.messages), producer, tell)
+        return await _measured(settings, _State(settings.messages), producer, report)
 
 
-async def _measured(settings: LoadSettings, state: _State, producer: Producer, tell: Tell) -> Part:
+async def _measured(settings: LoadSettings, state: _State, producer: Producer, report: Report) -> Part:
     workers = [asyncio.ensure_future(each) for each in _workers(settings, state, producer)]
-    telling = asyncio.ensure_future(_telling(state, tell))
+    reporting = asyncio.ensure_future(_report_progress(state, report))
     try:
         if settings.warm_up:
             await asyncio.wait(workers, timeout=settings.warm_up)
@@ -107,18 +107,18 @@ async def _measured(settings: LoadSettings, state: _State, producer: Producer, t
         state.recording, state.stop = False, True
         await asyncio.gather(*workers)
     finally:
-        for task in (*workers, telling):
+        for task in (*workers, reporting):
             task.cancel()
-        await asyncio.wait([*workers, telling])
+        await asyncio.wait([*workers, reporting])
     return Part(
         messages, seconds, cpu, state.count, state.failures, dict(state.latencies.counts), state.latencies.longest
     )  # fmt: skip
 
 
-async def _telling(state: _State, tell: Tell) -> None:
+async def _report_progress(state: _State, report: Report) -> None:
     while True:
         await asyncio.sleep(1.0)
-        tell(state.count, state.failed)
+        report(state.count, state.failed)
 
 
 def _workers(settings: LoadSettings, state: _State, producer: Producer) -> list[Awaitable[None]]:
@@ -139,7 +139,7 @@ async def _awaited(state: _State, producer: Producer, message: Callable[[], Mess
         began = perf_counter() if timed else 0.0
         try:
             await producer.send(message())
-        except Exception as error:  # noqa: BLE001 - whatever fails is counted by its text and told
+        except Exception as error:  # noqa: BLE001 - every failure is counted by its text and reported
             state.wrong(1, error)
             await asyncio.sleep(_PAUSE)
             continue

@@ -1,7 +1,7 @@
 """Several processes that send at the same time, each with a producer of its own; one alone sends in this process.
 
 They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each says through
-its pipe how far it is, and at the end what it counted. Whatever happens, all of them are gone when this returns.
+its pipe how far it is, and at the end what it counted. All of them have ended when this returns, also after an error.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rmq_async import ClientConfig, RocketMQError
 
 from ..options import run
 from .figures import Part
-from .load import LoadSettings, Tell, run_load
+from .load import LoadSettings, Report, run_load
 
 __all__ = ["run_processes"]
 
 
-def run_processes(settings: LoadSettings, client: ClientConfig, number: int, tell: Tell) -> list[Part]:
+def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report) -> list[Part]:
     """``settings.messages`` are shared among the processes. Raises ``RocketMQError`` as soon as one of them cannot send at all."""
     if number == 1:
-        return [run(run_load(settings, client, tell))]
+        return [run(run_load(settings, client, report))]
     context = multiprocessing.get_context("fork")
     children: dict[Connection, Any] = {}
     try:
@@ -34,7 +34,7 @@ def run_processes(settings: LoadSettings, client: ClientConfig, number: int, tel
             child.start()
             theirs.close()
             children[ours] = child
-        return _collected(children, tell)
+        return _collected(children, report)
     finally:
         for pipe, child in children.items():
             child.terminate()
@@ -50,10 +50,10 @@ def _share(settings: LoadSettings, number: int, of: int) -> LoadSettings:
     return replace(settings, messages=whole + (number < rest))
 
 
-def _collected(children: dict[Connection, Any], tell: Tell) -> list[Part]:
+def _collected(children: dict[Connection, Any], report: Report) -> list[Part]:
     parts: list[Part] = []
     so_far: dict[Connection, tuple[int, int]] = dict.fromkeys(children, (0, 0))
-    told: set[Connection] = set()
+    reported: set[Connection] = set()
     open_pipes = set(children)
     while open_pipes:
         for ready in wait(list(open_pipes)):
@@ -69,10 +69,10 @@ def _collected(children: dict[Connection, Any], tell: Tell) -> list[Part]:
                 raise RocketMQError(said)
             else:
                 so_far[ready] = said
-                told.add(ready)
-        if open_pipes <= told:  # once a second from all that still send
-            tell(*map(sum, zip(*so_far.values(), strict=True)))
-            told.clear()
+                reported.add(ready)
+        if open_pipes <= reported:  # once a second from all that still send
+            report(*map(sum, zip(*so_far.values(), strict=True)))
+            reported.clear()
     return parts
 
 
@@ -86,7 +86,7 @@ def _child(settings: LoadSettings, client: ClientConfig, pipe: Connection) -> No
         pipe.send(rmq_async.run(run_load(settings, client, lambda count, failed: pipe.send((count, failed)))))
     except KeyboardInterrupt:
         pass
-    except Exception as error:  # noqa: BLE001 - told by the parent, in one line
+    except Exception as error:  # noqa: BLE001 - the parent prints it, in one line
         pipe.send(f"{type(error).__name__}: {error}")
     finally:
         pipe.close()

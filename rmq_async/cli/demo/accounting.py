@@ -1,4 +1,4 @@
-"""Who is missing: what was attempted, acknowledged and read, compared. No I/O, no clock, any hashable thing as a message's key."""
+"""Compares attempted, acknowledged and read messages. No I/O, no clock; any hashable value is a message's key."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ class Messages:
     def check(self, message: MessageExt) -> Key:
         """Which message this is. Raises DamagedError unless every part of it is as it was made."""
         own = {name: message.properties.get(name, "") for name in (RUN, INDEX)}
-        told = message.properties.get(CRC, "none")
+        expected = message.properties.get(CRC, "none")
         found = _checksum(message.body, message.tags or "", message.keys, own)
-        if told != found:
-            raise DamagedError(f"message {message.msg_id} at {_place(message)} carries CRC {told}, its content has {found}")
+        if expected != found:
+            raise DamagedError(f"message {message.msg_id} at {_place(message)} carries CRC {expected}, its content has {found}")
         if own[RUN] != self.run:
             raise DamagedError(f"message {message.msg_id} at {_place(message)} is of run {own[RUN]}, not of {self.run}")
         return Key(message.tags or "", int(own[INDEX]))

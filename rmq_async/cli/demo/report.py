@@ -1,4 +1,4 @@
-"""What a run amounts to: figures for each mode, and what is wrong. Pure functions of what was counted."""
+"""The result of a run: figures for each mode, and failures. Pure functions of the counts."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class ModeReport:
 
     @property
     def acknowledged_count(self) -> int | None:
-        """None where nothing is ever acknowledged."""
+        """Number of acknowledged messages; None for a mode without acknowledgements."""
         return None if self.mode == ONEWAY else self.account.acknowledged
 
     def as_fields(self) -> dict[str, object]:
-        """For ``--json``; times in milliseconds."""
+        """The fields for ``--json``; times in milliseconds."""
         counts = self.account
         return {
             "type": "mode",
@@ -114,7 +114,7 @@ def percentile(ordered: Sequence[float], per_cent: float) -> float:
 def problems(
     reports: Sequence[ModeReport], damaged: Sequence[str], unknown: Sequence[Key], *, oneway_may_be_lost: bool
 ) -> list[str]:
-    """Whatever makes the demo a failure, a line each; the first line is the gravest.
+    """The reasons why the demo failed, a line each; the first one is the gravest.
 
     ``oneway_may_be_lost``: a real broker may drop one-way messages, and that alone is no failure.
     """

@@ -25,14 +25,8 @@ from pyspark.sql import functions as sql
 from rich.progress import Progress, TaskID
 
 from rmq_async import Admin
-from rmq_async.spark.pipelines.archive import archive
-from rmq_async.spark.pipelines.job import explained
-from rmq_async.spark.pipelines.publish import publish
-from rmq_async.spark.pipelines.reconcile import KINDS, Reconciled, SentTable, reconcile
-from rmq_async.spark.pipelines.replay import replay
-from rmq_async.spark.pipelines.session import running_or
-from rmq_async.testing._jars import find_java
-from rmq_async.testing.threaded import ThreadedRocketMQ
+from rmq_async.spark import pipelines
+from rmq_async.testing import ThreadedRocketMQ, find_java
 
 from ..output import Output
 
@@ -54,12 +48,12 @@ def run_spark_demo(messages: int, size: int, output: Output) -> int:
             with output.progress() as bars:
                 demo.bars = bars
                 with demo.step("start Spark") as done:
-                    spark = stack.enter_context(running_or(lambda: _session(place)))
+                    spark = stack.enter_context(pipelines.session.running_or(lambda: _session(place)))
                     done["what"] = f"{spark.version}, {spark.sparkContext.master}"
                 demo.run(spark)
             return demo.verdict(perf_counter() - began)
     except (PySparkException, Py4JError) as error:
-        raise click.ClickException(explained(error)[0]) from None
+        raise click.ClickException(pipelines.job.explained(error)[0]) from None
 
 
 class _Demo:
@@ -83,7 +77,7 @@ class _Demo:
         self._server.run(self._create())
         table = self._table(spark)
         with self.step("publish") as done:
-            sent = publish(
+            sent = pipelines.publish.publish(
                 table, self._topic, body="body", keys=["key"], id="key", properties=["customer"], options=self._options,
                 progress=self._progress,
             )  # fmt: skip
@@ -93,11 +87,13 @@ class _Demo:
         with self.step("read back") as done:
             done |= {"messages": self._read(spark), "what": "format rocketmq: each body and property as it was sent"}
         with self.step("archive") as done:
-            kept = archive(spark, self._topic, self._archive, options=self._options, progress=self._progress)
+            kept = pipelines.archive.archive(spark, self._topic, self._archive, options=self._options, progress=self._progress)
             self._check("archived", kept.messages)
             done |= {"messages": kept.messages, "what": f"Parquet by topic and date, {_files(self._archive)} files"}
         with self.step("replay") as done:
-            again = replay(spark, self._archive, topic=self._copy, options=self._options, progress=self._progress)
+            again = pipelines.replay.replay(
+                spark, self._archive, topic=self._copy, options=self._options, progress=self._progress
+            )
             self._check("replayed", again.messages)
             self._check("in the copy after replaying", again.arrived)
             done |= {"messages": again.messages, "what": f"the archive to topic {self._copy}"}
@@ -105,7 +101,7 @@ class _Demo:
             with self.step("reconcile") as done:
                 found = self._reconcile(spark, table, topic, by, what)
                 done |= {"messages": found.matched, "what": f"the table against {what}: {found.missing} missing"}
-                done |= {kind: getattr(found, kind) for kind in KINDS}
+                done |= {kind: getattr(found, kind) for kind in pipelines.reconcile.KINDS}
 
     async def _create(self) -> None:
         async with Admin(namesrv=self._server.namesrv) as admin:
@@ -118,7 +114,7 @@ class _Demo:
         return spark.range(self._messages).select(key.alias("key"), self._body(key).alias("body"), customer.alias("customer"))
 
     def _body(self, key: Column) -> Column:
-        """Of a key: its digest, over and over."""
+        """The body of a key: its digest, repeated."""
         return sql.substring(sql.repeat(sql.sha2(key.cast("binary"), 256), -(-self._size // 64)), 1, self._size)
 
     def _read(self, spark: SparkSession) -> int:
@@ -134,22 +130,26 @@ class _Demo:
         self._check("read back undamaged", row["sound"])
         return int(row["rows"])
 
-    def _reconcile(self, spark: SparkSession, table: DataFrame, topic: str, by: str, what: str) -> Reconciled:
-        columns = SentTable(id="key", key="key", state=None)
-        made = reconcile(spark, table, topic, self._options, by=by, table=columns, fail_on=KINDS, progress=self._progress)
+    def _reconcile(
+        self, spark: SparkSession, table: DataFrame, topic: str, by: str, what: str
+    ) -> pipelines.reconcile.Reconciled:
+        columns = pipelines.reconcile.SentTable(id="key", key="key", state=None)
+        made = pipelines.reconcile.reconcile(
+            spark, table, topic, self._options, by=by, table=columns, fail_on=pipelines.reconcile.KINDS, progress=self._progress
+        )
         made.findings.unpersist()
         found = made.summary
         self._check(f"found by their {'RMQ_SPARK_ID' if by == 'spark-id' else by} in {what}", found.matched)
         if found.failed:
-            kinds = ", ".join(f"{getattr(found, kind)} {kind}" for kind in KINDS)
+            kinds = ", ".join(f"{getattr(found, kind)} {kind}" for kind in pipelines.reconcile.KINDS)
             self.problems.append(f"{what} is not what was sent: {kinds}")
         return found
 
-    # -- telling
+    # -- output
 
     @contextmanager
     def step(self, name: str) -> Iterator[dict[str, Any]]:
-        """What is put into the dict is told, with the time it took."""
+        """Reports a step: the values put into the dict, and its duration."""
         began = perf_counter()
         bar = self._bar = self.bars.add_task(name, total=self._messages)
         done: dict[str, Any] = {}
@@ -223,7 +223,7 @@ def _session(place: Path) -> SparkSession:
 
 
 def _first_trouble(said: Path) -> str | None:
-    """What Java says when it cannot start, without what the script around it adds."""
+    """Java's error when it cannot start, without the lines of the script around it."""
     lines = said.read_text(errors="replace").splitlines() if said.exists() else []
     return next(
         (line for line in lines if line.strip() and not line.startswith("WARNING") and "/spark-class: " not in line), None
@@ -232,7 +232,7 @@ def _first_trouble(said: Path) -> str | None:
 
 @contextmanager
 def _errors_to(path: Path) -> Iterator[None]:
-    """What a process started here writes to stderr, as long as it lives: Java has a lot to say that is not about the demo."""
+    """Redirects the stderr of processes started inside, for as long as they live: Java writes much that is not about the demo."""
     kept = os.dup(2)
     target = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The commands: what they take, and what is checked before."""
+"""``rmq outbox``: its commands, their options, and the checks before they connect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import rmq_async
 from rmq_async.config import check_group
 
 from ..extras import needs_extra
-from ..options import AGE, FAILED, client_config, client_options, json_option, needs_command, run
+from ..options import AGE, FAILED, client_config, client_options, json_option, needs_command, pass_options, run
 from ..output import Output
+from .settings import RelayOptions
 
 if TYPE_CHECKING:
-    from rmq_async.outbox.store import Store
+    from rmq_async.outbox import Store
 
 __all__ = ["outbox"]
 
@@ -43,8 +44,8 @@ def _seconds(option: str, default: float, help_text: str) -> Callable[[Command],
     return click.option(option, type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
 
 
-def _known(database: str | None) -> str:
-    """The database's URL. Raises ClickException where there is none, and where the extra is not installed."""
+def _database_url(database: str | None) -> str:
+    """The URL of the option or the environment. Raises ClickException where neither is set or the extra is not installed."""
     found = os.environ.get(DATABASE_ENVIRONMENT) if database is None else database
     if not found:
         raise click.UsageError(f"no database is known: give --database or set {DATABASE_ENVIRONMENT}")
@@ -53,8 +54,8 @@ def _known(database: str | None) -> str:
 
 
 def _with_table(database: str | None, table: str, work: Callable[[Store], Awaitable[int]]) -> int:
-    """Runs ``work`` on the table, and returns what it does."""
-    url = _known(database)
+    """Runs ``work`` on the table; returns its exit code."""
+    url = _database_url(database)
     from .database import connected
 
     async def on_table() -> int:
@@ -86,10 +87,10 @@ def status(fail_above: float | None, database: str | None, table: str, as_json: 
     output = Output(as_json=as_json)
 
     async def work(store: Store) -> int:
-        from .telling import tell_status
+        from .report import print_status
 
         found = await store.status()
-        tell_status(output, found)
+        print_status(output, found)
         if fail_above is None or found.oldest_age <= fail_above:
             return 0
         output.trouble(f"outbox: a message is pending for {found.oldest_age:,.1f} s, the limit is {fail_above:g} s")
@@ -105,25 +106,13 @@ def status(fail_above: float | None, database: str | None, table: str, as_json: 
 @click.option(
     "--batch-size", type=click.IntRange(1, 10_000), default=256, show_default=True, metavar="N", help="Rows read at a time."
 )
-@_seconds("--lease", 30.0, "For which a row is this process's own; after its death others wait for that.")
+@_seconds("--lease", 30.0, "How long a claimed row stays reserved. Other relays take over after it expires.")
 @_seconds("--poll-interval", 1.0, "Between looks for messages; also before a second attempt.")
-@_seconds("--stuck-after", 60.0, "Age from which a message that is not sent is told.")
+@_seconds("--stuck-after", 60.0, "Age at which a message that is not sent is reported.")
 @_table_options
 @client_options
-def relay(
-    drain: bool,
-    every: float,
-    group: str,
-    batch_size: int,
-    lease: float,
-    poll_interval: float,
-    stuck_after: float,
-    database: str | None,
-    table: str,
-    namesrv: str | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@pass_options(RelayOptions)
+def relay(options: RelayOptions) -> int:
     """Send the messages of an outbox, beside other relays or alone, until SIGTERM or Ctrl-C, which give back what is not begun.
 
     It waits for a cluster that is not there yet, and for a database that goes away later. Progress goes to stderr, with --json to
@@ -133,23 +122,13 @@ def relay(
     With --drain the exit code is 1 if a message failed for good meanwhile, or is left behind such a one of its sharding key, or a
     signal came first.
     """
-    url = _known(database)
-    check_group(group)
-    client = client_config(namesrv, timeout)
-    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # what is waited out is worth a line
-    from .relay import RelaySettings, run_relay
+    url = _database_url(options.database)
+    check_group(options.group)
+    client = client_config(options.namesrv, options.timeout)
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
+    from .relay import run_relay
 
-    settings = RelaySettings(
-        table=table,
-        group=group,
-        batch_size=batch_size,
-        lease=lease,
-        poll_interval=poll_interval,
-        stuck_after=stuck_after,
-        drain=drain,
-        every=every,
-    )
-    return rmq_async.run(run_relay(url, settings, client, Output(as_json=as_json)))
+    return rmq_async.run(run_relay(url, options, client, Output(as_json=options.as_json)))
 
 
 @outbox.command(short_help="Send messages again that have failed.")
@@ -182,7 +161,7 @@ def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: s
 
 @outbox.command(short_help="Delete messages that were sent long ago.")
 @click.option("--older-than", type=AGE, required=True, help="Such as 7d, 12h, 30m or 90s: time since they were sent.")
-@click.option("--failed", is_flag=True, help="Those that FAILED so long ago instead: these messages are lost.")
+@click.option("--failed", is_flag=True, help="Delete FAILED messages instead of SENT ones; they are lost.")
 @_table_options
 @json_option
 def purge(older_than: float, failed: bool, database: str | None, table: str, as_json: bool) -> int:

@@ -1,5 +1,5 @@
-"""Which database, by its URL, and what it says when it does not work. No word of a URL is ever shown, but the name of a
-SQLite file: there may be a password in it, also where it should not be."""
+"""Connects to the database of a URL and shortens its errors. No part of a URL is printed except the name of a SQLite file, because
+any other part may hold a password."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rmq_async import ConfigError
-from rmq_async.outbox import outbox_table
-from rmq_async.outbox.store import Store, reason_of
+from rmq_async.outbox import Store, outbox_table, reason_of
 
 __all__ = ["ERRORS", "connected"]
 
@@ -31,14 +30,14 @@ ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 @asynccontextmanager
 async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngine, Store]]:
-    """An engine, disposed of at the end, and the table, which is there. What the database raises becomes one line.
+    """An engine, disposed of at the end, and the existing table. Errors of the database become one line.
 
-    Raises UsageError for a URL or a table's name that cannot be, and for a table that is missing.
+    Raises UsageError for an invalid URL or table name, and for a table that is missing.
     """
     engine = _engine(database)
     try:
         store = Store(engine, outbox_table(MetaData(), table), "rmq outbox", LEASE)
-        with _told_in_a_line():
+        with _short_database_errors():
             await _connect(engine)
             await store.probe()
             yield engine, store
@@ -47,8 +46,8 @@ async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngin
 
 
 @contextmanager
-def _told_in_a_line() -> Iterator[None]:
-    """What the database raises, without the statement and its parameters."""
+def _short_database_errors() -> Iterator[None]:
+    """Raises errors of the database without the statement and its parameters."""
     try:
         yield
     except ERRORS as error:

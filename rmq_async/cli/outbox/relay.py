@@ -1,4 +1,4 @@
-"""``rmq outbox relay``: sends what is pending until a signal comes or, with --drain, until nothing is left that can be sent."""
+"""``rmq outbox relay``: sends pending messages until a signal or, with --drain, until none is left that can be sent."""
 
 from __future__ import annotations
 
@@ -6,46 +6,31 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async import ClientConfig, Producer
-from rmq_async.outbox import Outbox, OutboxStatus
-from rmq_async.outbox.store import Store
+from rmq_async.outbox import Outbox, OutboxStatus, Store
 
 from ..options import FAILED
 from ..output import Output
 from .database import ERRORS, connected
-from .telling import Progress, counted
+from .report import Progress, message_count
+from .settings import RelayOptions
 
-__all__ = ["RelaySettings", "run_relay"]
+__all__ = ["run_relay"]
 
 _LAST_STATUS: Final = 5.0
 """Seconds for the totals."""
 _SHARE: Final = 10
-"""Looking whether anything is left may take one part in so many of the time."""
+"""The check for remaining messages takes at most this part of the time: one in ten."""
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RelaySettings:
-    """What the command was told; ``Outbox`` says what most of it means."""
-
-    table: str
-    group: str
-    batch_size: int
-    lease: float
-    poll_interval: float
-    stuck_after: float
-    drain: bool
-    every: float
-
-
-async def run_relay(database: str, settings: RelaySettings, client: ClientConfig, output: Output) -> int:
+async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
     """Relays until SIGTERM or SIGINT, whether or not the cluster is there; returns the exit code."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -72,7 +57,7 @@ async def run_relay(database: str, settings: RelaySettings, client: ClientConfig
 
 
 def _outbox(
-    engine: AsyncEngine, settings: RelaySettings, client: ClientConfig, output: Output, ended: asyncio.Event
+    engine: AsyncEngine, settings: RelayOptions, client: ClientConfig, output: Output, ended: asyncio.Event
 ) -> tuple[Outbox, Progress]:
     progress = Progress(output, lambda: outbox.sent_here, ended)
     outbox = Outbox(
@@ -90,8 +75,8 @@ def _outbox(
     return outbox, progress
 
 
-async def _relay(outbox: Outbox, store: Store, settings: RelaySettings) -> bool:
-    """Returns once nothing is left that can be sent, without --drain never."""
+async def _relay(outbox: Outbox, store: Store, settings: RelayOptions) -> bool:
+    """Returns with --drain once no message is left that can be sent; never without it."""
     await outbox.start()
     if not settings.drain:
         await asyncio.get_running_loop().create_future()
@@ -101,7 +86,7 @@ async def _relay(outbox: Outbox, store: Store, settings: RelaySettings) -> bool:
             if not await store.anything_to_send():
                 return True
         except (*ERRORS, OSError):
-            pass  # the relay tells that the database is away, and goes on
+            pass  # the relay logs that the database is away, and goes on
         await asyncio.sleep(max(min(settings.poll_interval, 1.0), _SHARE * (monotonic() - began)))
 
 
@@ -116,9 +101,9 @@ async def _last_status(store: Store) -> OutboxStatus | None:
 async def _drained(store: Store, before: OutboxStatus, after: OutboxStatus, output: Output) -> int:
     failed, left = max(0, after.failed - before.failed), await store.behind_failed()
     if failed:
-        output.trouble(f"outbox: {counted(failed)} failed for good")
+        output.trouble(f"outbox: {message_count(failed)} failed for good")
     if left:
-        output.trouble(f"outbox: {counted(left)} left behind one of the same sharding key that failed for good")
+        output.trouble(f"outbox: {message_count(left)} left behind one of the same sharding key that failed for good")
     return FAILED if failed or left else 0
 
 
@@ -128,7 +113,7 @@ def _ended_early(output: Output) -> int:
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What ``work`` returns; None, once it has cleaned up, where ``ended`` came first."""
+    """The result of ``work``; cancels it and returns None when ``ended`` is set first."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,10 @@
-"""Gathering single messages into batches while requests are under way, at no wait while none are."""
+"""Gathers messages into batches while requests are in flight; without a request in flight no message waits."""
 
 from __future__ import annotations
 
-from .settings import Batching
+from .batcher import Batcher
+from .ordered_sends import OrderedSends
+from .queue_gathering import QueueGathering
+from .unordered_sends import UnorderedSends
 
-__all__ = ["Batching"]
+__all__ = ["Batcher", "OrderedSends", "QueueGathering", "UnorderedSends"]

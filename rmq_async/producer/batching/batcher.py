@@ -1,8 +1,8 @@
-"""The acting part of batching: when gatherings leave, what they leave as, and who has waited for too long.
+"""Sends batches: schedules when gathered messages leave, starts their requests, and enforces the callers' deadlines.
 
-Per message nothing is done here. Per batch: one callback of the loop, one encoding, one request; no Task while nothing fails.
-Callers' deadlines are watched by one timer for all of them, set for the earliest. It looks at everybody who waits, which takes
-some milliseconds with 65,535 of them; where time-outs are equal that happens once per time-out.
+This module does no work per message. A batch costs one callback of the loop, one encoding and one request, and no Task unless
+an attempt fails. One timer, set for the earliest deadline, serves all callers. It checks every waiting caller, which takes some
+milliseconds for 65,535 of them; with equal timeouts that happens once per timeout.
 """
 
 from __future__ import annotations
@@ -12,98 +12,125 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from functools import partial
 from math import inf
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from rmq_protocol.batch import BATCH_OVERHEAD
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.properties import AFTER_ID, BEFORE_ID
 
-from ...errors import ClientStateError, own_copy
+from ... import machine
+from ...errors import ClientStateError
+from ...tracebacks import own_copy
 from ...transport import raise_soon
-from ..first_attempt import broken_off
-from ..lanes import Lane, Target
-from ..outgoing import Outgoing
-from .gathering import Entry, Gathering, InTurn, Member, alive
-from .in_order import InOrder
-from .settings import Batching
-from .under_way import UnderWay
-
-if TYPE_CHECKING:
-    from ..sender import Sender
+from ..calls import Call, Dispatch, broken_off
+from ..config import Batching
+from ..encoding import Encoder, Outgoing
+from ..routing import Target, TopicQueues
+from ..watching import Watchers
+from .batch_request import BatchRequest
+from .gathering import Entry, Gathering, Member, TopicGathering, alive
+from .queue_gathering import QueueGathering
 
 __all__ = ["Batcher"]
 
 BLOCKED_AFTER: Final = 0.1
+"""Seconds of delay of the timer from which the loop counts as blocked."""
 GRACE: Final = 0.02
-"""Seconds for reads after the loop was blocked for so long."""
+"""Seconds for socket reads after the loop was blocked, before deadlines are enforced."""
 
-PLAIN_PROPERTIES: Final = len("UNIQ_KEY\x01\x02WAIT\x01true\x02")
-"""Bytes that a message's properties take besides its unique id, where there are no others."""
+PLAIN_PROPERTIES: Final = len(BEFORE_ID + AFTER_ID)
+"""Size in bytes of the properties of a message without any of its own, less its unique id."""
+
+IDLE_KEPT: Final = 64
+"""Empty gatherings of queues that are kept to be used again."""
 
 SHORTEST_LINGER: Final = 0.001
-"""Seconds. uvloop's timers count milliseconds: below half of one ``call_later`` makes a plain Handle, which has no ``when()``."""
+"""Seconds. uvloop's timers count milliseconds: below half a millisecond ``call_later`` returns a Handle without ``when()``."""
 
 
 class Batcher:
-    """Of one sender. ``alarm``: when callers' deadlines are looked at next."""
+    """The batches of one producer.
 
-    def __init__(self, sender: Sender, settings: Batching) -> None:
-        self._sender = sender
+    ``alarm``: time (monotonic) of the next check of the callers' deadlines. ``linger``: seconds. ``fixed``: the gatherings, with
+    messages or a request in flight, of queues that callers chose.
+    """
+
+    def __init__(self, dispatch: Dispatch, encoder: Encoder, watchers: Watchers, settings: Batching) -> None:
+        config = dispatch.config
+        self._dispatch = dispatch
+        self._router = dispatch.router
+        self._watchers = watchers
+        self.timeout = config.timeout  # of the producer, in seconds
+        self._retries = config.retries
+        self._retries_in_order = config.retries if config.retry_same_queue else 0
         self._loop = asyncio.get_running_loop()
-        self._linger = settings.linger
-        self.encoder = sender.encoder
-        self.max_bytes = min(settings.max_bytes, sender.config.max_message_size)
+        self.linger = settings.linger
+        self.lanes = dispatch.router.lanes
+        self.encoder = encoder
+        self.max_bytes = min(settings.max_bytes, config.max_message_size)
         self.max_messages = settings.max_messages
         self.lanes_per_broker = settings.lanes_per_broker
-        self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + sender.ids.length
-        """Bytes in a batch of a message that has nothing but a body, besides that."""
-        self.requests: set[UnderWay] = set()
+        self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + encoder.ids.length
+        """Size in bytes that a message with only a topic and a body takes in a batch, less its body."""
+        self.requests: set[BatchRequest] = set()
         self.alarm = inf
         self._timer: asyncio.TimerHandle | None = None
-        self._grace = False
-        """Reads have been let pass after the loop was blocked."""
-        self._in_turn: WeakValueDictionary[tuple[str, bool], InTurn] = WeakValueDictionary()
-        """Held by their lanes, by those who wait in them, by the loop when they are due to leave, and by their requests."""
-        self._in_order: dict[tuple[MessageQueue, bool], InOrder] = {}
-        self._finding: dict[InTurn, asyncio.Task[None]] = {}
-        self._left: set[Gathering] = set()
-        """Those of which somebody waits no longer, until their requests have been looked at."""
-        self._context = Context()
-        """What hooks run in: a batch is no single caller's."""
+        self._grace = False  # the timer was postponed once, because the loop was blocked
+        # Weak: the topic's queues, waiting calls, the loop's callbacks and requests in flight hold the gatherings.
+        self._in_turn: WeakValueDictionary[tuple[str, bool], TopicGathering] = WeakValueDictionary()
+        self.fixed: dict[MessageQueue, QueueGathering] = {}
+        self._chosen: dict[MessageQueue, QueueGathering] = {}
+        self._idle: dict[MessageQueue, QueueGathering] = {}
+        self._idle_kept = IDLE_KEPT
+        self._finding: dict[TopicGathering, asyncio.Task[None]] = {}
+        self._left: set[Gathering] = set()  # with abandoned calls; their requests are to be checked
+        self._context = Context()  # for hooks: a batch belongs to no single caller
 
     def __repr__(self) -> str:
         gathered = sum(len(members) for gathering in self._gatherings() for members in gathering.waiting())
-        return f"<Batcher {gathered} messages gathered, {len(self.requests)} requests under way>"
+        return f"<Batcher {gathered} messages gathered, {len(self.requests)} requests in flight>"
+
+    @property
+    def idle(self) -> int:
+        """Number of empty gatherings that are kept."""
+        return len(self._idle)
 
     # -- where messages gather
 
-    def in_turn(self, topic: str, *, wait_store: bool) -> InTurn:
-        """``topic``: as users write it."""
+    def in_turn(self, topic: str, *, wait_store: bool) -> TopicGathering:
+        """Returns the gathering of a topic, given as users write it."""
         gathering = self._in_turn.get((topic, wait_store))
         if gathering is None:
-            self._in_turn[topic, wait_store] = gathering = InTurn(self, topic)
+            self._in_turn[topic, wait_store] = gathering = TopicGathering(self, topic)
         return gathering
 
-    def in_order(self, lane: Lane, target: Target, *, fixed: bool) -> InOrder:
-        """``fixed``: the caller chose the queue, and nothing may go to another one."""
-        gathering = self._in_order.get((target.queue, fixed))
+    def in_order(self, lane: TopicQueues, target: Target, *, fixed: bool) -> QueueGathering:
+        """Returns the gathering of a queue. ``fixed``: the caller chose the queue, so no message may go to another one."""
+        places = self.fixed if fixed else self._chosen
+        gathering = places.get(target.queue)
         if gathering is None:
-            gathering = self._in_order[target.queue, fixed] = InOrder(self, lane, target, fixed=fixed)
-        else:
-            gathering.aim(lane, target)
+            gathering = self._idle.pop(target.queue, None) if fixed else None
+            if gathering is None:
+                gathering = QueueGathering(self, lane, target, fixed=fixed)
+            places[target.queue] = gathering
+        gathering.lane, gathering.target = lane, target
         return gathering
 
-    def forget(self, gathering: InOrder) -> None:
-        """Nothing is left in it."""
-        key = gathering.queue, gathering.fixed
-        if self._in_order.get(key) is gathering:
-            del self._in_order[key]
+    def forget(self, gathering: QueueGathering) -> None:
+        """Removes an empty gathering; some of them are kept aside, because making one costs as much as a message."""
+        places, queue = (self.fixed if gathering.fixed else self._chosen), gathering.queue
+        if places.get(queue) is gathering:
+            del places[queue]
+            if gathering.fixed and len(self._idle) < self._idle_kept:
+                self._idle[queue] = gathering
 
-    def lane(self, gathering: InTurn) -> Lane | None:
-        """The topic's lane; None where its route must be asked for first, which is then on its way."""
-        lane = self._sender.lanes.get(gathering.topic) or self._sender.topics.now(gathering.topic)
+    def lane(self, gathering: TopicGathering) -> TopicQueues | None:
+        """Returns the topic's queues, or None if the route is not known; starts the look-up then."""
+        lane = self._router.lanes.get(gathering.topic) or self._router.topics.now(gathering.topic)
         if lane is None and gathering not in self._finding:
             task = self._finding[gathering] = self._loop.create_task(
                 self._find(gathering), name="rmq_async route of a batch", context=Context()
@@ -111,13 +138,13 @@ class Batcher:
             task.add_done_callback(partial(self._found, gathering))
         return lane
 
-    async def _find(self, gathering: InTurn) -> None:
-        await asyncio.sleep(0)  # all who wait are there by then, also where Tasks begin at once
+    async def _find(self, gathering: TopicGathering) -> None:
+        await asyncio.sleep(0)  # lets all sends of this iteration join, also where Tasks start eagerly
         deadline = max([member[2] for members in gathering.waiting() for member in members], default=0.0)
-        await self._sender.topics.lane(gathering.topic, deadline)
+        await self._router.topics.lane(gathering.topic, deadline)
 
-    def _found(self, gathering: InTurn, task: asyncio.Task[None]) -> None:
-        """Or not: also of a Task that others cancelled before it had begun."""
+    def _found(self, gathering: TopicGathering, task: asyncio.Task[None]) -> None:
+        """Ends the look-up, also one whose Task was cancelled before it began; fails the messages if it failed."""
         del self._finding[gathering]
         error = ClientStateError("the search for the route was cancelled") if task.cancelled() else task.exception()
         if error is not None:
@@ -125,73 +152,72 @@ class Batcher:
         gathering.leave()
 
     def is_connected(self, target: Target) -> bool:
-        return target.address in self._sender.connections
+        return target.address in self._dispatch.connections
 
-    def is_finding(self, gathering: InTurn) -> bool:
-        """Whether the gathering waits for the route of its topic."""
+    def is_finding(self, gathering: TopicGathering) -> bool:
+        """Returns whether the look-up of the topic's route is in progress."""
         return gathering in self._finding
 
-    def by_now(self, topic: str, lane: Lane, target: Target) -> tuple[Lane, Target]:
-        """The same queue as the topic's route has it at this moment."""
-        newer = self._sender.lanes.get(topic) or self._sender.topics.now(topic)
+    def by_now(self, topic: str, lane: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
+        """Returns the queue as the topic's current route has it."""
+        newer = self._router.lanes.get(topic) or self._router.topics.now(topic)
         if newer is None or newer is lane or not newer.knows(target.queue):
             return lane, target
         return newer, newer.target(target.queue)
 
-    def inviting(self, lane: Lane) -> Collection[str]:
-        """The brokers of the lane that are not left alone at the moment, or all."""
-        selection = self._sender.selection
+    def inviting(self, lane: TopicQueues) -> Collection[str]:
+        """Returns the topic's brokers that are not avoided at the moment, or all if every one is."""
+        selection = self._router.selection
         avoided = () if selection is None else selection.avoided(lane.brokers)
         return (lane.brokers.difference(avoided) or lane.brokers) if avoided else lane.brokers
 
-    def next_of(self, lane: Lane, brokers: Collection[str]) -> Target:
-        """The next queue of these brokers."""
-        selection = self._sender.selection
+    def next_of(self, lane: TopicQueues, brokers: Collection[str]) -> Target:
+        """Returns the next queue of these brokers."""
+        selection = self._router.selection
         return lane.next_of(brokers) if selection is None else selection.next(lane, frozenset(brokers))
 
     # -- leaving
 
     def soon(self, gathering: Gathering, deadline: float) -> None:
-        """Has it leave at the end of this iteration of the loop, or when messages have lingered; ``deadline``: of the first."""
-        if self._linger and not gathering.in_order:  # plain messages may join, which have no more time and do not ask
-            deadline = min(deadline, monotonic() + self._sender.timeout)
+        """Schedules the departure: at the end of this loop iteration, or after lingering. ``deadline``: the first message's."""
+        if self.linger and not gathering.in_order:  # messages with the producer's timeout may join without a check
+            deadline = min(deadline, machine.monotonic() + self.timeout)
         if deadline < self.alarm:
             self.watch_until(deadline)
-        if self._linger:
+        if self.linger:
             gathering.timer = self._loop.call_later(self._time_to_linger(deadline), gathering.leave)
         else:
             self._loop.call_soon(gathering.leave)
 
     def sooner(self, gathering: Gathering, deadline: float) -> None:
-        """Another message has joined those that linger, and has perhaps less time than they have."""
+        """Moves the departure of lingering messages forward if a message that joined has less time."""
         timer = gathering.timer
         if timer is not None and timer.when() > self._loop.time() + (left := self._time_to_linger(deadline)):
             timer.cancel()
             gathering.timer = self._loop.call_later(left, gathering.leave)
 
     def _time_to_linger(self, deadline: float) -> float:
-        """Half of what is left to the message, at most: what lingers until its time is over is not sent."""
-        return max(SHORTEST_LINGER, min(self._linger, (deadline - monotonic()) / 2))
+        """Returns the seconds to linger, at most half of what remains of the message's time, so that it can still be sent."""
+        return max(SHORTEST_LINGER, min(self.linger, (deadline - machine.monotonic()) / 2))
 
     def hasten(self, gathering: Gathering) -> None:
-        """Something is complete: to linger brings nothing more."""
-        if self._linger:
+        """Ends the lingering: a batch is complete, so waiting gains nothing."""
+        if self.linger:
             self._loop.call_soon(gathering.leave)
 
     def hurry(self, *, for_good: bool = False) -> None:
-        """Nothing that is here lingers any longer; ``for_good``: nor does what comes."""
-        if self._linger:
+        """Sends lingering messages now. ``for_good``: later messages do not linger either."""
+        if self.linger:
             if for_good:
-                self._linger = 0.0
+                self.linger = 0.0
             for gathering in self._gatherings():
                 gathering.leave()
 
-    def go(self, gathering: Gathering, entry: Entry, lane: Lane, target: Target, *, fixed: bool) -> None:
-        """One request with all its attempts. A failure is raised to those who wait for it."""
-        sender = self._sender
+    def go(self, gathering: Gathering, entry: Entry, lane: TopicQueues, target: Target, *, fixed: bool) -> None:
+        """Starts one request with all its attempts. Errors go to the callers of its messages."""
         try:
             entry, made = gathering.request(entry, target)
-        except Exception as error:  # noqa: BLE001 - of a message that is not what it was when it was found good
+        except Exception as error:  # noqa: BLE001 - a message was changed after it was checked
             made = None
             if len(entry.members) > 1:
                 self.split(gathering, entry, entry.ids)
@@ -200,30 +226,31 @@ class Batcher:
         if made is None:
             gathering.ended(target.broker)
             return
-        retries = sender.retries_in_order if fixed else sender.retries
-        request = UnderWay(
-            sender, self, gathering, entry, made, lane, target, fixed=fixed, retries=retries, started=monotonic()
-        )
+        members = entry.members  # max: calls that waited for credits are not in order; 30 us for 1024
+        deadline = members[0][2] if len(members) == 1 else max([member[2] for member in members])
+        retries = self._retries_in_order if fixed else self._retries
+        call = Call(made.outgoing, made.read, machine.monotonic(), deadline, retries)
+        request = BatchRequest(self, self._dispatch, gathering, entry, call, (lane, target), fixed=fixed)
         self.requests.add(request)
         if request.makes_room_at < request.deadline:
             self.look_at(request.makes_room_at)
         try:
             request.start()
-        except Exception as error:  # noqa: BLE001 - of a user's hook: those whose messages these are must hear of it
+        except Exception as error:  # noqa: BLE001 - raised by a user's hook; the callers of the messages get it
             request.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - the same, and it leaves the loop when all others are on their way
+        except BaseException as error:  # noqa: BLE001 - the same, and raised in the loop after the others have been sent
             request.set_exception(broken_off(error, maybe_stored=False))
             raise_soon(error)
 
     def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
-        """Lets hooks, where there are any, see the attempts of a batch of messages that carry no order, as a whole."""
-        if self._sender.watched:
+        """Lets hooks see the attempts of an unordered batch as a whole."""
+        if self._watchers.active:
             shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
-            self._context.run(self._sender.watch, outgoing, shown, "sync", read)
+            self._context.run(self._watchers.watch, outgoing, shown, "sync", read)
 
     def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
-        """Sends a batch that was refused in two halves, until the message that is refused is by itself."""
-        left = alive(entry._replace(ids=ids))
+        """Sends a refused batch as two halves; repeated splits leave the invalid message alone in its request."""
+        left = alive(msgspec.structs.replace(entry, ids=ids))
         if left is None:
             return
         half = (len(left.members) + 1) // 2
@@ -231,10 +258,10 @@ class Batcher:
         halves = [Entry(left.members[part], ids=None if left.ids is None else left.ids[part]) for part in parts]
         gathering.again([each for each in halves if each.members])
 
-    # -- those who wait no longer
+    # -- abandoned calls
 
     def look_after(self, gathering: Gathering) -> None:
-        """Soon ends those of its requests that no caller waits for: they would be in the way of others."""
+        """Schedules the end of its requests that no caller waits for, since they would hold back later messages."""
         if not self._left:
             self._loop.call_soon(self._end_unwanted)
         self._left.add(gathering)
@@ -248,26 +275,26 @@ class Batcher:
     # -- deadlines
 
     def waited(self, deadline: float) -> None:
-        """A plain message comes later than others of its age did, which ``add_plain`` does not reckon with."""
+        """Adjusts timers for a message that waited for credits: ``add_plain`` assumes that deadlines arrive in order."""
         self.look_at(deadline)
-        if self._linger:
+        if self.linger:
             for gathering in self._gatherings():
                 self.sooner(gathering, deadline)
 
     def look_at(self, time: float) -> None:
-        """Looks at everybody's time then, or before."""
+        """Checks the callers' deadlines at ``time`` (monotonic) or earlier."""
         if time < self.alarm:
             self.watch_until(time)
 
     def watch_until(self, deadline: float) -> None:
-        """Looks at everybody's time at the deadline, or before."""
+        """Sets the timer to check the callers' deadlines at ``deadline``."""
         if self._timer is not None:
             self._timer.cancel()
         self.alarm = deadline
-        self._timer = self._loop.call_later(max(deadline - monotonic(), 0.0), self._expire, context=Context())
+        self._timer = self._loop.call_later(max(deadline - machine.monotonic(), 0.0), self._expire, context=Context())
 
     def _expire(self) -> None:
-        now, earliest = monotonic(), inf
+        now, earliest = machine.monotonic(), inf
         if now - self.alarm > BLOCKED_AFTER and not self._grace:  # the loop was blocked: answers may wait in the socket
             self._grace = True
             self._timer = self._loop.call_later(GRACE, self._expire)
@@ -285,11 +312,13 @@ class Batcher:
     # -- the end
 
     def end(self, error: Callable[[], RocketMQError]) -> None:
-        """Ends all that has not gone; what is under way is ended where it is."""
+        """Fails all messages that have not left; requests in flight are ended by ``Dispatch`` and the connections."""
         for gathering in self._gatherings():
             for receiver, _, _ in gathering.drop():
-                if not receiver.done():  # the callback of another one may have cancelled it
+                if not receiver.done():  # the callback of another receiver may have cancelled it
                     receiver.set_exception(error())
+        self._idle_kept = 0  # they refer to the batcher: without the cycle, reference counting frees both
+        self._idle.clear()
         for task in tuple(self._finding.values()):
             task.cancel()
         if self._timer is not None:
@@ -297,11 +326,11 @@ class Batcher:
             self._timer = None
 
     def _gatherings(self) -> list[Gathering]:
-        return [*self._in_turn.values(), *self._in_order.values()]
+        return [*self._in_turn.values(), *self.fixed.values(), *self._chosen.values()]
 
 
 def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
-    """Ends the wait of those whose time is over; returns the earliest deadline of the others."""
+    """Fails the members whose deadline is over; returns the earliest deadline of the others."""
     earliest = inf
     for receiver, _, deadline in members:
         if receiver.done():
@@ -316,5 +345,5 @@ def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
 
 def _tell(members: list[Member], error: BaseException) -> None:
     for receiver, _, _ in members:
-        if not receiver.done():  # the callback of another one may have cancelled it
+        if not receiver.done():  # the callback of another receiver may have cancelled it
             receiver.set_exception(own_copy(error))

@@ -1,11 +1,11 @@
-"""Where messages gather, and the place of a topic whose queues take turns; that of a queue is in ``in_order``.
+"""Gatherings: the messages that wait to leave as a batch, for a topic here and for one queue in ``queue_gathering``.
 
-A gathering decides what leaves and when; the batcher puts it on its way. What it costs per message is ``add_plain``: a tuple, an
-append, three comparisons. Everything else is per batch.
+A gathering decides what leaves and when; the batcher sends it. The cost per message is ``add_plain``: a tuple, an append, three
+comparisons. Everything else is per batch.
 
-What one iteration of the loop gathers is shared out over the requests that may be under way, in parts of at least ``SHARE``
-messages: while the broker works on one, the client makes the next. (One part for all of them: client and broker take turns, and
-1024 in flight make a fifth less.)
+The messages of one loop iteration are divided among the requests that may be in flight, in parts of at least ``SHARE``: the
+client encodes one part while the broker stores another. With a single part client and broker wait for each other, which lowers
+the throughput of 1024 sends in flight by a fifth.
 """
 
 from __future__ import annotations
@@ -13,40 +13,39 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from rmq_protocol.message import Message
 
 from ...errors import RequestTimeoutError
 from ...transport import Receiver
-from ..lanes import Lane, Target
-from ..outgoing import Outgoing
-from ..replies import stored_batch, stored_message
+from ..encoding import Encoder, Outgoing, stored_batch, stored_message
+from ..routing import Target, TopicQueues
 
-if TYPE_CHECKING:
-    from .batcher import Batcher
-
-__all__ = ["Entry", "Gathering", "InTurn", "Member", "Request", "alive", "replace", "shares"]
+__all__ = ["Batches", "Entry", "Gathering", "Member", "Request", "TopicGathering", "alive", "replace", "shares"]
 
 SHARE: Final = 64
 
 Member = tuple[Receiver, Any, float]
-"""Who waits, what is sent (a Message, or an Outgoing where order counts), and the end of the caller's budget (monotonic)."""
+"""Receiver of the result, what is sent (a Message, or an Outgoing if it is encoded), and the caller's deadline (monotonic)."""
 
 
-class Request(NamedTuple):
-    """``read``: makes the result of a reply."""
+class Request(msgspec.Struct, frozen=True):
+    """What a request sends. ``read``: makes the result from a response."""
 
     outgoing: Outgoing
     read: Any
 
 
-class Entry(NamedTuple):
-    """What one request carries.
+class Entry(msgspec.Struct, frozen=True):
+    """The messages of one request.
 
-    ``plain``: messages that say nothing but topic and body, under the producer's own time-out. ``ids``: where Messages have theirs
-    already. ``read``: of what goes alone. ``turn``: it carries nothing, its member does something itself.
+    ``plain``: all have only a topic and a body, and the producer's timeout. ``ids``: the unique ids of Messages that have been
+    encoded before. ``read``: makes the result of a request that is not batched. ``turn``: a turn in the queue's order without a
+    request; the caller sends by itself.
     """
 
     members: list[Member]
@@ -56,45 +55,109 @@ class Entry(NamedTuple):
     turn: bool = False
 
 
+class Batches(Protocol):
+    """The operations that gatherings need of ``batcher.Batcher``, which knows routes, time and connections.
+
+    ``lanes``: the current queues of each topic. ``linger``: seconds. ``alarm``: time of the next check of deadlines.
+    """
+
+    encoder: Encoder
+    max_bytes: int
+    max_messages: int
+    lanes_per_broker: int
+    lanes: dict[str, TopicQueues]
+    linger: float
+    alarm: float
+
+    def watch_until(self, deadline: float) -> None:
+        """Sets the timer to check the callers' deadlines at ``deadline``."""
+
+    def soon(self, gathering: Gathering, deadline: float) -> None:
+        """Schedules the departure: at the end of this loop iteration, or after lingering."""
+
+    def sooner(self, gathering: Gathering, deadline: float) -> None:
+        """Moves the departure of lingering messages forward if a message that joined has less time."""
+
+    def hasten(self, gathering: Gathering) -> None:
+        """Ends the lingering, because a batch is complete."""
+
+    def look_at(self, time: float) -> None:
+        """Checks the deadlines of all callers at ``time`` (monotonic) or earlier."""
+
+    def look_after(self, gathering: Gathering) -> None:
+        """Schedules the end of requests that no caller waits for."""
+
+    def lane(self, gathering: TopicGathering) -> TopicQueues | None:
+        """Returns the topic's queues, or None while the route is looked up."""
+
+    def by_now(self, topic: str, lane: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
+        """Returns the queue as the topic's current route has it."""
+
+    def inviting(self, lane: TopicQueues) -> Collection[str]:
+        """Returns the topic's brokers that are not avoided, or all if every one is."""
+
+    def next_of(self, lane: TopicQueues, brokers: Collection[str]) -> Target:
+        """Returns the next queue of these brokers."""
+
+    def is_connected(self, target: Target) -> bool:
+        """Returns whether there is a connection to the target."""
+
+    def is_finding(self, gathering: TopicGathering) -> bool:
+        """Returns whether the look-up of the topic's route is in progress."""
+
+    def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
+        """Lets hooks see the attempts of a batch."""
+
+    def go(self, gathering: Gathering, entry: Entry, lane: TopicQueues, target: Target, *, fixed: bool) -> None:
+        """Sends an entry as one request."""
+
+    def forget(self, gathering: Any) -> None:
+        """Removes an empty gathering."""
+
+
 def shares(number: int, free: int) -> int:
-    """How many messages each of the requests gets into which ``number`` are shared out; ``free``: how many there may be."""
+    """Returns the messages per request when ``number`` messages are divided among at most ``free`` requests."""
     requests = max(1, min(free, number // SHARE))
     return -(-number // requests)
 
 
 class Gathering(ABC):
-    """``due``: what is here leaves by itself. ``stale``: some of those who wait do so no longer. ``timer``: of the lingering.
+    """Messages that wait to leave as a batch.
 
-    ``in_order``: what leaves keeps its order, so a request is under way until it is answered or its time is over.
+    ``due``: a departure is scheduled. ``stale``: some callers have stopped waiting. ``timer``: ends the lingering.
+    ``in_order``: messages keep their order, so a request counts as in flight until it is answered or its deadline is over.
     """
 
     in_order = False
 
     __slots__ = ("_batcher", "_leaving", "_left", "_most", "_plain", "_sealed", "due", "members", "stale", "timer")
 
-    def __init__(self, batcher: Batcher) -> None:
+    def __init__(self, batcher: Batches) -> None:
         self._batcher = batcher
         self._left = batcher.max_bytes
         self._most = batcher.max_messages
         self._plain = True
-        self._sealed: deque[Entry] = deque()
-        """Complete, and not gone yet."""
+        self._sealed: deque[Entry] = deque()  # complete batches that have not left yet
         self._leaving = False
         self.members: list[Member] = []
         self.due = False
         self.stale = False
         self.timer: asyncio.TimerHandle | None = None
 
-    def add_plain(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        """As ``add``, for a message that says nothing but topic and body, under the producer's own time-out.
+    def add_plain(
+        self, receiver: Receiver, message: Message | Outgoing, size: int, deadline: float, *, plain: bool = True
+    ) -> None:
+        """Adds a message with the producer's timeout. ``plain``: it has only a topic and a body.
 
-        So those that come later have later deadlines, and only the first of an iteration can be the earliest of all.
+        Later messages have later deadlines, so only the first one of an iteration needs a check against the timer.
         """
         left, members = self._left - size, self.members
         if left < 0 or len(members) >= self._most:
             self.full()
             left, members = self._left - size, self.members
         self._left = left
+        if not plain:
+            self._plain = False
         members.append((receiver, message, deadline))
         if not self.due:
             self.due = True
@@ -125,14 +188,14 @@ class Gathering(ABC):
 
     @abstractmethod
     def full(self) -> None:
-        """No further message fits in."""
+        """Seals the current batch."""
 
     def leave(self) -> None:
-        """Lets go what there is, as far as it may go now."""
+        """Sends the gathered messages, as far as the limits on requests in flight allow."""
         self.due = False
         if self.timer is not None:
             self._linger_no_longer()
-        if self._leaving:  # what goes may fail at once and be over
+        if self._leaving:  # a request that fails at once ends inside ``_leave`` and calls this again
             return
         self._leaving = True
         try:
@@ -150,36 +213,36 @@ class Gathering(ABC):
             self.timer = None
 
     def left(self) -> None:
-        """A caller waits no longer: it was cancelled, or has failed."""
+        """Marks that a caller's receiver is done (cancelled or failed); its message is dropped when the batch is built."""
         self.stale = True
         self._batcher.look_after(self)
 
     def can_shrink(self, outgoing: Outgoing) -> bool:
-        """Whether messages may leave a request of which no attempt has begun."""
+        """Returns whether messages may be removed from a request before its first attempt."""
         return True
 
     @abstractmethod
     def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
-        """Makes the batch, where it is, one of what is left in the entry."""
+        """Rebuilds the batch in place from the messages that remain in the entry."""
 
     @abstractmethod
     def ended(self, broker: str) -> None:
-        """A request that went to ``broker`` is over."""
+        """Records the end of a request to ``broker``."""
 
     @abstractmethod
     def again(self, entries: Sequence[Entry]) -> None:
-        """Sends what came back, before all others."""
+        """Sends returned entries before all others."""
 
     @abstractmethod
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
-        """What the first attempt sends, None where that is nothing; and those of the entry whose messages are in it."""
+        """Returns the entry without refused messages, and what its first attempt sends, or None if no message is left."""
 
     @abstractmethod
     def not_sent(self) -> RequestTimeoutError:
-        """The error of a message that is still here when its time is over."""
+        """Returns the error for a message that has not left when its deadline is over."""
 
     def take(self) -> Entry:
-        """What has gathered, without those who wait no longer; it is gone from here."""
+        """Removes and returns the current batch, without members whose callers have stopped waiting."""
         members, self.members, self._left = self.members, [], self._batcher.max_bytes
         plain, self._plain = self._plain, True
         if self.stale:
@@ -188,11 +251,11 @@ class Gathering(ABC):
         return Entry(members, plain)
 
     def waiting(self) -> list[list[Member]]:
-        """All that has not gone."""
+        """Returns the members of all batches that have not left."""
         return [self.members, *[entry.members for entry in self._sealed]]
 
     def drop(self) -> list[Member]:
-        """Everything that has not gone; it is gone from here, and will not leave."""
+        """Removes and returns all members that have not left; they will not be sent."""
         members = [member for each in self.waiting() for member in each if not member[0].done()]
         self._sealed.clear()
         self.take()
@@ -200,22 +263,21 @@ class Gathering(ABC):
         return members
 
 
-class InTurn(Gathering):
-    """Of one topic (and ``wait_store``): each request goes to the next queue, some to each broker at a time.
+class TopicGathering(Gathering):
+    """Messages of one topic and ``wait_store``: each request goes to the next queue, with a limit per broker.
 
-    Messages are encoded when they leave, all that a request carries together.
+    The messages of a request are encoded together, when they leave.
     """
 
     __slots__ = ("__weakref__", "_under_way", "topic")
 
-    def __init__(self, batcher: Batcher, topic: str) -> None:
+    def __init__(self, batcher: Batches, topic: str) -> None:
         super().__init__(batcher)
         self.topic = topic
-        self._under_way: dict[str, int] = {}
-        """Requests by broker."""
+        self._under_way: dict[str, int] = {}  # requests in flight by broker
 
     def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        """``size``: bytes that the message takes in a batch, of which one takes at most ``max_bytes``."""
+        """Adds a message. ``size``: its bytes in a batch; a batch takes at most ``max_bytes``."""
         self._add(receiver, message, size, deadline)
 
     def full(self) -> None:
@@ -226,7 +288,7 @@ class InTurn(Gathering):
     def _leave(self) -> None:
         while self._sealed:
             if (lane := self._batcher.lane(self)) is None:
-                return  # comes here again when there is one
+                return  # called again when the look-up has ended
             if (entry := alive(self._sealed.popleft())) is not None:
                 self._go(entry, lane)
         if not self.members or (lane := self._batcher.lane(self)) is None:
@@ -255,13 +317,14 @@ class InTurn(Gathering):
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
         messages = [member[1] for member in entry.members]
         outgoing = self._batcher.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
-        outgoing.message = messages[0]
+        if outgoing.message is None and messages[0].__class__ is not Outgoing:
+            outgoing.message = messages[0]
         read = stored_message if outgoing.batch_ids is None else stored_batch
         self._batcher.show(outgoing, messages, read)
         return entry, Request(outgoing, read)
 
     def can_shrink(self, outgoing: Outgoing) -> bool:
-        return outgoing.watch is None  # hooks have seen the whole batch
+        return outgoing.watch is None  # hooks saw the whole batch
 
     def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
         messages = [member[1] for member in entry.members]
@@ -279,37 +342,37 @@ class InTurn(Gathering):
             why = "it waited in the client for answers to earlier messages until its time was over"
         return RequestTimeoutError(f"the message for topic {self.topic} was not sent: {why}", maybe_stored=False)
 
-    def _go(self, entry: Entry, lane: Lane) -> None:
+    def _go(self, entry: Entry, lane: TopicQueues) -> None:
         target = lane.next()
         if len(lane.brokers) > 1 and self._under_way.get(target.broker, 0) >= self._batcher.lanes_per_broker:
             target = self._elsewhere(lane, target)
         self._under_way[target.broker] = self._under_way.get(target.broker, 0) + 1
         self._batcher.go(self, entry, lane, target, fixed=False)
 
-    def _free(self, lane: Lane) -> int:
-        """How many requests more may be under way."""
+    def _free(self, lane: TopicQueues) -> int:
+        """Returns the number of further requests that may be in flight."""
         limit, under_way = self._batcher.lanes_per_broker, self._under_way
         if len(lane.brokers) == 1:
             return limit - under_way.get(next(iter(lane.brokers)), 0)
         return sum([max(0, limit - under_way.get(broker, 0)) for broker in self._batcher.inviting(lane)])
 
-    def _elsewhere(self, lane: Lane, target: Target) -> Target:
-        """A queue of a broker that has less to do, if there is one."""
+    def _elsewhere(self, lane: TopicQueues, target: Target) -> Target:
+        """Returns the next queue of a broker below its limit, or ``target`` if there is none."""
         limit = self._batcher.lanes_per_broker
         free = [broker for broker in self._batcher.inviting(lane) if self._under_way.get(broker, 0) < limit]
         return self._batcher.next_of(lane, free) if free else target
 
 
 def replace(outgoing: Outgoing, other: Outgoing) -> None:
-    """Gives the batch the messages of another one."""
+    """Replaces the messages of ``outgoing`` by those of ``other``."""
     outgoing.unique_id, outgoing.properties, outgoing.body = other.unique_id, other.properties, other.body
     outgoing.batch_ids = other.batch_ids
 
 
 def alive(entry: Entry) -> Entry | None:
-    """The entry without those who wait no longer; None where that is everybody."""
+    """Returns the entry without members whose callers have stopped waiting; None if no member is left."""
     left = [index for index, member in enumerate(entry.members) if not member[0].done()]
     if not left or len(left) == len(entry.members):
         return entry if left else None
     ids = None if entry.ids is None else tuple([entry.ids[index] for index in left])
-    return entry._replace(members=[entry.members[index] for index in left], ids=ids)
+    return msgspec.structs.replace(entry, members=[entry.members[index] for index in left], ids=ids)

@@ -1,3 +1,20 @@
 """Pipelines between topics and tables. Each module is a function for programs, and a command: ``rmq spark NAME``, or the module's
-file given to ``spark-submit``.
+file given to ``spark-submit``. A module is loaded when it is first asked for: Spark's workers import this package with any of them.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import archive, dlq_replay, job, load, publish, reconcile, replay, session
+
+__all__ = ["archive", "dlq_replay", "job", "load", "publish", "reconcile", "replay", "session"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,8 @@
-"""Topics to Parquet, exactly once: a streaming query that ends when it has everything that was there when it began.
+"""Archives topics as Parquet, exactly once: a streaming query that ends when it has read all messages that existed at its start.
 
-What was read is in the checkpoint, what was written in ``_spark_metadata`` beside the files: a file that is not listed there is
-left over from an attempt that failed, and Spark's reader skips it. Both must be of the same query. Spark does not look: a sink
-that has batches which the checkpoint does not know skips as many new ones in silence. So that is looked at here, before anything
-is started.
+The checkpoint holds what was read, ``_spark_metadata`` beside the files what was written: a file that is not listed there belongs
+to a failed attempt, and Spark's reader skips it. Both must be of the same query. Spark does not check that: a sink with batches
+that the checkpoint does not have skips as many new ones without an error. So this module checks it before it starts the query.
 
 As a program: ``rmq spark archive``, or this file given to ``spark-submit``.
 """
@@ -19,13 +18,13 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rmq_async.errors import ConfigError
+from rmq_async.spark.pipelines.arguments import refuse_topics
 from rmq_async.spark.pipelines.files import Files
-from rmq_async.spark.pipelines.given import refuse_topics
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
@@ -33,17 +32,17 @@ from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
 __all__ = ["ARCHIVE", "ARCHIVE_DDL", "ArchiveSummary", "archive", "main"]
 
 ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, `date` date"
-"""The schema of an archive. To be given when one is read: a topic named 007 would be read as the number 7."""
+"""The schema of an archive. Readers need it: without one, Spark reads a topic named 007 as the number 7."""
 
 SINK_LOG: Final = "_spark_metadata"
 POLL: Final = 0.25
 DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 as int))"
-"""Of UTC, whatever the session's time zone."""
+"""The date in UTC, independent of the session's time zone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveSummary:
-    """What one run added. ``bytes``: of bodies. ``offsets``: by queue, from where to where was read, the end exclusive."""
+    """What one run added. ``bytes``: of bodies. ``offsets``: start and exclusive end, by queue."""
 
     path: str
     checkpoint: str
@@ -85,15 +84,20 @@ def archive(
     """
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
-    if bool(wanted) == (pattern is not None):
-        raise ConfigError("give the topics to archive, or a pattern of them")
-    if any(name.lower() == "columns" for name in options or {}):
-        raise ConfigError("option columns: an archive holds all of them")
-    refuse_topics(options or {})
+    _check(wanted, pattern, options or {})
     place = checkpoint or f"{path.rstrip('/')}/_checkpoint"
     activate(spark)
     before = _before(Files(spark), path, place, wanted, pattern)
-    frame = _stream(spark, wanted, pattern, starting, max_offsets, tags, files, options or {})
+    reading: dict[str, str | int | None] = {
+        "subscribe": ",".join(wanted) or None,
+        "subscribePattern": pattern,
+        "maxOffsetsPerTrigger": max_offsets,
+        "tags": tags,
+        "maxPartitions": files,
+        **_start_options(starting),
+    }
+    chosen = {name: str(value) for name, value in reading.items() if value is not None}
+    frame = spark.readStream.format("rocketmq").options(**chosen).options(**options or {}).load()
     observed = frame.observe("archive", F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes"))
     query = (
         observed.withColumn("date", F.expr(DATE))
@@ -123,34 +127,24 @@ def archive(
     )
 
 
-def _stream(
-    spark: SparkSession,
-    topics: Sequence[str],
-    pattern: str | None,
-    starting: str | datetime,
-    max_offsets: int | None,
-    tags: str | None,
-    files: int | None,
-    options: Mapping[str, str],
-) -> DataFrame:
-    given: dict[str, str | int | None] = {
-        "subscribe": ",".join(topics) or None,
-        "subscribePattern": pattern,
-        "maxOffsetsPerTrigger": max_offsets,
-        "tags": tags,
-        "maxPartitions": files,
-    }
-    if isinstance(starting, datetime):
-        known = starting if starting.tzinfo is not None else starting.replace(tzinfo=UTC)
-        given |= {"startingTimestamp": int(known.timestamp() * 1000), "startingOffsetsByTimestampStrategy": "latest"}
-    else:
-        given["startingOffsets"] = starting
-    said = {name: str(value) for name, value in given.items() if value is not None}
-    return spark.readStream.format("rocketmq").options(**said).options(**options).load()
+def _check(topics: Sequence[str], pattern: str | None, options: Mapping[str, str]) -> None:
+    """Raises ConfigError for no topics or two ways to name them, and for options that an archive does not take."""
+    if bool(topics) == (pattern is not None):
+        raise ConfigError("give the topics to archive, or a pattern of them")
+    if any(name.lower() == "columns" for name in options):
+        raise ConfigError("option columns: an archive holds all of them")
+    refuse_topics(options)
+
+
+def _start_options(starting: str | datetime) -> dict[str, str | int]:
+    if not isinstance(starting, datetime):
+        return {"startingOffsets": starting}
+    known = starting if starting.tzinfo is not None else starting.replace(tzinfo=UTC)
+    return {"startingTimestamp": int(known.timestamp() * 1000), "startingOffsetsByTimestampStrategy": "latest"}
 
 
 class _Run:
-    """What one query did, from its progress. ``starts``, ``ends``: offsets by queue."""
+    """Counts what one query did, from its progress. ``starts``, ``ends``: offsets by queue."""
 
     def __init__(self, before: Mapping[str, int], progress: Progress) -> None:
         self.messages = 0
@@ -162,7 +156,7 @@ class _Run:
         self._last: int | None = None
 
     def follow(self, query: StreamingQuery) -> None:
-        """Returns when the query has ended; raises what it failed with."""
+        """Returns when the query has ended; raises its error if it failed."""
         while not _ended(query):
             self._take(query)
         self._take(query)
@@ -173,11 +167,11 @@ class _Run:
                 self._last = each.batchId
                 self._count(json.loads(each.json))
 
-    def _count(self, told: Mapping[str, Any]) -> None:
-        source, figures = told["sources"][0], told.get("observedMetrics", {}).get("archive", {})
+    def _count(self, batch: Mapping[str, Any]) -> None:
+        source, figures = batch["sources"][0], batch.get("observedMetrics", {}).get("archive", {})
         start, end, latest = (_offset(source[name]) for name in ("startOffset", "endOffset", "latestOffset"))
         ends = end.get("q", {})
-        first = end.get("init", {}) if told["batchId"] == 0 else start.get("q", {})
+        first = end.get("init", {}) if batch["batchId"] == 0 else start.get("q", {})
         for key, offset in ends.items():
             self.starts.setdefault(key, first.get(key, 0))
             self.ends[key] = offset
@@ -187,7 +181,7 @@ class _Run:
         self.batches += 1
         left = sum(max(offset - ends.get(key, 0), 0) for key, offset in latest.get("q", {}).items())
         self._progress(
-            {"batch": told["batchId"], "messages": rows, "left": left, "seconds": round(told["batchDuration"] / 1000, 3)}
+            {"batch": batch["batchId"], "messages": rows, "left": left, "seconds": round(batch["batchDuration"] / 1000, 3)}
         )
 
 
@@ -196,7 +190,7 @@ def _ended(query: StreamingQuery) -> bool:
 
 
 def _offset(value: Any) -> dict[str, Any]:
-    """As the progress has it: an object, or its JSON, or nothing."""
+    """Reads an offset of the progress: an object, its JSON, or nothing."""
     found = json.loads(value) if isinstance(value, str) else value
     return found if isinstance(found, dict) else {}
 
@@ -205,7 +199,7 @@ def _offset(value: Any) -> dict[str, Any]:
 
 
 def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pattern: str | None) -> dict[str, int]:
-    """Offsets by queue that earlier runs ended at. Raises ConfigError where this cannot be the next of them."""
+    """Offsets by queue at which earlier runs ended. Raises ConfigError if this run cannot follow them."""
     read, done = _numbers(files.names(f"{checkpoint}/offsets")), _numbers(files.names(f"{checkpoint}/commits"))
     content = files.names(path)
     check_pair(path, checkpoint, content, _numbers(files.names(f"{path}/{SINK_LOG}")), read, done)
@@ -237,7 +231,7 @@ def check_pair(
 
 
 def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], pattern: str | None) -> None:
-    """Raises ConfigError where a topic of the archive is not asked for; new ones may be."""
+    """Raises ConfigError for a topic of the archive that this run leaves out; new topics are allowed."""
     missing = [name for name in sorted(known) if name not in topics and not (pattern and re.fullmatch(pattern, name))]
     if missing:
         asked = f"pattern {pattern}" if pattern else ", ".join(topics)
@@ -248,7 +242,7 @@ def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], p
 
 
 def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
-    """Of an entry of Spark's log of offsets: its version, a line of its own and one for each source."""
+    """Offsets of an entry of Spark's offset log: a line for its version, one for Spark, one for each source."""
     try:
         offsets = json.loads(text.splitlines()[-1])["q"]
         return {str(key): int(offset) for key, offset in offsets.items()}
@@ -257,7 +251,7 @@ def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
 
 
 def _numbers(names: Sequence[str] | None) -> list[int]:
-    """Of the batches in a log of Spark's: ``7``, or ``9.compact`` for all up to 9."""
+    """Numbers of the batches in a log of Spark: ``7``, or ``9.compact`` for all up to 9."""
     found = [re.fullmatch(r"([0-9]+)(?:\.compact)?", name) for name in names or ()]
     return [int(match[1]) for match in found if match]
 

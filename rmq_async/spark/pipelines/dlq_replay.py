@@ -1,12 +1,12 @@
-"""Dead letters back to the topics they came from. ``rmq spark dlq-replay GROUP`` shows what it would do; ``--send`` does it.
+"""Replays dead letters to the topics they came from. ``rmq spark dlq-replay GROUP`` prints the plan; ``--send`` sends.
 
-Nothing is kept between runs. A replayed message carries an id that names its dead letter (``RMQ_SPARK_ID``), so what an earlier run
-has sent, also one that was killed, is found in the target topics themselves and not sent again: they are read from the time of
-the oldest dead letter on, ids only. Copies are younger than their dead letters, so retention takes them later.
-A position would not do: what a filter, the guard or a missing target left behind would be passed over for ever.
+Nothing is kept between runs. A replayed message has an id that names its dead letter (``RMQ_SPARK_ID``), so a run finds in the
+target topics what earlier runs have sent, also one that was killed, and does not send it again: it reads the ids from the time of
+the oldest dead letter on. Copies are younger than their dead letters, so retention deletes them later. A stored position would not
+do: dead letters that a filter, the guard or a missing target left behind would be skipped for ever.
 
-The guard against loops: a replayed message carries how often that has happened to it (``RMQ_DLQ_REPLAYS``); brokers keep it when
-the message dies again.
+The guard against loops: a replayed message has the number of its replays in ``RMQ_DLQ_REPLAYS``; brokers keep it when the message
+becomes a dead letter again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError, TopicNotFoundError
-from rmq_async.spark.pipelines.given import ask, options_for, refuse_replicas, refuse_topics, window
+from rmq_async.spark.pipelines.arguments import ask, options_for, refuse_replicas, refuse_topics, window
 from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
 from rmq_async.spark.pipelines.session import activate
@@ -41,7 +41,7 @@ ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"
 """The id of the message when it was first sent."""
 
 MOST_TOPICS: Final = 1000
-"""Targets that are told one by one; more of them would be a mistake."""
+"""Targets that are reported one by one; more of them would be a mistake."""
 CLOCKS: Final = timedelta(minutes=5)
 """By how much the clocks of two brokers may differ."""
 
@@ -156,7 +156,7 @@ def _exists(options: Mapping[str, str], topic: str) -> bool:
 
 
 def _understood(letters: DataFrame, topic: str | None, namespace: str | None) -> DataFrame:
-    """With ``target`` (NULL for none), ``replays``, ``origin`` and ``id``."""
+    """Adds the columns ``target`` (NULL for none), ``replays``, ``origin`` and ``id``."""
     given = sql.col("properties")
 
     def named(name: str) -> Column:
@@ -178,7 +178,7 @@ def _understood(letters: DataFrame, topic: str | None, namespace: str | None) ->
 
 
 def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
-    """Where to send to, and when the oldest dead letter from there was stored."""
+    """The target topics, each with the store time of its oldest dead letter."""
     found = (
         letters.where(sql.col("target").isNotNull() & (sql.col("replays") < max_replays))
         .groupBy("target")
@@ -192,7 +192,7 @@ def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
 
 
 def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets: Mapping[str, datetime]) -> DataFrame:
-    """The ids of what earlier runs have sent: column ``done``."""
+    """The ids that earlier runs have sent: column ``done``."""
     reading = options_for(
         "batch read",
         options,
@@ -205,7 +205,7 @@ def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets:
 
 
 def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str], max_replays: int) -> DataFrame:
-    """With ``verdict``: the name of a count of ``Replayed``."""
+    """Adds the column ``verdict``: the name of a count of ``Replayed``."""
     if done is None:
         joined = letters.withColumn("done", sql.lit(None).cast("string"))
     else:
@@ -220,7 +220,7 @@ def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str]
 
 
 def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progress: Progress) -> Replayed:
-    """Tells a line per target."""
+    """Counts by target and verdict; reports a line per target."""
 
     def count(verdict: str) -> Column:
         return sql.count_if(sql.col("verdict") == verdict).alias(verdict)
@@ -249,8 +249,8 @@ def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progres
 
 
 def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> DataFrame:
-    """What is sent, in the order of the dead-letter queues. The sink leaves out what brokers and clients have put into properties;
-    ``writing`` gets each task's share of ``rate``."""
+    """The messages to send, in the order of the dead-letter queues. The sink drops properties of brokers and clients; ``writing``
+    gets each task's share of ``rate``."""
     given = sql.col("properties")
     kept = sql.map_filter(given, lambda name, value: ~name.isin(REPLAYS_PROPERTY, ORIGIN_PROPERTY))
     counted = sql.create_map(

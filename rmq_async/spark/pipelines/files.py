@@ -17,7 +17,7 @@ class Files:
         self._settings: Any = spark._jsc.hadoopConfiguration()
 
     def names(self, path: str) -> list[str] | None:
-        """What is in a directory, sorted; None where there is none."""
+        """Names in a directory, sorted; None if it does not exist."""
         place, system = self._at(path)
         if not system.exists(place) or not system.getFileStatus(place).isDirectory():
             return None

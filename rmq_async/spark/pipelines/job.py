@@ -1,8 +1,8 @@
-"""What every pipeline's command shares: its arguments, its Spark session, how it tells progress and what came of it.
+"""The common part of all pipelines' commands: arguments, Spark session, output of progress and results.
 
 Arguments are read by argparse, so that a pipeline runs where only the extra ``spark`` is installed. People get lines,
 ``--json`` gives one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}`` or
-``{"event": "error", ...}``. An error is one sentence on stderr, whatever Spark made of it. Exit codes: 0; 1 for failure, also of
+``{"event": "error", ...}``. An error is one sentence on stderr, without Spark's trace. Exit codes: 0; 1 for failure, also of
 what was checked; 2 for wrong use.
 """
 
@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError, RocketMQError
 from rmq_async.spark.pipelines.session import running_or
-from rmq_async.spark.plain import sentence
+from rmq_async.spark.short_errors import sentence
 
 __all__ = [
     "Job", "PipelineError", "Progress", "connection_options", "moment", "named_values", "no_progress", "parser", "run_job",
@@ -45,11 +45,11 @@ FIRST_MOMENT_MS: Final = 10**11
 
 
 class PipelineError(RocketMQError):
-    """What a pipeline found does not let it go on."""
+    """A pipeline cannot go on with the data it found."""
 
 
 def no_progress(figures: Mapping[str, Any]) -> None:
-    """For callers that are not interested."""
+    """Ignores the figures."""
 
 
 class Summary(Protocol):
@@ -62,7 +62,7 @@ class Summary(Protocol):
 
 
 class Job(Protocol):
-    """``arguments`` adds to a parser what the pipeline takes; ``run`` does it."""
+    """``arguments`` adds the pipeline's arguments to a parser; ``run`` runs it."""
 
     DESCRIPTION: str
 
@@ -72,7 +72,7 @@ class Job(Protocol):
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """With the arguments that all pipelines take. A job's ``arguments`` may set its ``epilog``, which keeps its lines."""
+    """A parser with the arguments of all pipelines. A job's ``arguments`` may set its ``epilog``, which keeps its lines."""
     made = argparse.ArgumentParser(
         prog=f"rmq spark {name}",
         description=description,
@@ -100,13 +100,13 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
         "--log-level",
         default="OFF",
         choices=("OFF", "ERROR", "WARN", "INFO", "DEBUG"),
-        help="how much Spark says on stderr; default: OFF, failures are told in one sentence",
+        help="how much Spark says on stderr; default: OFF, failures are one sentence",
     )
     return made
 
 
 def connection_options(given: argparse.Namespace) -> dict[str, str]:
-    """Options of format rocketmq for what the shared arguments say. Raises ConfigError for an ``--option`` without "="."""
+    """Options of format rocketmq from the common arguments. Raises ConfigError for an ``--option`` without "="."""
     options = {
         "nameserver": given.namesrv,
         "accessKey": given.access_key,
@@ -119,7 +119,7 @@ def connection_options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
-    """Of an argument that is repeated with NAME=VALUE. Raises ConfigError for one without "="."""
+    """Values of a repeated argument NAME=VALUE. Raises ConfigError for one without "="."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -156,29 +156,29 @@ def moment(text: str) -> datetime:
 
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
-    """Reads the arguments, runs the job in a session that it ends again if it made it; the exit code."""
+    """Reads the arguments and runs the job, in a session that it stops if it made it; returns the exit code."""
     made = parser(name, job.DESCRIPTION)
     job.arguments(made)
     try:
         given = made.parse_args(arguments)
-    except SystemExit as ending:  # argparse has told why
+    except SystemExit as ending:  # argparse has printed the reason
         return ending.code if isinstance(ending.code, int) else WRONG_USE
-    told = _Told(name, as_json=given.json)
+    report = _Report(name, as_json=given.json)
     try:
         connection_options(given)
         with _quiet(), running_or(lambda: _session(name, given)) as spark:
-            summary = job.run(spark, given, told.progress)
+            summary = job.run(spark, given, report.progress)
     except (RocketMQError, PySparkException, Py4JError, OSError) as error:
-        return told.trouble(*explained(error))
+        return report.error(*explained(error))
     except KeyboardInterrupt:
-        return told.trouble("interrupted", INTERRUPTED)
-    told.summary(summary)
+        return report.error("interrupted", INTERRUPTED)
+    report.summary(summary)
     return FAILED if summary.failed else 0
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what PySpark logs of an error that it also raises: the whole trace, as JSON."""
+    """Silences PySpark's logs of errors that it also raises: the whole trace, as JSON."""
     names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
     loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, names)]
     before = [logger.disabled for logger in loggers]
@@ -198,7 +198,7 @@ def _session(name: str, given: argparse.Namespace) -> SparkSession:
     if given.master is not None:
         builder = builder.master(given.master)
     elif "SPARK_ENV_LOADED" not in os.environ and "MASTER" not in os.environ:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers are whatever python3 the PATH has
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 of the PATH
         builder = builder.master("local[*]")
         builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
     for setting, value in named_values("--conf", given.conf).items():
@@ -217,7 +217,7 @@ _STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 def explained(error: BaseException) -> tuple[str, int]:
     """The sentence of an error that says what is wrong, and the exit code for it.
 
-    What a data source of Python raises, Spark puts at the end of a traceback, and that into a trace of its own.
+    Spark puts an error of a Python data source at the end of a traceback, and that into a trace of its own.
     """
     if isinstance(error, RocketMQError):
         return str(error), WRONG_USE if isinstance(error, ConfigError) else FAILED
@@ -234,7 +234,7 @@ def explained(error: BaseException) -> tuple[str, int]:
     return _STATE.sub("", _CLASS.sub("", _JAVA.sub("", lines[0]))), FAILED
 
 
-class _Told:
+class _Report:
     def __init__(self, name: str, *, as_json: bool) -> None:
         self._name = name
         self._as_json = as_json
@@ -246,7 +246,7 @@ class _Told:
         figures = {field.name: getattr(summary, field.name) for field in dataclasses.fields(summary)}
         self._print("summary", figures | {"failed": summary.failed})
 
-    def trouble(self, text: str, code: int) -> int:
+    def error(self, text: str, code: int) -> int:
         line = " ".join(text.split())
         if self._as_json:
             self._print("error", {"error": line, "code": code})

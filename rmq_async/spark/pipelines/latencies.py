@@ -1,7 +1,7 @@
 """Latencies as counts by bucket: bounded however many there are, and two of them are merged by adding.
 
 A bucket is a number of microseconds up to 128, from there on 64 buckets for each doubling, so that its upper bound, which is what
-a percentile is told as, is less than 1.6 % above what was measured.
+a percentile is reported as, is less than 1.6 % above what was measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HIGHEST: Final = (1 << 40) - 1
 
 
 def bucket_of(seconds: float) -> int:
-    """What is below zero counts as zero."""
+    """The bucket of a latency; a negative one counts as zero."""
     micros = min(max(round(seconds * 1e6), 0), HIGHEST)
     doublings = micros.bit_length() - _BITS - 1
     return micros if doublings <= 0 else (doublings << _BITS) + (micros >> doublings)

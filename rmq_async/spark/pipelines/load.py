@@ -1,11 +1,11 @@
-"""``rmq spark load``: messages from the executors at a rate, in one mode after another, and what came of them.
+"""``rmq spark load``: sends messages from the executors at a rate, in one mode after another, and reports the results.
 
-Each mode is a Spark job of ``tasks`` tasks that begin together and write what they counted to result files; the topic's
-offsets are asked before and after it, so that what was acknowledged is compared with what is stored. ``--report`` makes the
-figures from result files again, of any number of runs.
+Each mode is a Spark job of ``tasks`` tasks that begin together and write their counts to result files; the topic's offsets before
+and after it say how many messages are stored, to compare with the acknowledged ones. ``--report`` makes the figures from the result
+files of any number of runs.
 
-Spark runs the tasks all at once or not at all, and tries all of them again where one of them fails (a barrier): their messages are
-sent again then, and more is stored than was attempted.
+Spark runs the tasks of a barrier all at once or not at all, and runs all of them again if one fails: their messages are then sent
+again, and more are stored than were attempted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final
 from pyspark import BarrierTaskContext
 from pyspark.sql import SparkSession
 
+from rmq_async._text import printable
 from rmq_async.admin import Admin
-from rmq_async.client.text import printable
 from rmq_async.errors import ConfigError, RocketMQError
 from rmq_async.spark.options import WriteOptions, write_options
-from rmq_async.spark.pipelines.given import ask
+from rmq_async.spark.pipelines.arguments import ask
 from rmq_async.spark.pipelines.job import Progress, connection_options, no_progress, run_job, whole_number
 from rmq_async.spark.pipelines.load_plot import needs_matplotlib, plot
 from rmq_async.spark.pipelines.load_report import WHOLE, RunReport, read_results, report
@@ -40,18 +40,18 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_GROUP: Final = "spark-rocketmq-load"
 OTHERS: Final = ("idColumn", "batchBytes", "maxMessagesPerSecond")
-"""Options of a write that a load has no use for."""
+"""Options of a write that a load refuses."""
 MAX_BATCH: Final = 4 * 1024 * 1024
 ALL_HERE: Final = 1.1
-"""Seconds after which every task knows that the last one has come: Spark looks once a second."""
+"""Seconds until every task has left the barrier: Spark polls once a second."""
 SETTLED: Final = 0.2
 PATIENCE: Final = 5.0
-"""Seconds in which one-way messages are stored that a broker has read."""
+"""Seconds in which a broker stores the one-way messages that it has read."""
 
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """``runs``: of a report of several runs, how many; the figures are of all of them together."""
+    """Figures of all ``runs`` together."""
 
     runs: int
     attempted: int
@@ -69,6 +69,24 @@ class LoadSummary:
     @property
     def failed(self) -> bool:
         return bool(self.problems)
+
+    @classmethod
+    def of(cls, reports: Sequence[RunReport], given: argparse.Namespace, seconds: float) -> LoadSummary:
+        """Adds up the reports of a command. ``given``: its arguments."""
+        return cls(
+            runs=len(reports),
+            attempted=sum(each.attempted for each in reports),
+            acknowledged=sum(each.acknowledged for each in reports),
+            handed_over=sum(each.handed_over for each in reports),
+            failed_messages=sum(each.failed for each in reports),
+            missed=sum(each.missed for each in reports),
+            lost=sum(each.lost for each in reports),
+            problems=[problem for each in reports for problem in each.problems()],
+            results=given.report or given.results,
+            plot=given.plot,
+            topic=given.topic,
+            seconds=round(seconds, 3),
+        )
 
 
 def load(
@@ -105,7 +123,7 @@ def load(
     stored = []
     for mode in modes:
         began, arrivals = time(), Arrivals(sending.access, [topic])
-        with watched(arrivals, _Pace(mode, progress).tell):
+        with watched(arrivals, _Pace(mode, progress).report):
             _send(spark, replace(plan, mode=mode), results)
         if (grown := _grown(arrivals)) is not None:
             stored.append(Result(plan.run, -1, mode, WHOLE, STORED, grown, 0, {}, 0.0, began, time()))
@@ -127,7 +145,7 @@ def _task(plan: LoadPlan, numbers: Iterator[int]) -> Iterator[Result]:
 
 
 def _together(context: BarrierTaskContext) -> None:
-    """Returns in all tasks at the same time, as well as the clocks of their machines agree."""
+    """Returns in all tasks at the same time, up to the difference of their machines' clocks."""
     begin = max(map(float, context.allGather(repr(time())))) + ALL_HERE
     sleep(max(begin - time(), 0.0))
 
@@ -176,8 +194,7 @@ def _tasks(spark: SparkSession, wanted: int | None) -> int:
 
 
 def _grown(arrivals: Arrivals) -> int | None:
-    """What the topic has grown by, when that has come to an end; one-way messages are stored a moment later. None where that is
-    not told."""
+    """Growth of the topic, once it has ended: one-way messages are stored a moment later. None if the brokers do not say."""
     until = monotonic() + PATIENCE
     try:
         grown = arrivals.count()
@@ -193,21 +210,21 @@ def _grown(arrivals: Arrivals) -> int | None:
 
 
 class _Pace:
-    """Tells ``progress`` how the topic grows."""
+    """Reports the growth of the topic to ``progress``."""
 
     def __init__(self, mode: str, progress: Progress) -> None:
         self._mode = mode
         self._progress = progress
         self._last, self._since = 0, monotonic()
 
-    def tell(self, grown: int) -> None:
+    def report(self, grown: int) -> None:
         now = monotonic()
         self._progress({"mode": self._mode, "stored": grown, "rate": round((grown - self._last) / (now - self._since))})
         self._last, self._since = grown, now
 
 
 def _create(options: Mapping[str, str], topic: str, queues: int) -> None:
-    """The topic, where it is not there."""
+    """Creates the topic if it does not exist."""
 
     async def create(admin: Admin) -> None:
         if topic not in await admin.topics():
@@ -222,7 +239,7 @@ def _create(options: Mapping[str, str], topic: str, queues: int) -> None:
 class _Load:
     DESCRIPTION = """\
 Sends messages from Spark's executors at a rate, counts what comes of each, compares that with the topic's
-offsets, and tells throughput and latencies. A latency is counted from the time that a message was due, so
+offsets, and prints throughput and latencies. A latency is counted from the time that a message was due, so
 that waiting for a slow broker is part of it.
 
 Exit code 1 if a message failed or an acknowledged one is not in the topic."""
@@ -230,9 +247,7 @@ Exit code 1 if a message failed or an acknowledged one is not in the topic."""
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--topic", metavar="NAME", help="where to send to")
-        where.add_argument(
-            "--report", metavar="PATH", help="send nothing: tell what is in these result files, of all their runs"
-        )
+        where.add_argument("--report", metavar="PATH", help="send nothing: report these result files, all their runs")
         parser.add_argument(
             "--results", metavar="PATH", help="directory that result files (Parquet) are added to; needed with --topic"
         )
@@ -274,27 +289,13 @@ Exit code 1 if a message failed or an acknowledged one is not in the topic."""
         if given.plot is not None:
             needs_matplotlib()
         began = monotonic()
-        path: str = given.report or given.results
-        reports = report(read_results(spark, path)) if given.report else [self._load(spark, given, progress)]
+        reports = report(read_results(spark, given.report)) if given.report else [self._load(spark, given, progress)]
         for each in reports:
             for mode in each.modes:
                 progress({"run": each.run, **mode.as_fields()} if given.report else mode.as_fields())
         if given.plot is not None and reports:
             plot(reports[-1], given.plot)
-        return LoadSummary(
-            runs=len(reports),
-            attempted=sum(each.attempted for each in reports),
-            acknowledged=sum(each.acknowledged for each in reports),
-            handed_over=sum(each.handed_over for each in reports),
-            failed_messages=sum(each.failed for each in reports),
-            missed=sum(each.missed for each in reports),
-            lost=sum(each.lost for each in reports),
-            problems=[problem for each in reports for problem in each.problems()],
-            results=path,
-            plot=given.plot,
-            topic=given.topic,
-            seconds=round(monotonic() - began, 3),
-        )
+        return LoadSummary.of(reports, given, monotonic() - began)
 
     def _load(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> RunReport:
         if given.results is None:

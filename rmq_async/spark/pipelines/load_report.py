@@ -1,7 +1,7 @@
-"""What result files of a load amount to: messages by outcome, rates, and percentiles of latencies, for each mode and each second.
+"""Evaluates the result files of a load: messages by outcome, rates, and percentiles of latencies, for each mode and each second.
 
-Result files are counts, so everything here is sums: Spark adds up buckets and finds the ones that percentiles lie in, and what
-reaches the driver is a line for each second of each mode.
+Result files hold counts, so all figures are sums: Spark adds up buckets and finds those of the percentiles; the driver gets a line
+for each second of each mode.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Figures:
 
     @property
     def uncounted(self) -> int:
-        """Attempted, and nobody knows what became of them: always 0."""
+        """Attempted, with an unknown outcome: always 0."""
         return self.attempted - self.done - sum(self.failed.values())
 
 
@@ -68,7 +68,7 @@ class ModeReport:
         return 0 if self.stored is None else max(self.total.done - self.stored, 0)
 
     def problems(self) -> list[str]:
-        """Whatever makes the load a failure, a sentence each."""
+        """The reasons why the load failed, a sentence each."""
         found, total = [], self.total
         if self.lost and self.mode != "oneway":
             found.append(f"{self.lost} of {total.done} messages acknowledged in mode {self.mode} are not in the topic")
@@ -82,7 +82,7 @@ class ModeReport:
         return found
 
     def as_fields(self) -> dict[str, Any]:
-        """For people and for ``--json``; times in milliseconds."""
+        """The fields for people and for ``--json``; times in milliseconds."""
         total = self.total
         return {
             "mode": self.mode,
@@ -145,7 +145,7 @@ def read_results(spark: SparkSession, path: str) -> DataFrame:
 
 
 def report(results: DataFrame) -> list[RunReport]:
-    """Of each run in ``results``, the earliest first."""
+    """Reports of the runs in ``results``, the earliest first."""
     spans: dict[str, list[Any]] = defaultdict(list)
     for row in _spans(results):
         spans[row.run].append(row)
@@ -256,5 +256,5 @@ def _figures(rows: Mapping[str, Any], times: Mapping[str, float]) -> Figures:
 
 
 def _at_once(spans: Sequence[Any]) -> int:
-    """How many tasks ran at the same time at least once."""
+    """The largest number of tasks that ran at the same time."""
     return max(len([other for other in spans if other.began <= row.began < other.ended]) for row in spans)

@@ -1,11 +1,11 @@
-"""What one task of a load does: sends by a clock, in one mode, and counts what comes of every message.
+"""One task of a load: sends by a clock, in one mode, and counts the outcome of every message.
 
-The clock does not wait for answers (an open loop): message n of a task is due at n / rate, and its latency is counted from then,
-so that a broker that stands still for a second is seen in all the messages of that second, not only in those that happened to be
-under way. Spark's thread is the clock: event loops keep time to a millisecond only. What was due and not begun when the time is
-over is not sent and counted as missed, which bounds a task's time: ``seconds`` and the time of one send.
+The clock does not wait for responses (an open loop): message n of a task is due at n / rate, and its latency counts from then, so
+that a broker that stands still for a second shows in all messages of that second, not only in those in flight. Spark's thread is
+the clock, because event loops keep time to a millisecond only. A message that was due and not begun at the end is not sent and
+counts as missed, which bounds a task's time: ``seconds`` and the time of one send.
 
-Without a rate a message is due when there is somebody to send it.
+Without a rate a message is due when a caller is free.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FILLING: Final = 64 * 1024
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What the tasks of one mode do. ``rate``: messages a second of all tasks together; None: as many as go. ``callers``:
+    """The plan of one mode. ``rate``: messages a second of all tasks together; None: without a limit. ``callers``:
     coroutines of mode sync in each task; ``batch``: messages of a request in mode batch."""
 
     run: str
@@ -75,7 +75,7 @@ class Result(NamedTuple):
     """A line of the result files, to be added up: how many messages of a second had which outcome.
 
     ``what``: "scheduled" by the second they were due in; "attempted" by the second of their beginning; and by the second of their
-    end "acknowledged", "handed over" (one-way: nobody confirms them), or what else became of them. "stored" is what the topic has
+    end "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure. "stored" is what the topic has
     grown by meanwhile, of task -1. ``latencies``: messages by bucket. ``began``, ``ended``: of the task's sends, in seconds since
     1970.
     """
@@ -219,7 +219,7 @@ class _Run:
         return self._taken - 1
 
     def messages(self, number: int) -> list[Message]:
-        """Of one send. A body begins with whose it is."""
+        """The messages of one send. A body begins with the ids of run and task."""
         first = number * self._step
         return [self._message(each) for each in range(first, first + self._step)]
 

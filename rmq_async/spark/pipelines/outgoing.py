@@ -1,8 +1,8 @@
-"""Rows to topics, watched: what pipelines that write have in common.
+"""Writes rows to topics and counts them: the common part of pipelines that write.
 
-Spark tells nothing of what a batch write wrote. A write that did not fail has sent every row it was given, and those are counted on
-the way, in the same pass. Whether they are in the topics is asked of the brokers: by how much their queues have grown. Others may
-write there too, and a task that is tried again sends rows twice, so that is a lower bound to check against and no count of rows.
+Spark does not report what a batch write wrote. A write that did not fail has sent every row; they are counted in the same pass.
+The growth of the brokers' queues shows whether they are in the topics. Other producers may write there too, and a task that runs
+again sends rows twice, so the growth is a lower bound to check against and no count of rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from rmq_async._text import printable
 from rmq_async.admin import Admin
-from rmq_async.client.text import printable
 from rmq_async.errors import BrokerNotFoundError, NoPermissionError, RocketMQError, TopicNotFoundError
 from rmq_async.spark.connection import Access
 from rmq_async.spark.options import write_options
-from rmq_async.spark.pipelines.given import ask_at, check_masters
+from rmq_async.spark.pipelines.arguments import ask_at, check_masters
 from rmq_async.spark.pipelines.job import Progress
 from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.writing import warn_of_speculation
@@ -53,12 +53,12 @@ class Written:
 
 
 def access_for(options: Mapping[str, str]) -> Access:
-    """Raises ConfigError for whatever is wrong in the options of a write, before anything is started."""
+    """Reads the options of a write before anything is started. Raises ConfigError for a wrong one."""
     return write_options(options, streaming=False).access
 
 
 def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
-    """How many tasks of at most ``tasks`` share a rate, and what each of them gets: never more than ``rate`` together."""
+    """The number of tasks (at most ``tasks``) that share a rate, and the share of each; together at most ``rate``."""
     count = max(1, min(tasks, -(-rate // TASK_RATE)))
     return count, rate // count
 
@@ -85,7 +85,8 @@ class Arrivals:
             logger.warning("how much arrives will not be known: %s", printable(error))
 
     def count(self) -> int | None:
-        """None where the user may not ask for offsets, or could not at first. Raises RocketMQError."""
+        """Growth of the topics; None without the permission to ask for offsets, or without the first offsets. Raises
+        RocketMQError."""
         if self._before is None:
             return None
         now = ask_at(self._access, self._ends)
@@ -139,8 +140,8 @@ def write(
 
 
 @contextmanager
-def watched(arrivals: Arrivals, tell: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``tell``, in a thread of its own, now and then with what has arrived."""
+def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]:
+    """Calls ``report`` with the growth at intervals, in a thread of its own."""
     over = threading.Event()
 
     def watch() -> None:
@@ -152,7 +153,7 @@ def watched(arrivals: Arrivals, tell: Callable[[int], None]) -> Iterator[None]:
                 continue
             if arrived is None:
                 return
-            tell(arrived)
+            report(arrived)
 
     thread = threading.Thread(target=watch, name="rmq_async spark arrivals", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Tables and files to a topic, in bulk: whatever Spark reads, a message a row.
+"""Publishes a table or files that Spark reads to a topic: one message per row.
 
 As a program: ``rmq spark publish``, or this file given to ``spark-submit``.
 """
@@ -20,7 +20,7 @@ from rmq_async.spark.pipelines.job import Progress, connection_options, named_va
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
 from rmq_protocol.properties import RESERVED_NAMES
 
-__all__ = ["PUBLISH", "PublishSummary", "main", "messages", "publish", "read_table"]
+__all__ = ["PUBLISH", "PublishSummary", "main", "publish", "read_table"]
 
 ID: Final = "rmqSparkId"
 ORDER: Final = "rmqSparkOrder"
@@ -28,8 +28,8 @@ ORDER: Final = "rmqSparkOrder"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishSummary:
-    """``messages``: rows sent and acknowledged, counted on their way; of a dry run: rows there are. ``bytes``: of bodies.
-    ``arrived``: by how much the topic has grown; more where others write to it too, None where that may not be asked."""
+    """``messages``: rows sent and acknowledged; of a dry run: rows. ``bytes``: of bodies. ``arrived``: growth of the topic,
+    messages of other producers included; None without the permission to ask for it."""
 
     topic: str
     messages: int
@@ -62,18 +62,20 @@ def publish(
 ) -> PublishSummary:
     """Sends every row of ``frame`` to ``topic``; arguments that are texts name columns.
 
-    ``body``: None sends the whole row as JSON. ``id``: what tells a row apart, its ``RMQ_SPARK_ID``. ``properties`` are named as
-    their columns; where one is NULL or blank the message has none. With a ``sharding_key`` rows of one value go to one queue, in
+    ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``properties`` are named as
+    their columns; a message has none for NULL or blank. With a ``sharding_key`` rows of one value go to one queue, in
     the order of ``order_by``, an SQL expression. ``rate``: messages a second, of all tasks together.
 
-    Raises ConfigError for a column that does not exist and what contradicts; what Spark raises for the rest.
+    Raises ConfigError for a column that does not exist and for a contradiction, else the errors of Spark.
     """
     began = monotonic()
     given = dict(options or {}) | {"topic": topic}
     access_for(given)
-    rows = messages(
-        frame, body=body, keys=keys, tags=tags, sharding_key=sharding_key, order_by=order_by, id=id, properties=properties
+    columns = MessageColumns(
+        body=body, keys=keys, tags=tags, sharding_key=sharding_key, order_by=order_by, id=id, properties=properties
     )
+    columns.check(frame)
+    rows = columns.select(frame)
     if id is not None:
         given["idColumn"] = ID
     if dry_run:
@@ -101,53 +103,59 @@ def publish(
     )
 
 
-def messages(
-    frame: DataFrame,
-    *,
-    body: str | None = None,
-    keys: Sequence[str] = (),
-    tags: str | None = None,
-    sharding_key: str | None = None,
-    order_by: str | None = None,
-    id: str | None = None,
-    properties: Sequence[str] = (),
-) -> DataFrame:
-    """The sink's columns for what ``publish`` is told. Raises ConfigError."""
-    for what, name in (("body", body), ("tags", tags), ("sharding key", sharding_key), ("id", id)):
-        if name is not None:
-            _check_column(frame, what, name)
-    for what, names in (("key", keys), ("property", properties)):
-        for name in names:
-            _check_column(frame, what, name)
-    reserved = [name for name in properties if name in RESERVED_NAMES]
-    if reserved:
-        raise ConfigError(
-            f"a property cannot be named {reserved[0]}, which is reserved for the system; give the column another name"
-        )
-    if order_by is not None and sharding_key is None:
-        raise ConfigError("an order needs a sharding key: only messages with the same one are kept in order")
-    chosen = [_body(frame, body).alias("body")]
-    if keys:
-        chosen.append(F.filter(F.array(*(_text(name) for name in keys)), lambda key: F.length(F.trim(key)) > 0).alias("keys"))
-    if tags is not None:
-        chosen.append(_text(tags).alias("tags"))
-    if sharding_key is not None:
-        chosen.append(_text(sharding_key).alias("shardingKey"))
-    if properties:
-        pairs = [part for name in properties for part in (F.lit(name), _text(name))]
-        chosen.append(F.map_filter(F.create_map(*pairs), lambda _, value: F.length(F.trim(value)) > 0).alias("properties"))
-    if id is not None:
-        chosen.append(_text(id).alias(ID))
-    if order_by is not None:
-        chosen.append(F.expr(order_by).alias(ORDER))
-    return frame.select(*chosen)
+@dataclass(frozen=True, kw_only=True)
+class MessageColumns:
+    """The columns of a table that make its messages, as ``publish`` takes them."""
+
+    body: str | None = None
+    keys: Sequence[str] = ()
+    tags: str | None = None
+    sharding_key: str | None = None
+    order_by: str | None = None
+    id: str | None = None
+    properties: Sequence[str] = ()
+
+    def check(self, frame: DataFrame) -> None:
+        """Raises ConfigError for a column that does not exist, a reserved property, and an order without a sharding key."""
+        single = (("body", self.body), ("tags", self.tags), ("sharding key", self.sharding_key), ("id", self.id))
+        named = [(what, name) for what, name in single if name is not None]
+        named += [("key", name) for name in self.keys] + [("property", name) for name in self.properties]
+        for what, name in named:
+            if name not in frame.columns:
+                raise ConfigError(f"there is no column {name} for the {what}, only {', '.join(frame.columns)}")
+        reserved = [name for name in self.properties if name in RESERVED_NAMES]
+        if reserved:
+            raise ConfigError(
+                f"a property cannot be named {reserved[0]}, which is reserved for the system; give the column another name"
+            )
+        if self.order_by is not None and self.sharding_key is None:
+            raise ConfigError("an order needs a sharding key: only messages with the same one are kept in order")
+
+    def select(self, frame: DataFrame) -> DataFrame:
+        """The columns of the sink. NULL and blank keys and properties are left out."""
+        chosen = [_body(frame, self.body).alias("body")]
+        if self.keys:
+            texts = F.array(*(_text(name) for name in self.keys))
+            chosen.append(F.filter(texts, lambda key: F.length(F.trim(key)) > 0).alias("keys"))
+        for alias, name in (("tags", self.tags), ("shardingKey", self.sharding_key)):
+            if name is not None:
+                chosen.append(_text(name).alias(alias))
+        if self.properties:
+            pairs = [part for name in self.properties for part in (F.lit(name), _text(name))]
+            texts = F.create_map(*pairs)
+            chosen.append(F.map_filter(texts, lambda _, value: F.length(F.trim(value)) > 0).alias("properties"))
+        if self.id is not None:
+            chosen.append(_text(self.id).alias(ID))
+        if self.order_by is not None:
+            chosen.append(F.expr(self.order_by).alias(ORDER))
+        return frame.select(*chosen)
 
 
 def read_table(
     spark: SparkSession, *, format: str | None = None, path: Sequence[str] = (), table: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:  # fmt: skip
-    """A table of the catalogue, or what a format reads from files or from where its options say. Raises ConfigError."""
+    """Reads a table of the catalogue, or files or another source by a format. Raises ConfigError."""
     if table is not None:
         if path or format is not None:
             raise ConfigError(
@@ -158,11 +166,6 @@ def read_table(
         raise ConfigError("nothing says what to publish: give a table, or a format and a path")
     reader = spark.read.format(format).options(**dict(options or {}))
     return reader.load(list(path)) if path else reader.load()
-
-
-def _check_column(frame: DataFrame, what: str, name: str) -> None:
-    if name not in frame.columns:
-        raise ConfigError(f"there is no column {name} for the {what}, only {', '.join(frame.columns)}")
 
 
 def _column(name: str) -> Column:
@@ -185,7 +188,7 @@ def _body(frame: DataFrame, name: str | None) -> Column:
 
 
 def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, capped: bool) -> DataFrame:
-    """Rows of one sharding key in one task, in order; else as many tasks as were asked for, or as share a rate."""
+    """Puts rows of one sharding key into one task, in order; others into ``partitions`` tasks. ``capped``: they share a rate."""
     if "shardingKey" in rows.columns:
         together = rows.repartition("shardingKey") if partitions is None else rows.repartition(partitions, "shardingKey")
         return together if order_by is None else together.sortWithinPartitions(ORDER).drop(ORDER)

@@ -1,4 +1,4 @@
-"""What was sent against what a topic holds: does everything that was acknowledged exist, once?
+"""Compares a table of sent messages with a topic: does every acknowledged message exist, once?
 
     rmq spark reconcile --topic orders --sent sent.parquet --id-column message_id
     rmq spark reconcile --topic orders --outbox --format jdbc --read-option url=jdbc:postgresql://db/shop ...
@@ -20,12 +20,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError
-from rmq_async.spark.pipelines.given import ask, column, options_for, refuse_replicas, refuse_topics, window
+from rmq_async.spark.pipelines.arguments import ask, column, options_for, refuse_replicas, refuse_topics, window
 from rmq_async.spark.pipelines.job import (
     Progress,
     connection_options,
@@ -35,38 +35,22 @@ from rmq_async.spark.pipelines.job import (
     run_job,
     whole_number,
 )
+from rmq_async.spark.pipelines.reconcile_frames import (
+    ACKNOWLEDGED,
+    OUTBOX,
+    SentTable,
+    findings_of,
+    no_state,
+    table_rows,
+    topic_messages,
+    totals_of,
+)
 from rmq_async.spark.pipelines.session import activate
-from rmq_async.spark.rows import ID_PROPERTY
 
 __all__ = ["ACKNOWLEDGED", "JOB", "KINDS", "OUTBOX", "Reconciled", "Reconciliation", "SentTable", "main", "reconcile"]
 
 KINDS: Final = ("missing", "unacknowledged", "unknown", "duplicate")
-ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
-"""States that say that a broker has taken the message, in any case."""
-
-_SHOWN_STATES: Final = 8
 _RETENTION: Final = "{} messages of these topics were deleted by retention, all before {}: what is missing may be among them"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentTable:
-    """What the columns of the table of sent messages are called, and what their values mean.
-
-    ``id``: message ids, or whatever ``by`` looks for. ``key`` and ``state`` may be None where the table has none; without states
-    every row is acknowledged, as with the state "*". ``time``: when a row was sent. ``topic``: what it was sent to; rows of other
-    topics than those looked at are left out.
-    """
-
-    id: str | None = "msgId"
-    key: str | None = None
-    state: str | None = "state"
-    time: str | None = None
-    topic: str | None = None
-    acknowledged: Collection[str] = ACKNOWLEDGED
-
-
-OUTBOX: Final = SentTable(id="unique_id", key="keys", state="state", time="updated", topic="topic")
-"""The table of ``rmq_async.outbox``, or an export of it with these columns."""
 
 
 @dataclass(frozen=True)
@@ -134,33 +118,26 @@ def reconcile(
     activate(spark)
     refuse_topics(options)
     refuse_replicas(options, "acknowledged ones would be called missing")
-    inside = window(since, until)
     if table.time is None:
         slack = timedelta()
-    if inside and slack:
-        inside = window(since and since - slack, until and until + slack)
+    inside = _window(since, until, slack)
     if table.topic is not None:
         sent = sent.where(column("topic column", table.topic, sent.columns).isin([name.strip() for name in topics.split(",")]))
-    rows = _rows(sent, by, table, since, until, slack).persist(StorageLevel.DISK_ONLY)
+    rows = table_rows(sent, by, table, since, until, slack).persist(StorageLevel.DISK_ONLY)
     findings: DataFrame | None = None
     try:
-        totals = _totals(rows)
+        totals = totals_of(rows)
         progress({"step": "table", "rows": totals["sent"], "acknowledged": totals["acknowledged"]})
         if totals["sent"] and not totals["acknowledged"]:
-            raise ConfigError(_no_state(sent, table))
+            raise ConfigError(no_state(sent, table))
         columns = "topic,brokerName,queueId,offset,msgId,keys,storeTimestamp"
         if by not in ("id", "key"):
             columns += ",properties"
         reading = options_for("batch read", options, subscribe=topics, columns=columns, **inside)
-        messages = _messages(spark.read.format("rocketmq").options(**reading).load(), by, since, until)
+        messages = topic_messages(spark.read.format("rocketmq").options(**reading).load(), by, since, until)
         seen = Observation("reconcile")
-        findings = _findings(rows.join(messages, "identity", "full_outer"), seen, by)
-        if out is not None:
-            findings.write.parquet(out)
-            findings = spark.read.parquet(out)
-        else:
-            findings = findings.persist(StorageLevel.DISK_ONLY)
-            findings.count()
+        findings = findings_of(rows.join(messages, "identity", "full_outer"), seen, by)
+        findings = _kept(spark, findings, out)
         summary = _summary(totals, seen.get, _deleted(options, topics), fail_on)
         progress({"step": "topic", "messages": summary.messages, "findings": sum(getattr(summary, kind) for kind in KINDS)})
         return Reconciliation(findings, summary)
@@ -172,6 +149,22 @@ def reconcile(
         rows.unpersist()
 
 
+def _window(since: datetime | None, until: datetime | None, slack: timedelta) -> dict[str, str]:
+    """Options of the read, ``slack`` wider on both sides. Raises ConfigError for an empty window."""
+    exact = window(since, until)
+    return window(since and since - slack, until and until + slack) if exact and slack else exact
+
+
+def _kept(spark: SparkSession, findings: DataFrame, out: str | None) -> DataFrame:
+    """Computes the findings once: written to ``out``, or kept on the executors' disks."""
+    if out is not None:
+        findings.write.parquet(out)
+        return spark.read.parquet(out)
+    kept = findings.persist(StorageLevel.DISK_ONLY)
+    kept.count()
+    return kept
+
+
 def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
     if by not in ("id", "key", "spark-id") and not (by.startswith("property:") and by != "property:"):
         raise ConfigError(f"by must be id, key, spark-id or property:NAME, not {by}")
@@ -179,119 +172,6 @@ def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
         raise ConfigError(f"fail_on: {wrong[0]} is none of {', '.join(KINDS)}")
     if (table.key if by == "key" else table.id) is None:
         raise ConfigError(f"by {by}: no column of the table is named to look for")
-
-
-# -- the table
-
-
-def _rows(
-    sent: DataFrame, by: str, table: SentTable, since: datetime | None, until: datetime | None, slack: timedelta
-) -> DataFrame:
-    """By ``identity``, NULL for none: ``id``, ``key``, ``state``, ``rows``, ``acked``, ``due``: acknowledged rows in the window."""
-    state = _state(sent, table)
-    acknowledged = sql.lit(True)
-    if table.state is not None and "*" not in table.acknowledged:
-        wanted = [text.strip().upper() for text in table.acknowledged]
-        acknowledged = sql.coalesce(sql.upper(sql.trim(state)).isin(wanted), sql.lit(False))
-    due = sql.lit(True)
-    if table.time is not None:
-        moment = column("time column", table.time, sent.columns).cast("timestamp_ltz")
-        sent = sent.where(_between(moment, since and since - slack, until and until + slack))
-        due = _between(moment, since, until)
-    name = table.key if by == "key" else table.id
-    assert name is not None
-    plain = sent.select(
-        _text(column("key column" if by == "key" else "id column", name, sent.columns)).alias("identity"),
-        _optional("id column", table.id, sent).alias("id"),
-        _optional("key column", table.key, sent).alias("key"),
-        state.alias("state"),
-        acknowledged.alias("acknowledged"),
-        due.alias("due"),
-    )
-    return plain.groupBy("identity").agg(
-        sql.min("id").alias("id"),
-        sql.min("key").alias("key"),
-        sql.coalesce(sql.max(sql.when(sql.col("acknowledged"), sql.col("state"))), sql.max("state")).alias("state"),
-        sql.count(sql.lit(1)).alias("rows"),
-        sql.count_if("acknowledged").alias("acked"),
-        sql.count_if(sql.col("acknowledged") & sql.col("due")).alias("due"),
-    )
-
-
-def _state(sent: DataFrame, table: SentTable) -> Column:
-    return _optional("state column", table.state, sent)
-
-
-def _optional(option: str, name: str | None, sent: DataFrame) -> Column:
-    return sql.lit(None).cast("string") if name is None else column(option, name, sent.columns).cast("string")
-
-
-def _text(found: Column) -> Column:
-    text = sql.trim(found.cast("string"))
-    return sql.when(text != "", text)
-
-
-def _between(moment: Column, since: datetime | None, until: datetime | None) -> Column:
-    """Never NULL."""
-    inside = sql.lit(True)
-    if since is not None:
-        inside = inside & (moment >= sql.lit(since))
-    if until is not None:
-        inside = inside & (moment < sql.lit(until))
-    return sql.coalesce(inside, sql.lit(False))
-
-
-def _totals(rows: DataFrame) -> dict[str, int]:
-    """Reads the table."""
-    counts = {
-        "sent": sql.sum("rows"),
-        "acknowledged": sql.sum("acked"),
-        "without_id": sql.sum(sql.when(sql.col("identity").isNull(), sql.col("due"))),
-    }
-    row = rows.agg(*(sql.coalesce(count, sql.lit(0)).alias(name) for name, count in counts.items())).first()
-    assert row is not None
-    return row.asDict()
-
-
-def _no_state(sent: DataFrame, table: SentTable) -> str:
-    there = sent.select(_state(sent, table).alias("state")).distinct().limit(_SHOWN_STATES).collect()
-    states = ", ".join(sorted(str(row.state) for row in there))
-    return f"no row is acknowledged: column {table.state} holds {states}, and {', '.join(table.acknowledged)} would mean that"
-
-
-# -- the topic
-
-
-def _messages(topic: DataFrame, by: str, since: datetime | None, until: datetime | None) -> DataFrame:
-    """By ``identity``, NULL for none: ``present``, ``within``: those stored in the window, ``first``, ``last``."""
-    identity: Column
-    match by:
-        case "id":
-            identity = sql.col("msgId")
-        case "key":
-            identity = sql.explode_outer(sql.filter(sql.split("keys", " "), lambda key: key != ""))
-        case "spark-id":
-            identity = sql.col("properties")[ID_PROPERTY]
-        case _:
-            identity = sql.col("properties")[by.partition(":")[2]]
-    place = sql.concat_ws("/", "topic", "brokerName", sql.col("queueId").cast("string"), sql.col("offset").cast("string"))
-    stored = sql.struct("storeTimestamp", place.alias("place"))
-    plain = topic.select(
-        identity.alias("identity"), "msgId", "keys", stored.alias("stored"),
-        _between(sql.col("storeTimestamp"), since, until).alias("within"),
-    )  # fmt: skip
-    return (
-        plain.withColumn("identity", _text(sql.col("identity")))
-        .groupBy("identity")
-        .agg(
-            sql.min("msgId").alias("msgId"),
-            sql.min("keys").alias("keys"),
-            sql.count(sql.lit(1)).alias("present"),
-            sql.count_if("within").alias("within"),
-            sql.min("stored").alias("first"),
-            sql.max("stored").alias("last"),
-        )
-    )
 
 
 def _deleted(options: Mapping[str, str], topics: str) -> int:
@@ -302,51 +182,6 @@ def _deleted(options: Mapping[str, str], topics: str) -> int:
     return ask(options, count)
 
 
-# -- both
-
-
-def _findings(joined: DataFrame, seen: Observation, by: str) -> DataFrame:
-    """A row per identity and kind; ``seen`` counts on the way."""
-    numbers = joined.fillna(0, ["rows", "acked", "due", "present", "within"])
-    there = sql.col("identity").isNotNull()
-    many = by == "key"
-    one = sql.lit(1)
-    acked = sql.col("acked") if many else sql.least("acked", one)
-    rows = sql.col("rows") if many else sql.least("rows", one)
-    due = sql.col("due") if many else sql.least("due", one)
-    present, within = sql.col("present"), sql.col("within")
-    copies = sql.when(within > 0, sql.greatest(present - sql.greatest(rows, one), sql.lit(0))).otherwise(0)
-    kinds = {
-        "missing": (due > 0) & (present < acked),
-        "unacknowledged": (within > 0) & (present > acked) & (rows > acked),
-        "unknown": (within > 0) & (rows == 0),
-        "duplicate": copies > 0,
-    }
-    counts = {
-        "messages": sql.sum("within"),
-        "messages_without_id": sql.sum(sql.when(~there, within)),
-        "matched": sql.sum(sql.when(there, sql.least(acked, present))),
-        "copies": sql.sum(sql.when(there, copies)),
-        **{kind: sql.count_if(there & found) for kind, found in kinds.items()},
-    }
-    oldest = sql.min("first")["storeTimestamp"].alias("oldest")
-    counted = numbers.observe(seen, *(sql.coalesce(count, sql.lit(0)).alias(name) for name, count in counts.items()), oldest)
-    found = sql.array_compact(sql.array(*(sql.when(there & found, sql.lit(kind)) for kind, found in kinds.items())))
-    first, last = sql.col("first"), sql.col("last")
-    return counted.select(
-        sql.explode(found).alias("kind"),
-        (sql.col("identity") if by == "id" else sql.coalesce("id", "msgId") if many else sql.col("identity")).alias("id"),
-        (sql.col("identity") if many else sql.coalesce("key", "keys")).alias("key"),
-        "state",
-        sql.col("rows").alias("sent"),
-        sql.col("acked").alias("acknowledged"),
-        present.alias("count"),
-        sql.array_compact(sql.array(first["place"], sql.when(present > 1, last["place"]))).alias("places"),
-        first["storeTimestamp"].alias("firstStored"),
-        last["storeTimestamp"].alias("lastStored"),
-    )
-
-
 def _summary(totals: Mapping[str, Any], seen: Mapping[str, Any], deleted: int, fail_on: Collection[str]) -> Reconciled:
     counts = dict(seen)
     failed = totals["without_id"] > 0 or any(counts[kind] for kind in fail_on)
@@ -355,7 +190,7 @@ def _summary(totals: Mapping[str, Any], seen: Mapping[str, Any], deleted: int, f
 
 
 def _in_utc(value: Any) -> Any:
-    """A time that Spark gave, which is local and does not say so; anything else as it is."""
+    """Converts a time of Spark, which is local and naive, to UTC; returns other values unchanged."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
@@ -442,7 +277,8 @@ class _Reconcile:
 
 
 def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
-    """What the arguments say, else what an outbox or any table has. The id and the state may be absent where nothing needs them."""
+    """The columns named by the arguments, else those of an outbox or the defaults. Id and state may be absent if nothing needs
+    them."""
     preset = OUTBOX if given.outbox else SentTable()
     there = {name.lower() for name in columns}
     identity, state = given.id_column or preset.id, given.state_column or preset.state

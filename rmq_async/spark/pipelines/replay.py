@@ -1,9 +1,8 @@
-"""An archive back to topics, each queue in its order.
+"""Replays an archive to topics, each queue in its order.
 
-First one pass over the small columns tells what is in the window, by queue. From that follows where each queue goes: to the queue
-of the same name where the target has it, else to one that only depends on its name. So whatever had an order, messages of one queue
-and with them those of one sharding key, keeps it, and one task sends all of a queue, its offsets ascending. Queues that share a
-task go side by side, each as far along as the others.
+A first pass over the small columns counts the messages in the window, by queue. Each queue is sent to the queue of the same name if
+the target has it, else to one that depends on its name only. So messages of one queue, and with them those of one sharding key,
+keep their order; one task sends all of a queue, by ascending offset. Queues that share a task advance together, each by its share.
 
 As a program: ``rmq spark replay``, or this file given to ``spark-submit``.
 """
@@ -34,7 +33,8 @@ from rmq_async.spark.pipelines.job import (
     run_job,
     whole_number,
 )
-from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, target_queues, write
+from rmq_async.spark.pipelines.outgoing import Written, access_for, shared_rate, target_queues, write
+from rmq_async.spark.positions import key_of
 from rmq_async.spark.rows import ID_PROPERTY
 from rmq_protocol.constants import PropertyName
 from rmq_protocol.message import MessageQueue
@@ -43,12 +43,12 @@ __all__ = ["REPLAY", "Lane", "ReplaySummary", "Route", "main", "read_archive", "
 
 NEEDED: Final = ("topic", "brokerName", "queueId", "offset", "tags", "keys", "body", "properties", "storeTimestamp", "flag")
 DROPPED: Final = frozenset(name.value for name in PropertyName) - {PropertyName.SHARDING_KEY.value} | {ID_PROPERTY}
-"""Properties that say how a message once travelled. Tags and keys are columns."""
+"""Properties of a message's former way, which a copy must not have. Tags and keys are columns."""
 ID: Final = "rmqSparkId"
 
 
 class Lane(NamedTuple):
-    """What the window has of one queue. ``first``, ``last``: offsets."""
+    """The messages of one queue in the window. ``first``, ``last``: offsets."""
 
     topic: str
     broker: str
@@ -65,7 +65,7 @@ class Lane(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a lane goes. ``slot``: the task that sends it."""
+    """The target of a lane. ``slot``: the task that sends it."""
 
     lane: Lane
     queue: MessageQueue
@@ -74,9 +74,9 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySummary:
-    """``found``: messages in the window. ``messages``: sent and acknowledged, counted on their way; ``bytes``: of their bodies.
-    ``arrived``: by how much the topics have grown; more where others write there too, None where that may not be asked.
-    ``queues``: by queue of the archive, how many messages of it, and where they go."""
+    """``found``: messages in the window. ``messages``: sent and acknowledged; ``bytes``: of their bodies. ``arrived``: growth of
+    the topics, with the messages of other producers; None without the permission to ask for it. ``queues``: by queue of the
+    archive, the number of its messages and their target."""
 
     path: str
     topics: tuple[str, ...]
@@ -113,21 +113,18 @@ def replay(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ReplaySummary:
-    """Sends what was stored from ``start`` on and before ``end``, to ``topic``, or to where it came from with ``to_original``.
+    """Sends messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
 
     ``source_topics``: only these of the archive. ``where``: an SQL condition on its columns. ``rate``: messages a second, of all
-    tasks together. ``exact_queues``: refuse to send what the target has no queue of the same broker and number for.
-    Body, keys, tags, flag and the user's properties are kept, a sharding key too; what the system once added is not.
-    ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, so what is replayed twice can be told.
+    tasks together. ``exact_queues``: refuse a queue for which the target has none of the same broker and number.
+    Body, keys, tags, flag, sharding key and the user's properties are kept; properties of the system are not.
+    ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
 
-    Raises ConfigError for what contradicts and for a path without an archive, PipelineError for an archive that is empty or
+    Raises ConfigError for a contradiction and for a path without an archive, PipelineError for an archive that is empty or
     damaged, TopicNotFoundError for a target that does not exist, and what Spark raises.
     """
     began = monotonic()
-    if (topic is not None) == to_original:
-        raise ConfigError("say where to: give a topic, or say that everything goes to the topic it came from")
-    if start is not None and end is not None and _utc(start) >= _utc(end):
-        raise ConfigError(f"the window is empty: it begins at {start.isoformat()} and ends at {end.isoformat()}")
+    _check(topic, to_original, start, end)
     given = dict(options or {}) | ({"topic": topic} if topic is not None else {})
     access = access_for(given)
     frame = _window(read_archive(spark, path), source_topics, start, end, where)
@@ -140,35 +137,35 @@ def replay(
         tasks, each = shared_rate(rate, min(tasks, max(len(lanes), 1)))
         given["maxMessagesPerSecond"] = str(each)
     plan = routes(lanes, targets, topic, tasks, exact=exact_queues)
-    sent = size = 0
-    arrived: int | None = None
+    written = Written(messages=0, bytes=0, arrived=None)
     if found and not dry_run:
         given["idColumn"] = ID
         written = write(_outgoing(spark, frame, plan, topic, tasks), given, targets, progress, found)
-        sent, size, arrived = written.messages, written.bytes, written.arrived
     return ReplaySummary(
         path=path,
         topics=tuple(targets),
         found=found,
-        messages=sent,
-        bytes=size,
-        arrived=arrived,
+        messages=written.messages,
+        bytes=written.bytes,
+        arrived=written.arrived,
         oldest=min((lane.oldest for lane in lanes), default=None),
         newest=max((lane.newest for lane in lanes), default=None),
         seconds=round(monotonic() - began, 3),
         dry_run=dry_run,
-        queues={
-            route.lane.name: (
-                route.lane.messages,
-                f"{route.queue.topic}/{route.queue.broker_name}/{route.queue.queue_id}",
-            )
-            for route in plan
-        },
+        queues={route.lane.name: (route.lane.messages, key_of(route.queue)) for route in plan},
     )
 
 
+def _check(topic: str | None, to_original: bool, start: datetime | None, end: datetime | None) -> None:
+    """Raises ConfigError for no target or two, and for an empty window."""
+    if (topic is not None) == to_original:
+        raise ConfigError("say where to: give a topic, or say that everything goes to the topic it came from")
+    if start is not None and end is not None and _utc(start) >= _utc(end):
+        raise ConfigError(f"the window is empty: it begins at {start.isoformat()} and ends at {end.isoformat()}")
+
+
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """Raises ConfigError where there is none, PipelineError for an empty one."""
+    """Raises ConfigError if the path holds no archive, PipelineError for an empty one."""
     try:
         columns = spark.read.parquet(path).columns
     except AnalysisException as error:
@@ -188,10 +185,10 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
 def routes(
     lanes: Sequence[Lane], targets: Mapping[str, Sequence[MessageQueue]], topic: str | None, tasks: int, *, exact: bool
 ) -> list[Route]:
-    """Every lane to one queue: to the one of its name, else to one that is the same for every window; tasks get about the same
-    number of messages.
+    """Assigns every lane to one queue, of the same name or else the same for every window, and to one task; tasks get about the
+    same number of messages.
 
-    Raises ConfigError where ``exact`` and the target does not have a queue.
+    Raises ConfigError with ``exact`` for a lane whose queue the target does not have.
     """
     bins = [(0, slot) for slot in range(tasks)]
     slots = {}
@@ -222,7 +219,7 @@ def _utc(when: datetime) -> datetime:
 def _window(
     frame: DataFrame, topics: Iterable[str], start: datetime | None, end: datetime | None, where: str | None
 ) -> DataFrame:
-    """Dates are compared too, so that only their directories are read."""
+    """The messages of the window. Dates are compared too, so that only their directories are read."""
     topics = tuple(topics)
     if topics:
         frame = frame.where(F.col("topic").isin(*topics))
@@ -262,7 +259,7 @@ def _time(micros: int) -> datetime:
 
 
 def _outgoing(spark: SparkSession, frame: DataFrame, plan: Sequence[Route], topic: str | None, tasks: int) -> DataFrame:
-    """The sink's columns, placed and sorted."""
+    """The sink's columns, partitioned by task and sorted."""
     rows = [
         (
             route.lane.topic, route.lane.broker, route.lane.queue_id,
@@ -326,7 +323,7 @@ class _Replay:
         parser.add_argument(
             "--exact-queues", action="store_true", help="fail where the topic does not have the same brokers and queues"
         )
-        parser.add_argument("--dry-run", action="store_true", help="tell what would be sent where, and send nothing")
+        parser.add_argument("--dry-run", action="store_true", help="print what would be sent where, and send nothing")
         parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> ReplaySummary:

@@ -1,4 +1,4 @@
-"""The Spark session a pipeline runs in: one that is there already, in whatever thread, or one of its own.
+"""The Spark session a pipeline runs in: the existing one, of any thread, or one of its own.
 
 Spark looks for data sources of Python's only in the session that is active in the calling thread, and each Python thread begins
 without one.

@@ -13,6 +13,8 @@ from rmq_async.testing import ThreadedRocketMQ
 from ..peers import TOPIC
 from ..support import message, outcomes
 
+pytestmark = pytest.mark.wall_clock
+
 DELAY = 0.12
 """Seconds until the broker answers: twice that, and a pause, before the first member's time is over."""
 

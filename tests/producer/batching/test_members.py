@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from rmq_async.testing import Answer, Expect, ScriptedPeer, ThreadedRocketMQ, ro
 from rmq_protocol.constants import RequestCode
 
 from ..support import outcomes, timed, until
+from .support import later
 
 SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 STORED = {"msgId": "7F00000100002A9F0000000000000001", "queueId": "0", "queueOffset": "1"}
@@ -31,10 +32,6 @@ async def producing(*, brokers: int = 1, **options: Any) -> AsyncIterator[tuple[
         Producer("members", namesrv=server.namesrv, **({"batching": True} | options)) as producer,
     ):
         yield server, producer
-
-
-def later(call: Awaitable[Any]) -> asyncio.Future[Any]:
-    return asyncio.ensure_future(call)
 
 
 async def stored_bodies(server: EmbeddedRocketMQ, topic: str, last: bytes) -> list[bytes]:

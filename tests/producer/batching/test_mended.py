@@ -13,27 +13,16 @@ from rmq_async import Batching, Hook, Producer, SendResult, errors
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.route import BrokerData
 
+from ...instances import client_of
 from ..peers import TOPIC, Cluster, each, late, silent, stored
-from ..support import message, messages, outcomes, producer, spin, timed, until
+from ..support import core_of, message, messages, outcomes, producer, spin, tasks_named, timed, until
+from .support import later, numbers, requests
 
-BATCH = 320
-
-
-def sizes(cluster: Cluster) -> list[int]:
-    """Messages of each request, in order of arrival."""
-    return [len(sent.batch) if sent.code == BATCH else 1 for sent in cluster.sends]
+SEARCH = "rmq_async route of a batch"
 
 
 def bodies(cluster: Cluster) -> list[bytes]:
-    return [
-        record
-        for sent in cluster.sends
-        for record in ([each.body for each in sent.batch] if sent.code == BATCH else [sent.body])
-    ]
-
-
-def later(call: Any) -> asyncio.Future[Any]:
-    return asyncio.ensure_future(call)
+    return [body for request in requests(cluster) for body in request]
 
 
 async def test_an_ordered_lane_goes_on_after_all_that_gathered_were_cancelled_before_one_that_goes_alone(
@@ -101,15 +90,14 @@ async def test_an_error_that_cannot_be_copied_is_told_to_all(cluster: Cluster) -
 async def without_a_route(sender: Producer, calls: list[Any]) -> list[asyncio.Future[Any]]:
     """The calls wait for a search for the route that has not begun yet."""
     await sender.fetch_publish_queues(TOPIC)
-    table = sender._sender.topics
+    table = core_of(sender).topics
     futures = [later(call) for call in calls]
     await spin(1)
-    sender._sender.lanes.clear()
+    table.lanes.clear()
     now, table.now = table.now, lambda topic: None  # type: ignore[method-assign]
     await spin(1)
     table.now = now  # type: ignore[method-assign]
-    assert sender._sender.batcher is not None
-    assert len(sender._sender.batcher._finding) == 1
+    assert len(tasks_named(SEARCH)) == 1
     return futures
 
 
@@ -118,11 +106,11 @@ async def test_thousands_of_refused_requests_do_not_lead_into_each_other(cluster
     hooks, batching = [Refusing(ForbiddenError("no"))], Batching(max_messages=1)
     async with producer(cluster, batching=batching, hooks=hooks, timeout=2.0) as sender:
         await sender.fetch_publish_queues(TOPIC)
-        table = sender._sender.topics
+        table = core_of(sender).topics
         now, table.now = table.now, lambda topic: None  # type: ignore[method-assign]
-        gathering = sender._sender.lanes[TOPIC].gathering
+        gathering = table.lanes[TOPIC].gathering
         assert gathering is not None
-        sender._sender.lanes.clear()
+        table.lanes.clear()
         futures = [asyncio.get_running_loop().create_future() for _ in range(3000)]
         for future in futures:
             gathering.add(future, message(), 100, 1e12)
@@ -173,7 +161,7 @@ async def test_a_lane_is_free_again_when_nobody_waits_for_its_request(cluster: C
         for call in calls:
             call.cancel()
         await asyncio.wait_for(sender.send(message(b"next"), key="k"), 1.0)
-        assert sizes(cluster) == [3, 1]
+        assert numbers(cluster) == [3, 1]
 
 
 async def test_a_message_that_waited_for_a_credit_does_not_end_the_others_early(cluster: Cluster) -> None:
@@ -209,7 +197,7 @@ async def test_a_message_that_waited_for_a_credit_does_not_end_the_others_early(
 async def test_a_search_for_the_route_that_others_cancel_is_made_anew(cluster: Cluster) -> None:
     async with producer(cluster, batching=True, timeout=1.0) as sender:
         (call,) = await without_a_route(sender, [sender.send(message(b"1"))])
-        (search,) = sender._sender.batcher._finding.values()  # type: ignore[union-attr]
+        (search,) = tasks_named(SEARCH)
         search.cancel()
         with pytest.raises(errors.ClientStateError):
             await call
@@ -225,7 +213,7 @@ async def test_a_full_batch_does_not_linger(cluster: Cluster) -> None:
         await asyncio.wait_for(asyncio.gather(*plain[:2]), 2.0)
         await asyncio.wait_for(sender.flush(), 2.0)
         await asyncio.gather(*plain)
-    assert sizes(cluster) == [2, 2, 1, 1, 2, 2]
+    assert numbers(cluster) == [2, 2, 1, 1, 2, 2]
 
 
 async def test_a_stop_does_not_linger(cluster: Cluster) -> None:
@@ -249,7 +237,7 @@ async def test_what_gathered_goes_where_the_queue_is_when_it_leaves(pair: Cluste
         old = pair.name_server.routes[TOPIC]
         moved = BrokerData("a", {0: pair.b.address}, "c")
         pair.name_server.routes[TOPIC] = replace(old, broker_datas=(moved, *old.broker_datas[1:]))
-        await sender._sender.instance.routes.refresh(TOPIC, 1.0)
+        await (await client_of(sender)).routes.refresh(TOPIC, 1.0)
         await asyncio.gather(first, second)
     assert [sent.body for sent in pair.a.sends] == [b"1"]
     assert [sent.body for sent in pair.b.sends] == [b"2"]
@@ -282,7 +270,9 @@ async def test_a_message_that_is_spoiled_while_it_gathers_fails_alone(cluster: C
     async with producer(cluster, batching=Batching(lanes_per_broker=1)) as sender:
         first = later(sender.send(message(b"0")))
         await until(lambda: cluster.sends)
-        calls = [later(sender.send(item)) for item in (*messages(3), spoiled, *messages(3))]
+        calls = [later(sender.send(item)) for item in messages(3)]
+        calls.append(later(sender.send(spoiled, timeout=3.0)))  # with a timeout it is encoded when it leaves
+        calls += [later(sender.send(item)) for item in messages(3)]
         await spin(5)
         force_setattr(spoiled, "properties", {"a": "x" * 40_000})
         results = await outcomes(*calls, first)

@@ -14,8 +14,9 @@ from rmq_async import Batching, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
+from ...instances import client_of
 from ..peers import TOPIC
-from ..support import seeded, until
+from ..support import core_of, gathers_nothing, seeded, tasks_named, until
 
 SENDS = 400
 WORKERS = 25
@@ -157,7 +158,7 @@ async def test_random_sends_under_random_faults(run_number: int) -> None:
                 for code in SEND_CODES:
                     servers.fail_next(1, 0, request=code)
             at_zero(sender)
-            connections = sender._sender.pool.connections
+            connections = (await client_of(sender)).pool.connections
             await until(lambda: not any(connection.pending for connection in connections))
             await sender.send(Message(TOPIC, b"after"))
         check(run, servers)
@@ -165,15 +166,11 @@ async def test_random_sends_under_random_faults(run_number: int) -> None:
 
 
 def at_zero(sender: Producer) -> None:
-    credit, batcher = sender._sender.credits, sender._sender.batcher
-    assert batcher is not None
+    credit = core_of(sender).credits
     assert (credit.taken, credit.taken_bytes, credit.waiting) == (0, 0, 0)
-    assert not any(epoch.taken for epoch in credit._epochs)
-    assert not batcher.requests
-    assert not [members for gathering in batcher._gatherings() for members in gathering.waiting() if members]
-    assert not batcher._in_order
-    assert not any(count for gathering in batcher._in_turn.values() for count in gathering._under_way.values())
-    assert not batcher._finding
+    assert credit.so_far() == []
+    assert gathers_nothing(core_of(sender).batcher)
+    assert not tasks_named("rmq_async route of a batch")
 
 
 def check(run: Run, servers: EmbeddedRocketMQ) -> None:

@@ -1,0 +1,355 @@
+"""Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items.
+
+``asyncio.wait_for`` makes a timer for each wait and cancels what it waits for. Here the awaited future belongs to several callers,
+so it is never cancelled. After a loop that was blocked past a deadline, one round of I/O passes before a wait times out: the
+result may already be in the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from contextvars import Context
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from math import inf
+from typing import Any, Final, Generic, TypeVar, cast
+
+from . import machine
+from .errors import ClientStateError, RocketMQError
+from .tracebacks import own_copy
+
+__all__ = ["Flight", "SingleFlight", "StopScope", "WaitFor", "WaitTable", "for_each", "wait_until"]
+
+BLOCKED_AFTER: Final = 0.1
+GRACE: Final = 0.02
+SCAN_GRAIN: Final = 0.005
+"""Seconds within which deadlines are judged together."""
+RESOLVED_PER_TURN: Final = 256
+MIN_COMPACTED: Final = 64
+"""Compact the heap only above this number of entries (compaction is O(n))."""
+
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class WaitTable(Generic[T]):
+    """Futures with deadlines: one timer for all of them. To join and to leave are O(1).
+
+    A future gets its result by ``resolve``, or None at its deadline.
+    """
+
+    __slots__ = ("_at", "_deadlines", "_joined", "_loop", "_timer", "_waiting")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[asyncio.Future[T | None], None] = {}
+        """In the order in which they joined, which is that of their results."""
+        self._deadlines: list[tuple[float, int, asyncio.Future[T | None]]] = []
+        """A heap. The number keeps futures from being compared."""
+        self._joined = 0
+        self._at = inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, deadline: float) -> asyncio.Future[T | None]:
+        """Returns a future that gets None at ``deadline`` (``time.monotonic``), unless it is done before or has left."""
+        future: asyncio.Future[T | None] = self._loop.create_future()
+        self._waiting[future] = None
+        self._joined += 1
+        heappush(self._deadlines, (deadline, self._joined, future))
+        if deadline < self._at:
+            self._arm(deadline)
+        return future
+
+    def leave(self, future: asyncio.Future[T | None]) -> None:
+        """Ends a ``join``; called once for each, also where the future is done."""
+        self._waiting.pop(future, None)
+        if not self._waiting:
+            self._clear()
+        elif len(self._deadlines) > MIN_COMPACTED + 2 * len(self._waiting):
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._waiting]
+            heapify(self._deadlines)
+
+    async def wait(self, deadline: float) -> T | None:
+        """Joins, waits and leaves; returns None if ``deadline`` comes first."""
+        future = self.join(deadline)
+        try:
+            return await future
+        finally:
+            self.leave(future)
+
+    def resolve(self, result: T) -> None:
+        """Gives ``result`` to every future in the table, in their order, ``RESOLVED_PER_TURN`` of them in one turn of the loop.
+
+        None of them times out any more. The turns between let their callers, and everything else on the loop, go on.
+        """
+        self._clear()
+        for future in [*islice(self._waiting, RESOLVED_PER_TURN)]:
+            del self._waiting[future]
+            if not future.done():
+                future.set_result(result)
+        if self._waiting:
+            self._loop.call_soon(self.resolve, result)
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at = at
+        # In no caller's context, since each scan sets the timer of the next.
+        self._timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._scan, context=Context())
+
+    def _clear(self) -> None:
+        self._deadlines.clear()
+        self._at = inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _scan(self) -> None:
+        if machine.monotonic() - self._at > BLOCKED_AFTER:
+            self._timer = self._loop.call_later(GRACE, self._end_late, context=Context())
+        else:
+            self._end_late()
+
+    def _end_late(self) -> None:
+        deadlines, now = self._deadlines, machine.monotonic()
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][2].done()):
+            _, _, future = heappop(deadlines)
+            if not future.done():
+                future.set_result(None)
+        self._at, self._timer = inf, None
+        if deadlines:
+            self._arm(max(deadlines[0][0], now + SCAN_GRAIN))
+
+
+async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
+    """Waits until ``future`` is done or ``deadline`` (``time.monotonic``) has come; returns whether it is done.
+
+    It neither reads nor raises the future's outcome. Cancelling the wait does not cancel the future. For a future with few
+    waiters: ending a wait costs a pass over all of them.
+    """
+    if future.done():
+        return True
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+    timer: asyncio.TimerHandle
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def late() -> None:
+        nonlocal timer
+        if machine.monotonic() - deadline > BLOCKED_AFTER and not waiter.done():
+            timer = loop.call_later(GRACE, wake)
+        else:
+            wake()
+
+    timer = loop.call_later(max(deadline - machine.monotonic(), 0.0), late)
+    future.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        future.remove_done_callback(wake)
+    return future.done()
+
+
+# -- work that several callers share
+
+
+class Flight(Generic[T]):
+    """Shared work that runs. ``waiting``: its callers, whose futures get True when it has ended."""
+
+    __slots__ = ("_error", "_result", "task", "waiting")
+
+    def __init__(self, task: asyncio.Task[T]) -> None:
+        self.task = task
+        self.waiting: WaitTable[bool] = WaitTable()
+        self._error: BaseException | None = None
+        self._result: T | None = None
+
+    async def wait(self, deadline: float) -> T:
+        """Returns the result of the work. Always suspends.
+
+        Raises what the work raised, TimeoutError at ``deadline`` (``time.monotonic``), ClientStateError where it was closed.
+        """
+        future = self.waiting.join(deadline)
+        try:
+            over = await future
+        finally:
+            self.waiting.leave(future)
+        if not over:
+            raise TimeoutError
+        return self.outcome()
+
+    def outcome(self) -> T:
+        """Returns the result of work that has ended, or raises a copy of its error."""
+        if self._error is not None:
+            raise own_copy(self._error)
+        return cast(T, self._result)
+
+    def land(self, result: T | None, error: BaseException | None) -> None:
+        self._result, self._error = result, error
+        self.waiting.resolve(True)
+
+
+WaitFor = Callable[[Flight[T], float], Awaitable[T]]
+"""``Flight.wait``, or a function like it that ends for more reasons (``StopScope.wait``)."""
+
+
+class SingleFlight(Generic[T]):
+    """Shared work by key: the first caller starts a Task, later ones join it. A connect or a look-up is such work.
+
+    Each caller waits with its own deadline; neither a deadline nor a cancelled caller stops the work. Joining and leaving are
+    O(1) with 65,535 callers. Each caller gets its own copy of an error: a shared instance would collect all their tracebacks.
+    ``name`` is part of the tasks' names; they run in no caller's context.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._flights: dict[Hashable, Flight[T]] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._flights
+
+    def start(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Flight[T]:
+        """Returns the work ``key``, started with ``make()`` unless it runs. Its error is reported if no caller waits for it."""
+        if self._closed:
+            raise _stopping()
+        flight = self._flights.get(key)
+        if flight is None:
+            task = asyncio.get_running_loop().create_task(make(), name=f"rmq_async {self._name} {key}", context=Context())
+            self._flights[key] = flight = Flight(task)
+            task.add_done_callback(lambda _: self._landed(key, flight))
+        return flight
+
+    def waiting(self, key: Hashable) -> int:
+        """Number of callers that wait for the work ``key``; 0 if it does not run."""
+        flight = self._flights.get(key)
+        return 0 if flight is None else len(flight.waiting)
+
+    async def join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
+        """``start``, then ``Flight.wait``."""
+        return await self.start(key, make).wait(deadline)
+
+    def close(self) -> list[asyncio.Task[T]]:
+        """Cancels all work and fails its callers; returns the tasks, which need an iteration of the loop to end."""
+        self._closed = True
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.task.cancel()
+            flight.land(None, _stopping())
+        return [flight.task for flight in flights]
+
+    def _landed(self, key: Hashable, flight: Flight[T]) -> None:
+        del self._flights[key]
+        task = flight.task
+        if task.cancelled():
+            flight.land(None, _stopping())
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, (RocketMQError, TimeoutError)) and not len(flight.waiting):
+            task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
+        flight.land(None if error is not None else task.result(), error)
+
+
+def _stopping() -> ClientStateError:
+    return ClientStateError("the client is stopping")
+
+
+# -- waits that a stop ends
+
+
+class StopScope:
+    """Waits that ``stop()`` ends; ``error`` makes the error of those that wait then, or start to wait later.
+
+    Waits for a flight, of which there may be thousands, share its table. Any other wait is a cancellation scope that ``stop()``
+    triggers; other cancellations pass through.
+    """
+
+    __slots__ = ("_error", "_futures", "_scopes", "_stopped")
+
+    def __init__(self, error: Callable[[], ClientStateError]) -> None:
+        self._error = error
+        self._scopes: set[asyncio.Timeout] = set()
+        self._futures: dict[asyncio.Future[bool | None], None] = {}
+        """Futures in the tables of flights."""
+        self._stopped = False
+
+    def __len__(self) -> int:
+        return len(self._scopes) + len(self._futures)
+
+    async def wait(self, flight: Flight[T], deadline: float) -> T:
+        """Waits for a flight as ``Flight.wait`` does."""
+        if self._stopped:
+            raise self._error()
+        future = flight.waiting.join(deadline)
+        self._futures[future] = None
+        try:
+            over = await future
+        finally:
+            del self._futures[future]
+            flight.waiting.leave(future)
+        if over is None:
+            raise TimeoutError
+        if not over:
+            raise self._error()
+        return flight.outcome()
+
+    async def run(self, awaitable: Awaitable[T]) -> T:
+        """Awaits ``awaitable``; cancels it and raises the error if the stop comes first."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                if self._stopped:
+                    scope.reschedule(0.0)
+                else:
+                    self._scopes.add(scope)
+                return await awaitable
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._scopes.discard(scope)
+            del scope  # it references the task, which keeps the error, whose traceback has this frame
+        raise self._error()  # here: as its context the TimeoutError would have a frame that references the scope
+
+    def stop(self) -> None:
+        """Ends all waits. Harmless the second time."""
+        self._stopped = True
+        for future in self._futures:
+            if not future.done():
+                future.set_result(False)
+        scopes, self._scopes = self._scopes, set()
+        for scope in scopes:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+
+# -- work on many items
+
+
+async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16) -> dict[K, V]:
+    """Awaits ``function(item)`` for every item, ``at_once`` at a time; the first failure cancels the rest and is raised."""
+    results: dict[K, V] = {}
+    left = iter(list(items))
+
+    async def work() -> None:
+        for item in left:
+            results[item] = await function(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return results

@@ -1,0 +1,134 @@
+"""Requests of an admin: to brokers, found by name through the name servers, and to the name servers themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.errors import shown
+from rmq_protocol.route import TopicRouteData
+
+from .. import machine
+from .._text import printable
+from ..broker_answers import broker_error
+from ..client import ClientInstance
+from ..errors import BrokerNotFoundError, ConfigError, RocketMQError
+
+__all__ = [
+    "ask_at",
+    "ask_every_name_server",
+    "brokers_of",
+    "check",
+    "cluster_info",
+    "everywhere",
+    "masters_of",
+]
+
+
+async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo:
+    """Asks a name server for the brokers; a client that was started without a cluster waits for it first."""
+    if instance.config.start_without_cluster:
+        await instance.cluster_probe.wait(deadline)
+    code = RequestCode.GET_BROKER_CLUSTER_INFO
+
+    def read(response: RemotingCommand, address: str) -> ClusterInfo:
+        check(response, code, None, address)
+        return decode_cluster_info(response.body)
+
+    info, _ = await instance.name_servers.ask(RemotingCommand(code=code), max(deadline - machine.monotonic(), 0.0), read)
+    return info
+
+
+def masters_of(
+    info: ClusterInfo, cluster: str | None = None, broker: str | None = None, *, any_cluster: bool = True
+) -> dict[str, str]:
+    """Broker name -> master address of a broker, of a cluster's brokers, or of all. Raises BrokerNotFoundError if there is none.
+
+    Without ``any_cluster``, leaving both names out raises ConfigError where there are several clusters.
+    """
+    for option, given in (("cluster", cluster), ("broker", broker)):
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(f"{option} must be a name, not {shown(given)}")
+    if cluster is None and broker is None and len(info.cluster_addr_table) > 1 and not any_cluster:
+        raise ConfigError(f"give cluster= or broker=, there are several clusters: {_listed(info.cluster_addr_table)}")
+    names = _broker_names(info, cluster, broker)
+    masters = {
+        name: data.broker_addrs[MASTER_ID]
+        for name, data in sorted(info.broker_addr_table.items())
+        if name in names and MASTER_ID in data.broker_addrs
+    }
+    if not masters and broker is not None:
+        known = _listed(info.broker_addr_table)
+        raise BrokerNotFoundError(f"no name server knows a master of broker {broker}; there are: {known}", broker=broker)
+    if not masters:
+        raise BrokerNotFoundError(f"no name server knows a master of {cluster or 'any broker'}")
+    return masters
+
+
+def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) -> set[str]:
+    """Raises BrokerNotFoundError for a cluster that does not exist or does not have the broker."""
+    clusters = info.cluster_addr_table
+    if broker is not None:
+        if cluster is not None and broker not in clusters.get(cluster, ()):
+            raise BrokerNotFoundError(f"cluster {cluster} has no broker {broker}", broker=broker)
+        return {broker}
+    if cluster is None:
+        return set(info.broker_addr_table)
+    if not clusters.get(cluster):
+        raise BrokerNotFoundError(f"no cluster is called {cluster}; there are: {_listed(clusters)}")
+    return set(clusters[cluster])
+
+
+def brokers_of(route: TopicRouteData) -> dict[str, str]:
+    """Broker name -> address of the brokers that have the topic: the master's, else that of the replica with the lowest id."""
+    names = {data.broker_name for data in route.queue_datas}
+    return {
+        data.broker_name: data.broker_addrs[min(data.broker_addrs)]
+        for data in route.broker_datas
+        if data.broker_name in names and data.broker_addrs
+    }
+
+
+async def ask_at(
+    instance: ClientInstance, broker: str, address: str, command: RemotingCommand, deadline: float
+) -> RemotingCommand:
+    """Sends one request; the response may have any code. Errors name the broker."""
+    try:
+        return await instance.pool.request(address, command, max(deadline - machine.monotonic(), 0.0))
+    except RocketMQError as error:
+        if error.broker is None:
+            error.broker = broker
+        raise
+
+
+async def everywhere(
+    instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
+) -> dict[str, RemotingCommand]:
+    """Sends one request to each broker concurrently; waits for all, then raises the first error."""
+    calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
+    answers: dict[str, RemotingCommand] = {}
+    for name, outcome in zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        answers[name] = outcome
+    return answers
+
+
+async def ask_every_name_server(instance: ClientInstance, command: RemotingCommand, deadline: float) -> None:
+    """Sends the request to all name servers. Raises NameServerError unless each one responds, BrokerError unless with success."""
+    answers = await instance.name_servers.each(command, max(deadline - machine.monotonic(), 0.0))
+    for address, response in answers.items():
+        check(response, RequestCode(command.code), None, address)
+
+
+def check(response: RemotingCommand, code: RequestCode, broker: str | None, address: str | None) -> None:
+    """Raises the error of a response that is not success."""
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(response.code, response.remark, request=code.name, broker=broker, address=address)
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return printable(", ".join(sorted(names)) or "none")

@@ -1,0 +1,24 @@
+"""Options of ``rmq outbox relay``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..options import ClientOptions
+
+__all__ = ["RelayOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayOptions(ClientOptions):
+    """The names of ``rmq_async.outbox.Outbox``; ``every``: seconds between two lines of progress."""
+
+    drain: bool
+    every: float
+    group: str
+    batch_size: int
+    lease: float
+    poll_interval: float
+    stuck_after: float
+    database: str | None
+    table: str

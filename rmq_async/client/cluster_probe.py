@@ -1,0 +1,110 @@
+"""The first answer of a cluster: at the start or, for a client that may start without one, at any later time.
+
+A cluster is available when a name server answers and names a broker. A name server that was just started knows no broker for some
+seconds, and answers for every topic that it does not exist. Calls of a client that started without a cluster wait for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable
+from typing import Final
+
+from rmq_protocol.cluster import decode_cluster_info
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+
+from .. import machine
+from .._text import printable
+from ..config import host_and_port
+from ..errors import NameServerError
+from .name_servers import NameServers
+
+__all__ = ["ClusterProbe", "local_address"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.05
+MAX_PAUSE: Final = 1.0
+"""Seconds between two attempts."""
+
+WAIT_SHARE: Final = 0.8
+"""Share of a call's timeout for this wait; the rest is for its request."""
+
+LOCAL_ADDRESS_TIMEOUT: Final = 1.0
+"""Seconds to resolve a name server's host without a connection to it."""
+
+
+class ClusterProbe:
+    """``timeout``: seconds for one attempt."""
+
+    def __init__(self, name_servers: NameServers, timeout: float) -> None:
+        self._name_servers = name_servers
+        self._timeout = timeout
+        self.cluster_found = asyncio.Event()
+        """Set by the first answer that names a broker, and never cleared."""
+
+    async def run_once(self) -> str:
+        """Sends one request; returns the address of the name server that answered. Raises NameServerError when none does."""
+        probe = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
+        response, address = await self._name_servers.probe(probe, self._timeout)
+        if _names_brokers(response):
+            self.cluster_found.set()
+        return address
+
+    async def run_until_found(self) -> None:
+        """Sends requests until there is a cluster, one per second at most."""
+        began, pause = machine.monotonic(), FIRST_PAUSE
+        while not self.cluster_found.is_set():
+            await asyncio.sleep(pause)
+            pause = min(MAX_PAUSE, 2 * pause)
+            try:
+                await self.run_once()
+            except NameServerError as error:
+                logger.debug("still no cluster: %s", printable(error, 1000))
+        logger.info("the cluster answers, %.3g s after the start", machine.monotonic() - began)
+
+    async def wait(self, deadline: float) -> None:
+        """Waits for the cluster during a share of the time until ``deadline`` (monotonic); returns in any case."""
+        if self.cluster_found.is_set():
+            return
+        try:
+            async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0) * WAIT_SHARE):
+                await self.cluster_found.wait()
+        except TimeoutError:
+            return
+
+
+def _names_brokers(response: RemotingCommand) -> bool:
+    """Returns whether the answer names a broker; True for one that cannot be read, which is no reason to wait for another."""
+    if response.code != ResponseCode.SUCCESS:
+        return True
+    try:
+        return bool(decode_cluster_info(response.body).broker_addr_table)
+    except RemoteProtocolError:
+        return True
+
+
+async def local_address(name_servers: Iterable[str]) -> str:
+    """Returns this machine's address towards the first name server with a network route; empty if there is none.
+
+    It connects a datagram socket, which sends nothing.
+    """
+    loop = asyncio.get_running_loop()
+    for address in name_servers:
+        host_port = host_and_port(address)
+        if host_port is None:
+            continue
+        try:
+            async with asyncio.timeout(LOCAL_ADDRESS_TIMEOUT):
+                found = await loop.getaddrinfo(*host_port, type=socket.SOCK_DGRAM)
+            for family, kind, protocol, _, target in found:
+                with socket.socket(family, kind, protocol) as datagrams:
+                    datagrams.connect(target)
+                    return str(datagrams.getsockname()[0])
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError
+            logger.debug("no local address towards %s: %s", address, error)
+    return ""

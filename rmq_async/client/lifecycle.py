@@ -1,0 +1,181 @@
+"""The life cycle of a producer, consumer or admin on a shared ClientInstance: new, starting, running, stopping, stopped.
+
+It starts on one event loop, stops, and can start again on any loop. A stop ends a start that waits. A forked child and other loops
+are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from enum import Enum
+from functools import partial
+from types import TracebackType
+from typing import ClassVar, Self
+
+from .. import machine
+from .._asyncio import StopScope
+from ..config import ClientConfig
+from ..errors import ClientStateError, WrongLoopError
+from ..timeouts import stop_budget
+from ..transport import check_not_forked, generation
+from .instance import ClientInstance
+
+__all__ = ["LifeCycle", "LifeState"]
+
+
+class LifeState(Enum):
+    NEW = "not started"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class LifeCycle:
+    """Acquires the instance for ``client_config`` at the start and releases it at the stop.
+
+    Subclasses register in ``_open`` and unregister in ``_close``. ``label``: the subject of errors. ``stop_timeout``: seconds, the
+    default of ``stop``.
+    """
+
+    _waits_for_requests: ClassVar = False
+    """Whether the last user's stop waits, within its timeout, for requests that are still pending."""
+
+    def __init__(self, client_config: ClientConfig, *, label: str, stop_timeout: float) -> None:
+        self.client_config = client_config
+        self._label = label
+        self._stop_timeout = stop_timeout
+        self._state = LifeState.NEW
+        self._instance: ClientInstance | None = None
+        self._changing: asyncio.Future[None] | None = None
+        """Resolved at the end of the present start or stop."""
+        self._starting = StopScope(partial(_stopped_early, self._label))
+        """Waits of a start, which ``stop`` ends."""
+        self._generation = generation()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._state.value}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) is LifeState.RUNNING and self._generation == generation():
+            warnings.warn(f"{self!r} was dropped without stop()", ResourceWarning, stacklevel=2, source=self)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Connects to a name server. Does nothing when already running; may be called again after a failure and after ``stop``.
+
+        Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster`` is
+        False. Nothing is left behind when it fails or is cancelled.
+        """
+        if self._state is LifeState.RUNNING:
+            self._running_instance()
+            return
+        if self._state in (LifeState.STARTING, LifeState.STOPPING):
+            raise ClientStateError(f"{self._label} is {self._state.value}")
+        self._state = LifeState.STARTING
+        self._generation = generation()
+        self._changing = changing = asyncio.get_running_loop().create_future()
+        self._starting = StopScope(partial(_stopped_early, self._label))
+        try:
+            instance = await self._starting.run(ClientInstance.acquire(self.client_config))
+            try:
+                self._check_starting()
+                await self._open(instance)
+            except BaseException:
+                await instance.release()
+                raise
+        except BaseException:
+            self._state = LifeState.NEW
+            raise
+        finally:
+            changing.set_result(None)
+        self._instance = instance
+        self._state = LifeState.RUNNING
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Unregisters, and closes the connections unless others share them. Harmless when not started or already stopped.
+
+        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers; default 3.
+        """
+        budget = stop_budget(timeout, self._stop_timeout)
+        if self._state in (LifeState.STARTING, LifeState.STOPPING):
+            await self._join_change()
+            return
+        if self._state is not LifeState.RUNNING:
+            return
+        instance = self._running_instance()
+        deadline = machine.monotonic() + budget
+        self._state = LifeState.STOPPING
+        self._changing = changing = asyncio.get_running_loop().create_future()
+        try:
+            await self._close(instance, deadline)
+        except BaseException:
+            deadline = machine.monotonic()
+            raise
+        finally:
+            self._instance = None
+            try:
+                await instance.release(max(0.0, deadline - machine.monotonic()) if self._waits_for_requests else 0.0)
+            finally:
+                self._state = LifeState.STOPPED
+                changing.set_result(None)
+
+    async def aclose(self, timeout: float | None = None) -> None:
+        """The same as ``stop``."""
+        await self.stop(timeout)
+
+    async def _join_change(self) -> None:
+        """Ends a start that waits, and waits for the end of the start or stop."""
+        check_not_forked(self._generation)
+        assert self._changing is not None
+        if self._changing.get_loop() is not asyncio.get_running_loop():
+            raise self._wrong_loop()
+        self._state = LifeState.STOPPING
+        self._starting.stop()  # nothing has been accepted yet that a stop would have to wait for
+        await asyncio.wait([self._changing])
+
+    # -- for subclasses
+
+    async def _open(self, instance: ClientInstance) -> None:
+        """Registers with ``instance``; undoes that when it fails. Its waits go through ``_starting``."""
+
+    async def _close(self, instance: ClientInstance, deadline: float) -> None:
+        """Ends calls and unregisters, by ``deadline`` (monotonic)."""
+
+    def _running_instance(self) -> ClientInstance:
+        """Returns the instance. Raises ClientStateError unless running, ForkedError in a child, WrongLoopError on another loop."""
+        instance = self._instance
+        if instance is None or self._state is not LifeState.RUNNING:
+            raise self._not_running()
+        instance.check_usable()
+        return instance
+
+    def _check_starting(self) -> None:
+        """Raises ClientStateError if the start was stopped."""
+        if self._state is not LifeState.STARTING:
+            raise _stopped_early(self._label)
+
+    def _not_running(self) -> ClientStateError:
+        return ClientStateError(f"{self._label} is {self._state.value}{self._advice()}")
+
+    def _advice(self) -> str:
+        """What to do about the state, for an error."""
+        if self._state not in (LifeState.NEW, LifeState.STOPPED):
+            return ""
+        return f": use it inside `async with {type(self).__name__}(...)`, or await its start() first"
+
+    def _wrong_loop(self) -> WrongLoopError:
+        return WrongLoopError(f"{self._label} was started on another event loop; make one per loop")
+
+
+def _stopped_early(label: str) -> ClientStateError:
+    return ClientStateError(f"{label} was stopped while it started")

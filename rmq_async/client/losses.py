@@ -1,0 +1,87 @@
+"""Messages of a queue that were deleted: missing offsets, without the gaps that are no loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.continuity import gaps_of_mapping, without_ranges
+from rmq_protocol.errors import RemoteProtocolError, RocketMQError
+from rmq_protocol.headers import GetTopicConfigRequestHeader, to_ext
+from rmq_protocol.json_body import decode_body
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.topics import TopicConfigAndQueueMapping
+
+from .._text import printable
+from ..broker_answers import broker_error
+from ..errors import AuthenticationError, NoPermissionError, PermissionDeniedError
+from .gaps import is_compacted
+from .instance import ClientInstance
+
+__all__ = ["lost_offsets"]
+
+logger = logging.getLogger("rmq_async.client.gaps")
+
+_UNKNOWN_THERE: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST})
+"""Brokers before 5.0 have neither kind of topic; a deleted topic has no settings."""
+_NO_SETTINGS: Final = TopicConfigAndQueueMapping("")
+
+
+async def lost_offsets(
+    instance: ClientInstance,
+    queue: MessageQueue,
+    missing: tuple[range, ...],
+    *,
+    static: bool = False,
+    timeout: float | None = None,
+    calls: set[asyncio.Future[RemotingCommand]] | None = None,
+) -> tuple[range, ...]:
+    """Returns the part of ``missing``, in an answer to a pull without a filter, that was deleted.
+
+    ``static``: the answer is about a queue of a static topic. ``timeout``: seconds for the request, default: ``request_timeout``.
+    ``calls``: as for ``ClientInstance.ask_broker``. Raises what that raises; where the user may not see the topic's settings, all
+    missing offsets count as deleted.
+    """
+    broker_name = instance.routes.broker_of(queue)
+    config = None if static else instance.gaps.get(broker_name, queue.topic)
+    if config is None:
+        limit = instance.config.request_timeout
+        budget = limit if timeout is None else min(timeout, limit)
+        config = await _settings(instance, broker_name, queue.topic, budget, calls)
+        instance.gaps.put(broker_name, queue.topic, config)
+    if is_compacted(config):
+        return ()
+    detail = config.mapping_detail
+    items = detail.hosted_queues.get(queue.queue_id, ()) if detail is not None else ()
+    return without_ranges(missing, gaps_of_mapping(items))
+
+
+async def _settings(
+    instance: ClientInstance, broker_name: str, topic: str, timeout: float, calls: set[asyncio.Future[RemotingCommand]] | None
+) -> TopicConfigAndQueueMapping:
+    header = GetTopicConfigRequestHeader(topic=topic, lo=True)
+    command = RemotingCommand(code=RequestCode.GET_TOPIC_CONFIG, ext_fields={**to_ext(header)})
+    response, address = await instance.ask_broker(broker_name, topic, command, timeout, any_replica=True, calls=calls)
+    if response.code in _UNKNOWN_THERE:
+        return _NO_SETTINGS
+    error: RocketMQError
+    if response.code == ResponseCode.SUCCESS:
+        try:
+            return decode_body(TopicConfigAndQueueMapping, response.body)
+        except RemoteProtocolError as unreadable:
+            error = unreadable
+    else:
+        request = RequestCode.GET_TOPIC_CONFIG.name
+        error = broker_error(response.code, response.remark, request=request, broker=broker_name, address=address)
+        if not isinstance(error, AuthenticationError | NoPermissionError | PermissionDeniedError):
+            raise error
+    logger.warning(
+        "gaps of topic %s count as losses, since broker %s does not show whether it is compacted: %s",
+        instance.names.display_name(topic),
+        address,
+        printable(error),
+    )
+    return _NO_SETTINGS

@@ -1,0 +1,70 @@
+"""Waits between the attempts of a reading that fails, and its patience."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .._text import printable
+from ..client import ClientInstance
+from ..errors import BrokerNotFoundError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
+
+__all__ = ["FIRST_REST", "ReadBackoff", "has_left"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_REST: Final = 0.05
+LAST_REST: Final = 1.0
+REPORT_EVERY: Final = 30.0
+
+
+class ReadBackoff:
+    """One row of failures. ``patience``: seconds after which the error is raised; None for never."""
+
+    __slots__ = ("_patience", "_reported", "_rest", "_since")
+
+    def __init__(self, patience: float | None) -> None:
+        self._patience = patience
+        self._rest = 0.0
+        self._since = 0.0
+        self._reported = 0.0
+
+    def rest(self, error: RocketMQError) -> float:
+        """Seconds until the next attempt; raises ``error`` where another one cannot help, or the patience is over."""
+        now = machine.monotonic()
+        self._since = self._since or now
+        if not _may_pass(error) or (self._patience is not None and now - self._since > self._patience):
+            raise error
+        if now - self._reported > REPORT_EVERY:
+            self._reported = now
+            logger.warning("reading goes on when this is over: %s", printable(error, 1000))
+        return self.longer()
+
+    def over(self) -> None:
+        self._since = 0.0
+
+    def longer(self) -> float:
+        """Seconds to rest, more each time."""
+        self._rest = min(LAST_REST, self._rest * 2 or FIRST_REST)
+        return self._rest
+
+
+async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketMQError) -> bool:
+    """Whether ``queue`` has left the route of its topic. Asks for the route after a refusal: the broker may know first."""
+    routes = instance.routes
+    if not _may_pass(error):
+        with suppress(RocketMQError):
+            await routes.refresh(queue.topic)
+    route = routes.cached(queue.topic)
+    return route is not None and queue not in route.subscribe_queues
+
+
+def _may_pass(error: RocketMQError) -> bool:
+    """Whether the same pull may succeed later: the broker or the way to it is in trouble, not the request."""
+    if isinstance(error, NoPermissionError | TopicNotFoundError):
+        return False
+    return error.retriable or isinstance(error, NameServerError | BrokerNotFoundError)

@@ -1,0 +1,32 @@
+"""What a machine gives to the library: clocks, random sources, the id of the process, the name that its clients share.
+
+The library takes each of them from this module when it needs it (``machine.monotonic()``), never through a copy of the function, so
+that a simulation can give another machine to each of its processes by setting these attributes. Nothing else sets them, except
+that a process keeps the instance name that it has drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import random as _random
+import time as _time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from random import Random, SystemRandom
+from typing import cast
+
+__all__ = ["entropy", "executor", "instance_name", "monotonic", "process_id", "random", "time"]
+
+monotonic: Callable[[], float] = _time.monotonic
+"""Seconds of a clock that is never set: deadlines and durations."""
+time: Callable[[], float] = _time.time
+"""Seconds since the epoch. This clock may be set."""
+random: Random = cast("Random", _random)
+"""The source of pauses, orders and choices: the generator that ``random.seed`` seeds. A forked child repeats its parent's draws."""
+entropy: Random = SystemRandom()
+"""The source of ids and names, which two processes must not draw twice."""
+process_id: Callable[[], int] = os.getpid
+executor: Executor | None = None
+"""Runs the library's jobs; None: threads of its own (``transport/threads.py``)."""
+instance_name = ""
+"""The default ``instance_name`` of the clients of this process; empty until one is drawn."""

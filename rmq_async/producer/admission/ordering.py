@@ -1,0 +1,126 @@
+"""FIFO lines per topic: calls that choose their queue wait here while an earlier one waits for credits, a route or a selector.
+
+A call joins its topic's line when it is made, and leaves it when its queue is chosen and batching keeps its order. The first
+call of a line does not wait. Passing the turn on is O(1) amortised; abandoned places are skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from ... import machine
+from ..._asyncio import wait_until
+from ...errors import BackpressureError, RocketMQError
+
+__all__ = ["Line", "Lines", "Place"]
+
+LINES_KEPT: Final = 1024
+"""Empty lines are removed once there are this many lines."""
+LEFT_KEPT: Final = 64
+"""Compact a line when more than this, plus half of its places, are abandoned (compaction is O(n))."""
+
+
+class Lines:
+    """The lines of one producer, by topic."""
+
+    __slots__ = ("_most", "by_topic")
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, Line] = {}
+        self._most = LINES_KEPT
+
+    def line(self, topic: str) -> Line:
+        """Returns the line of a topic, made at its first use."""
+        line = self.by_topic.get(topic)
+        if line is None:
+            if len(self.by_topic) >= self._most:
+                self.by_topic = {each: line for each, line in self.by_topic.items() if line.places}
+                self._most = max(LINES_KEPT, 2 * len(self.by_topic))
+            line = self.by_topic[topic] = Line()
+        return line
+
+    def fail(self, error: Callable[[], RocketMQError]) -> None:
+        """Ends the waits of all lines: each waiting call raises a new ``error()``."""
+        for line in self.by_topic.values():
+            line.fail(error)
+
+
+class Line:
+    """The FIFO line of one topic. ``places``: the turn is that of the first one; abandoned places are among the rest."""
+
+    __slots__ = ("_left", "places")
+
+    def __init__(self) -> None:
+        self.places: deque[Place] = deque()
+        self._left = 0  # abandoned entries of ``places``
+
+    def join(self) -> Place:
+        """Adds a place at the end of the line."""
+        place = Place(self)
+        self.places.append(place)
+        return place
+
+    def fail(self, error: Callable[[], RocketMQError]) -> None:
+        """Ends the waits of the line: each waiting call raises a new ``error()``. The first call does not wait."""
+        for place in self.places:
+            if place.waits is not None and not place.waits.done():
+                place.waits.set_exception(error())
+
+    def is_first(self, place: Place) -> bool:
+        """Returns whether it is the turn of ``place``."""
+        return self.places[0] is place
+
+    def advance(self) -> None:
+        """Accounts for a place that was left; if it was the first one, wakes the next place that is not abandoned."""
+        places = self.places
+        self._left += 1
+        while places and places[0].left:
+            places.popleft()
+            self._left -= 1
+        if self._left > LEFT_KEPT + len(places) // 2:
+            self.places = places = deque(place for place in places if not place.left)
+            self._left = 0
+        if places and (waits := places[0].waits) is not None and not waits.done():
+            waits.set_result(None)
+
+
+class Place:
+    """The place of one call. ``left``: the call has left the line. ``waits``: resolved when its turn has come."""
+
+    __slots__ = ("_line", "left", "waits")
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.left = False
+        self.waits: asyncio.Future[None] | None = None
+
+    async def turn(self, deadline: float) -> None:
+        """Waits until all earlier calls have left the line.
+
+        Raises BackpressureError at ``deadline`` (``time.monotonic``), and the error of ``Lines.fail``.
+        """
+        if self._line.is_first(self):
+            return
+        started = machine.monotonic()
+        self.waits = waits = asyncio.get_running_loop().create_future()
+        try:
+            if not await wait_until(waits, deadline):
+                seconds = machine.monotonic() - started
+                raise BackpressureError(
+                    f"timed out after {seconds:.3g} s behind earlier ordered sends to the same topic; use a longer timeout"
+                )
+            waits.result()
+        finally:
+            if not waits.cancel() and not waits.cancelled():
+                waits.exception()  # marks it as retrieved: asyncio logs no error if the call was cancelled
+            self.waits = None
+            del waits  # breaks a cycle: an error in it has this frame in its traceback
+
+    def leave(self) -> None:
+        """Leaves the line, which passes the turn on; harmless when called again."""
+        if not self.left:
+            self.left = True
+            self._line.advance()

@@ -1,0 +1,284 @@
+"""One batch request in flight, and the delivery of its outcome to the caller of each message."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from math import inf
+from typing import Final, Protocol
+
+import msgspec
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import SendReply
+
+from ... import machine
+from ...errors import ClientStateError, QueueNotExistError, RequestTimeoutError
+from ...results import BatchSendResult, SendResult
+from ...tracebacks import own_copy
+from ...transport import Receiver
+from ..calls import MIN_CAP, Call, Dispatch, FirstAttempt, RetryLoop
+from ..encoding import SEND_OK, stored_message
+from ..routing import Target, TopicQueues
+from .batch_watch import refused_by_hook
+from .gathering import Entry, Gathering
+
+__all__ = ["BatchRequest"]
+
+ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
+"""Response codes for a batch that holds an invalid message or is too large for the broker; none of its messages is stored."""
+SAME_END: Final = 0.02
+"""Seconds. A caller whose deadline is at most this much earlier than the request's gets the request's own outcome."""
+
+
+class RequestOwner(Protocol):
+    """The owner of batch requests (``batcher.Batcher``). ``timeout``: the producer's timeout in seconds."""
+
+    requests: set[BatchRequest]
+    timeout: float
+
+    def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:
+        """Sends the entry as two halves."""
+
+
+class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
+    """A batch request and its further attempts. The call's deadline is the latest one of its members.
+
+    ``makes_room_at``: time (monotonic) from which the request does not count as in flight; infinity for ordered messages.
+    """
+
+    __slots__ = (
+        "_batcher",
+        "_broker",
+        "_fixed",
+        "_further",
+        "_in_lane",
+        "_told",
+        "deadline",
+        "entry",
+        "gathering",
+        "makes_room_at",
+    )
+
+    def __init__(
+        self,
+        batcher: RequestOwner,
+        dispatch: Dispatch,
+        gathering: Gathering,
+        entry: Entry,
+        call: Call[BatchSendResult | SendResult],
+        place: tuple[TopicQueues, Target],
+        *,
+        fixed: bool,
+    ) -> None:
+        lane, target = place
+        self._dispatch = dispatch  # what ``FirstAttempt`` does
+        self._call = call
+        self._lane = lane
+        self._target = target
+        self._begun = call.started
+        self._settled = False
+        self._connection = self._pending = self._task = None
+        self._fixed = target if fixed else None
+        self.deadline = call.deadline
+        self._batcher = batcher
+        self._further: RetryLoop[BatchSendResult | SendResult] | None = None
+        self._broker = target.broker
+        self._told = False
+        self._in_lane = True
+        room_at = call.started + batcher.timeout
+        self.makes_room_at = inf if gathering.in_order or room_at >= self.deadline else room_at
+        self.gathering = gathering
+        self.entry = entry
+
+    def _context(self) -> Context | None:
+        """Returns the context of the first message, for a selector that chooses again; None without such a selector."""
+        context: Context | None = getattr(self.entry.members[0][0], "context", None)
+        return context if self._dispatch.router.asks else None
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether all callers have stopped waiting for it."""
+        return all(member[0].done() for member in self.entry.members)
+
+    def give_up(self) -> None:
+        """Abandons the request and makes room for others; the broker may still store what has been written."""
+        if self._told:
+            return
+        self._settled = True
+        if self._task is not None:
+            self._task.cancel()
+        elif self._connection is not None and self._pending is not None:
+            self._connection.requests.forget(self._pending.opaque)
+            self._pending = None
+            if self._call.outgoing.watch is not None:
+                self._call.outgoing.watch.give_up(asyncio.CancelledError())
+            self._tell(asyncio.CancelledError())
+        self._end()
+        self._leave_lane()
+
+    def patience(self) -> float:
+        """Returns the earliest deadline of the members, at least ``MIN_CAP`` from now, at most the producer's timeout from now.
+
+        So one caller's attempt time is not derived from another caller's long timeout.
+        """
+        now = machine.monotonic()
+        earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
+        return min(max(earliest, now + MIN_CAP), now + self._batcher.timeout, self.deadline)
+
+    def expire(self, now: float) -> float:
+        """Fails members whose deadline is over before the request's; returns the next such time of the others."""
+        last = self.deadline - SAME_END
+        late: list[Receiver] = []
+        waiting, earliest = 0, inf
+        for receiver, _, deadline in self.entry.members:
+            if receiver.done():
+                continue
+            if deadline >= last or deadline > now:
+                waiting += 1
+                earliest = min(earliest, deadline if deadline < last else inf)
+            else:
+                late.append(receiver)
+        if late:
+            self._end_late(late, alone=not waiting)
+        if self._in_lane and now >= self.makes_room_at:
+            self._leave_lane()
+        return min(earliest, self.makes_room_at) if self._in_lane else earliest
+
+    def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
+        """Fails members whose deadline is over. ``alone``: no other member waits for the request."""
+        sent = self._may_be_sent
+        can_leave = not sent and (alone or self.gathering.can_shrink(self._call.outgoing))
+        withdrawn = can_leave or (alone and self._withdrawn())
+        for receiver in late:
+            if not receiver.done():  # the callback of another receiver may have cancelled it
+                receiver.set_exception(self._late(sent=sent, maybe_stored=not withdrawn))
+        if can_leave and not self.unwanted:
+            self._shrink()
+
+    def _late(self, *, sent: bool, maybe_stored: bool) -> RequestTimeoutError:
+        target, number = self._target, len(self.entry.members)
+        if sent:
+            what = "a message" if number == 1 else f"a batch of {number} messages"
+            text = f"no answer from {target.address} to {what} for topic {target.queue.topic} in time"
+        else:
+            why = None if self._further is None else self._further.newest_error
+            text = f"no connection to {target.address} in time" if why is None else str(why)
+            text = f"the message for topic {target.queue.topic} was not sent: {text}"
+        return RequestTimeoutError(text, maybe_stored=maybe_stored, broker=target.broker, address=target.address)
+
+    @property
+    def _may_be_sent(self) -> bool:
+        """Whether an attempt has begun and was not refused by a broker."""
+        return self._pending is not None if self._further is None else self._further.maybe_sent
+
+    def _withdrawn(self) -> bool:
+        """Withdraws the only attempt if its frame has not left the client; returns whether it did."""
+        if self._further is not None or self._connection is None or self._pending is None or self._pending.sequence:
+            return False
+        self._connection.requests.forget(self._pending.opaque)
+        return True
+
+    def _shrink(self) -> None:
+        """Removes the members whose callers have stopped waiting, before an attempt is made."""
+        entry, outgoing = self.entry, self._call.outgoing
+        left = [index for index, member in enumerate(entry.members) if not member[0].done()]
+        ids = None if outgoing.batch_ids is None else tuple([outgoing.batch_ids[index] for index in left])
+        self.entry = msgspec.structs.replace(entry, members=[entry.members[index] for index in left], ids=ids)
+        self.gathering.shrink(outgoing, self.entry)
+
+    def _continue(self, loop: RetryLoop[BatchSendResult | SendResult]) -> None:
+        self._further = loop
+        super()._continue(loop)
+
+    def set_result(self, reply: SendReply) -> None:
+        dispatch, members, fields = self._dispatch, self.entry.members, reply.extFields
+        if (
+            len(members) != 1
+            or reply.code
+            or self._told
+            or self._call.read is not stored_message
+            or fields is None
+            or fields.queueId != self._target.queue_id
+            or (offset_id := fields.msgId) is None
+            or (offset := fields.queueOffset) is None
+            or ((faults := dispatch.faults) is not None and (faults.measures or faults.items))
+            or dispatch.retry_not_ok
+        ):
+            super().set_result(reply)
+            return
+        self._settled = self._told = True  # what ``stored`` and ``_succeed`` do, nearly always for a single message
+        self._pending = None
+        self._batcher.requests.discard(self)
+        receiver = members[0][0]
+        if not receiver.done():
+            receiver.set_result(
+                SendResult(
+                    SEND_OK, self._call.outgoing.unique_id, offset_id, self._target.queue, offset, fields.transactionId,
+                    fields.MSG_REGION, fields.TRACE_ON is not False, fields.recallHandle,
+                )
+            )  # fmt: skip
+        if self._in_lane:
+            self._in_lane = False
+            self.gathering.ended(self._broker)
+
+    def _succeed(self, result: BatchSendResult | SendResult) -> None:
+        if self._told:
+            return
+        self._told = True
+        self._batcher.requests.discard(self)
+        members = self.entry.members
+        if len(members) == 1:
+            receiver = members[0][0]
+            if not receiver.done():
+                single = type(result) is SendResult or self.entry.read is not None  # a message sent alone has a single result
+                receiver.set_result(result if single else result.results[0])  # type: ignore[union-attr]
+        elif isinstance(result, BatchSendResult):
+            status, queue, attempts = result.status, result.queue, result.attempts
+            region, trace_on, offset = result.region_id, result.trace_on, result.queue_offset
+            for member, msg_id, offset_id in zip(members, result.msg_ids, result.offset_msg_ids, strict=True):
+                receiver = member[0]
+                if not receiver.done():
+                    receiver.set_result(
+                        SendResult(status, msg_id, offset_id, queue, offset, None, region, trace_on, None, attempts)
+                    )
+                offset += 1
+        if self._in_lane:
+            self._in_lane = False
+            self.gathering.ended(self._broker)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._told:
+            return
+        self._end()
+        if len(self.entry.members) > 1 and _one_is_to_blame(error):
+            self._batcher.split(self.gathering, self.entry, self._call.outgoing.batch_ids)
+        else:
+            for receiver, _, _ in self.entry.members:
+                if not receiver.done():
+                    receiver.set_exception(own_copy(error))
+        self._leave_lane()
+
+    def _leave_lane(self) -> None:
+        if self._in_lane:
+            self._in_lane = False
+            self.gathering.ended(self._broker)
+
+    def _end(self) -> None:
+        self._told = True
+        self._batcher.requests.discard(self)
+
+    def _dropped(self) -> None:
+        error = ClientStateError("the task that sent the batch was cancelled; the message may have been stored")
+        error.maybe_stored = True
+        self._fail(error)
+
+
+def _one_is_to_blame(error: BaseException) -> bool:
+    """Whether no message of the batch was stored, and sending its parts can show which message is at fault."""
+    if refused_by_hook(error):
+        return not getattr(error, "maybe_stored", False)
+    if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):
+        return False
+    return isinstance(error, RocketMQError) and error.code in ILLEGAL and not error.maybe_stored

@@ -1,0 +1,164 @@
+"""Calls hooks for each message of an ordered batch, as if the message had been sent alone.
+
+A send with a key does not ask for a batch, so ``check_forbidden`` refuses one message and not the batch, ``before_send`` adds
+properties to one message, and ``after_send`` gets its result. Each message carries the Watch and the context of its own call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextvars import Context
+from typing import Any, cast
+
+import msgspec
+
+from rmq_protocol.batch import encode_batch_records
+from rmq_protocol.send_codec import SendReply
+
+from ...errors import ForbiddenError, RocketMQError
+from ...results import SendResult
+from ...transport import Receiver, raise_soon
+from ..calls import broken_off
+from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error, stored_batch, stored_message
+from ..routing import Target
+from ..watching import Watch, WatchedAttempt
+from .gathering import Entry
+
+__all__ = ["BatchWatch", "WatchedMember", "begin_watched"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+
+class WatchedMember:
+    """Receiver of a message whose attempts hooks see. ``watch``: the Watch of its call."""
+
+    __slots__ = ("_receiver", "_watch")
+
+    def __init__(self, receiver: Receiver, watch: CallWatch) -> None:
+        self._receiver = receiver
+        self._watch = watch
+
+    @property
+    def context(self) -> Context | None:
+        """Context of the caller, where a selector may choose the queue of further attempts."""
+        return getattr(self._receiver, "context", None)
+
+    def done(self) -> bool:
+        return self._receiver.done()
+
+    def set_result(self, result: Any, /) -> None:
+        self._receiver.set_result(result)
+
+    def set_exception(self, exception: Any, /) -> None:
+        self._watch.give_up(exception)  # the deadline of a member may be over while the batch is in flight
+        if not self._receiver.done():
+            self._receiver.set_exception(exception)
+
+
+def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
+    """Calls the hooks for the first attempt of each message; fails and removes from the entry the messages that they refuse."""
+    members, begun = [], []
+    for member in entry.members:
+        receiver, message, _ = member
+        try:
+            begun.append(message.watch.begin(message, target))
+        except RocketMQError as error:
+            receiver.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - raised in the loop after the others have been sent
+            receiver.set_exception(broken_off(error, maybe_stored=False))
+            raise_soon(error)
+        else:
+            members.append(member)
+    messages: list[Outgoing] = [member[1] for member in members]
+    watch = BatchWatch(messages)
+    watch.begun = BatchAttempt(messages, begun)
+    return msgspec.structs.replace(entry, members=members), watch
+
+
+class BatchWatch(CallWatch):
+    """The attempts of one batch. ``begun``: the first one, which hooks saw before the batch was encoded."""
+
+    __slots__ = ("_messages", "_newest", "begun")
+
+    def __init__(self, messages: list[Outgoing]) -> None:
+        self._messages = messages
+        self._newest: BatchAttempt | None = None
+        self.begun: BatchAttempt | None = None
+
+    def begin(self, outgoing: Outgoing, target: Target) -> BatchAttempt:
+        """Raises ForbiddenError when a hook refuses one of the messages at a further attempt."""
+        if self.begun is not None:
+            self._newest, self.begun = self.begun, None
+            return self._newest
+        attempts: list[WatchedAttempt] = []
+        for message in self._messages:
+            try:
+                attempts.append(cast(Watch, message.watch).begin(message, target))
+            except BaseException as error:
+                for attempt in attempts:
+                    attempt.failed(error)
+                raise
+        self._newest = BatchAttempt(self._messages, attempts)
+        return self._newest
+
+    def keep(self, messages: list[Outgoing]) -> None:
+        """Keeps only these messages of the batch, before the attempt that has begun is sent."""
+        self._messages = messages
+        for begun in (self._newest, self.begun):
+            if begun is not None:
+                begun.keep(messages)
+
+    def give_up(self, error: BaseException) -> None:
+        for message in self._messages:
+            cast(Watch, message.watch).give_up(error)
+
+
+class BatchAttempt(AttemptWatch):
+    """One attempt of a batch: an attempt of each of its messages."""
+
+    __slots__ = ("_pairs",)
+
+    def __init__(self, messages: Sequence[Outgoing], attempts: Sequence[WatchedAttempt]) -> None:
+        self._pairs = list(zip(attempts, messages, strict=True))
+
+    def keep(self, messages: Sequence[Outgoing]) -> None:
+        left = set(map(id, messages))
+        self._pairs = [pair for pair in self._pairs if id(pair[1]) in left]
+
+    def added(self, outgoing: Outgoing) -> Outgoing:
+        """Returns the batch with the properties that hooks added; invalid ones are reported and left out."""
+        if not any(attempt.context.properties for attempt, _ in self._pairs):
+            return outgoing
+        if outgoing.batch_ids is None:
+            ((attempt, _),) = self._pairs
+            return attempt.added(outgoing)
+        whole = [attempt.added(message) for attempt, message in self._pairs]
+        body = encode_batch_records([(each.flag, each.body, each.properties.encode()) for each in whole])
+        if len(body) > cast(Watch, self._pairs[0][1].watch).sending.max_size:
+            logger.info("batch for topic %s exceeds max_message_size with the properties of hooks: left out", outgoing.topic)
+            return outgoing
+        return msgspec.structs.replace(outgoing, body=body)
+
+    def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
+        number = self._pairs[0][0].context.attempt
+        results: Sequence[SendResult] = ()
+        if outgoing.batch_ids is None:
+            alone = stored_message(reply, outgoing, target, number)
+            results = () if alone is None else (alone,)
+        elif (batch := stored_batch(reply, outgoing, target, number)) is not None:
+            results = batch.results
+        if not results:
+            self.failed(reply_error(reply, target))
+            return
+        for (attempt, _), result in zip(self._pairs, results, strict=True):
+            attempt.end(result, None)
+
+    def failed(self, error: BaseException) -> None:
+        for attempt, _ in self._pairs:
+            attempt.failed(error)
+
+
+def refused_by_hook(error: BaseException) -> bool:
+    """Whether a hook refused one of the messages, at any attempt."""
+    return isinstance(error, ForbiddenError) or isinstance(error.__cause__, ForbiddenError)

@@ -1,0 +1,27 @@
+"""Send calls: their attempts, the retry policy, and their results and errors."""
+
+from __future__ import annotations
+
+from .call import Call, Result
+from .delivery import deliver, deliver_unconnected, end_if_late
+from .dispatch import Dispatch, stopped
+from .first_attempt import FirstAttempt, broken_off
+from .recovery import Recovery
+from .retry_loop import RetryLoop
+from .retry_policy import MIN_CAP, is_retriable
+
+__all__ = [
+    "MIN_CAP",
+    "Call",
+    "Dispatch",
+    "FirstAttempt",
+    "Recovery",
+    "Result",
+    "RetryLoop",
+    "broken_off",
+    "deliver",
+    "deliver_unconnected",
+    "end_if_late",
+    "is_retriable",
+    "stopped",
+]

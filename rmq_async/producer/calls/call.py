@@ -1,0 +1,40 @@
+"""The record of one call of a producer: message, deadline, retries, and the function that reads its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from rmq_protocol.message import Message
+from rmq_protocol.send_codec import SendReply
+
+from ..encoding import Outgoing
+from ..routing import QueueChoice, Target
+
+__all__ = ["Call", "ReadReply", "Result"]
+
+Result = TypeVar("Result")
+ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
+"""Called as ``read(reply, outgoing, target, attempts)``; returns None unless the response says that the message is stored."""
+
+
+class Call(msgspec.Struct, Generic[Result]):
+    """One call that does not take the fast path; made once and passed to everything that handles the call.
+
+    ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: attempts after the first. ``message``: argument of
+    the selectors, and compressed if it is large; None for a batch and for a message that is sent unchanged. ``choice``: the
+    caller's choice of a queue. ``size``: bytes of the bodies, as counted by credits. ``together``: bytes of the message in a
+    batch with others, 0 for a call that is sent alone.
+    """
+
+    outgoing: Outgoing
+    read: ReadReply[Result]
+    started: float
+    deadline: float
+    retries: int
+    message: Message | None = None
+    choice: QueueChoice | None = None
+    size: int = 0
+    together: int = 0

@@ -1,0 +1,121 @@
+"""Errors of failed calls: the error of the only attempt, or a SendError that lists the first and the newest attempts.
+
+The text of a SendError stays below a kibibyte, for any number of attempts and any length of the brokers' remarks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, TypeVar, cast
+
+from rmq_protocol.errors import RocketMQError
+
+from ..._text import printable
+from ...errors import Attempt, ConnectError, RequestTimeoutError, SendError
+from ...tracebacks import own_copy
+from .attempt import AttemptRecord
+from .attempts import Attempts, kind_of
+
+__all__ = ["explained", "failure", "no_time", "not_reached", "reached_late"]
+
+MOST_BYTES: Final = 1000
+MOST_SHOWN: Final = 4
+"""Attempts in the text of an error; if there are more, the first half and the last half of this number."""
+LONGEST_TOPIC: Final = 140
+LONGEST_BROKER: Final = 60
+LONGEST_REASON: Final = 300
+MOST_KINDS: Final = 5
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def failure(
+    topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None = None
+) -> RocketMQError:
+    """Returns the error of a call to ``topic`` whose attempts, at least one, all failed within ``elapsed`` seconds.
+
+    ``unreached``: the error of waiting for a connection until the call's deadline, if it did.
+    """
+    newest = attempts.newest
+    assert newest is not None
+    last = newest.error
+    if attempts.made == 1 and isinstance(last, RocketMQError):
+        only = cast(RocketMQError, own_copy(last))  # a copy: frames of other callers may refer to ``last``
+        only.maybe_stored = newest.maybe_stored
+        return explained(only, topic, newest.broker, elapsed)
+    error = SendError(
+        _text(topic, attempts, elapsed, unreached),
+        [record.public() for record in attempts],
+        made=attempts.made,
+        maybe_stored=attempts.maybe_stored,
+        code=getattr(last, "code", None),
+        broker=newest.target.queue.broker_name,
+        address=newest.target.address,
+    )
+    error.__cause__ = last
+    return error
+
+
+def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutError:
+    """Returns the error of a call without time for an attempt. ``address``: that of the first target, if one was chosen."""
+    why = "" if address is None else f": there is no connection to {address} yet; use a longer timeout"
+    return RequestTimeoutError(f"send to topic {topic} failed: {elapsed:.3g} s passed before the first attempt{why}")
+
+
+def explained(error: Error, topic: str, broker: str, elapsed: float) -> Error:
+    """Returns the error of a call's only attempt; adds topic, seconds and broker to the text of a timeout, in place."""
+    if type(error) is RequestTimeoutError:
+        error.args = (f"send to topic {topic} failed after {elapsed:.3g} s on {broker}: {error}",)
+    return error
+
+
+def not_reached(address: str, count: int, reason: str, seconds: float) -> ConnectError:
+    """Returns the error of a call that waited ``seconds`` for a connection until its deadline.
+
+    ``count``: attempts to connect that failed meanwhile; ``reason``: the error of the newest one.
+    """
+    tries = f"{count} more attempts to connect failed" if count != 1 else "1 more attempt to connect failed"
+    why = f", the newest: {printable(reason, LONGEST_REASON)}" if reason else ""
+    return ConnectError(f"no connection to {address} for {seconds:.3g} s; {tries}{why}", address=address)
+
+
+def reached_late(address: str, seconds: float) -> ConnectError:
+    """Returns the error of a call whose broker is connected again, but which was not released in time."""
+    return ConnectError(
+        f"{address} was connected to again, but the turn of this call, behind others, did not come within {seconds:.3g} s; "
+        "a longer timeout gives it more time",
+        address=address,
+    )
+
+
+def _text(topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None) -> str:
+    records = [record.public() for record in attempts]
+    if attempts.made > MOST_SHOWN:
+        half = MOST_SHOWN // 2
+        shown = [*zip(range(1, half + 1), records[:half], strict=True)]
+        shown += zip(range(attempts.made - half + 1, attempts.made + 1), records[-half:], strict=True)
+        rest = attempts.kinds() - Counter(kind_of(attempt.error) for _, attempt in shown)
+        said = ", ".join(f"{count} {kind}" for kind, count in rest.most_common(MOST_KINDS))
+        between = f"{attempts.made - MOST_SHOWN} more ({said})"
+    else:
+        shown, between = [*enumerate(records, 1)], ""
+    waited = unreached is not None and unreached is not records[-1].error
+    tail = f"; {_cut(str(unreached), LONGEST_REASON)}" if waited else ""
+    head = f"send to topic {printable(topic, LONGEST_TOPIC)} failed after {attempts.made} attempts in {elapsed:.3g} s: "
+    share = (MOST_BYTES - len((head + between + tail).encode())) // len(shown) - 2
+    parts = [_cut(_attempt(number, attempt), share) for number, attempt in shown]
+    if between:
+        parts.insert(MOST_SHOWN // 2, between)
+    return head + "; ".join(parts) + tail
+
+
+def _attempt(number: int, attempt: Attempt) -> str:
+    broker = printable(attempt.queue.broker_name, LONGEST_BROKER)
+    why = printable(attempt.error, LONGEST_REASON) if attempt.error is not None else "no answer"
+    return f"{number}. {broker} {attempt.address} {attempt.elapsed:.3f} s: {why}"
+
+
+def _cut(text: str, most: int) -> str:
+    """Returns ``text``, cut to ``most`` bytes of UTF-8."""
+    encoded = text.encode()
+    return text if len(encoded) <= most else encoded[: most - 3].decode(errors="ignore") + "..."

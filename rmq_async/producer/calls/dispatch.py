@@ -1,0 +1,118 @@
+"""State shared by the calls of one producer: settings, connections, routing, and the set of calls in their retry loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import SendReply
+
+from ... import machine
+from ..._asyncio import Flight
+from ...errors import ClientStateError
+from ...results import SendStatus
+from ...transport import ConnectionPool
+from ..config import ProducerConfig
+from ..encoding import Frames
+from ..routing import Router, Target, TopicQueues
+from .call import Call
+from .recovery import Recovery
+from .retry_policy import Rules, attempt_cap
+
+__all__ = ["Abortable", "Dispatch", "LandedWait", "stopped"]
+
+SEND_OK: Final = SendStatus.SEND_OK
+LandedWait = Callable[[Flight[Any], float], Any]
+"""Called as ``wait(flight, deadline)``: ``Flight.wait``, which also ends when the producer stops."""
+
+
+class Abortable(Protocol):
+    """A call in its retry loop."""
+
+    def abort(self) -> None:
+        """Ends the call with ClientStateError, unless it already has a result."""
+
+
+class Dispatch:
+    """The collaborators of a producer's calls.
+
+    ``calls``: the calls in their retry loop. ``closed``: the producer has stopped and no call makes a further attempt.
+    ``submit``: ``Frames.submit``, queues one attempt on its connection. ``owner``: marks this producer's requests in the
+    connections' tables. ``window``: requests that one broker may have unanswered. ``landed``: see ``LandedWait``.
+    """
+
+    __slots__ = (
+        "calls", "closed", "config", "connections", "create_future", "faults", "landed", "owner", "pool", "recovery",
+        "retry_not_ok", "router", "submit", "window", "wire",
+    )  # fmt: skip
+
+    def __init__(
+        self, config: ProducerConfig, pool: ConnectionPool, router: Router, recovery: Recovery, wire: Frames, landed: LandedWait
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.connections = pool.open
+        self.router = router
+        self.recovery = recovery
+        self.wire = wire
+        self.submit = wire.submit
+        self.owner = wire.owner
+        self.window = config.broker_window
+        self.landed = landed
+        self.faults = router.faults
+        self.retry_not_ok = config.retry_another_broker_when_not_store_ok
+        self.create_future: Callable[[], asyncio.Future[SendReply]] = asyncio.get_running_loop().create_future
+        self.calls: set[Abortable] = set()
+        self.closed = False
+
+    def rules(self, call: Call[Any]) -> Rules:
+        """Returns the input of the retry policy for ``call``."""
+        return Rules(call.retries, self.config.retry_codes, self.config.attempt_timeout)
+
+    def is_unconfirmed(self, result: Any) -> bool:
+        """Returns whether ``retry_another_broker_when_not_store_ok`` asks for another broker: the status is not SEND_OK."""
+        return self.retry_not_ok and result.status is not SEND_OK
+
+    def first_deadline(self, now: float, deadline: float, retries: int) -> float:
+        """Returns the deadline of a first attempt that begins ``now`` with other brokers to try: capped if it has retries."""
+        if not retries:
+            return deadline
+        return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
+
+    async def connect(self, target: Target, deadline: float) -> RocketMQError | None:
+        """Waits for a connection; returns None or the error of the attempt. Raises ClientStateError when the producer stops."""
+        if target.address in self.connections:
+            return None
+        try:
+            await self.pool.connect(target.address, max(0.0, deadline - machine.monotonic()), self.landed)
+        except ClientStateError:
+            raise
+        except RocketMQError as error:
+            return error
+        return None
+
+    async def connect_first(self, lane: TopicQueues, target: Target, deadline: float, retries: int) -> RocketMQError | None:
+        """``connect`` for a first attempt.
+
+        If a retry may go to another broker, it waits no longer than the attempt's cap, and not at all during a back-off.
+        """
+        if target.address in self.connections:
+            return None
+        if lane.several and retries:
+            refusal = self.pool.refusal(target.address)
+            if refusal is not None:
+                return refusal
+            deadline = self.first_deadline(machine.monotonic(), deadline, retries)
+        return await self.connect(target, deadline)
+
+
+def stopped(*, maybe_stored: bool) -> ClientStateError:
+    """Returns the error of a call that was unfinished when its producer stopped."""
+    if maybe_stored:
+        error = ClientStateError("the producer was stopped before the answer came; the message may have been stored")
+    else:
+        error = ClientStateError("the producer was stopped before the message was stored")
+    error.maybe_stored = maybe_stored
+    return error

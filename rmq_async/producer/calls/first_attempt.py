@@ -1,0 +1,216 @@
+"""The first attempt of a call without a coroutine of its own, such as ``send_async``: no Task while nothing fails.
+
+The object is the receiver of its response, which therefore goes from the connection to the caller without a step between. If
+the attempt fails and the policy allows another one, a single Task runs the rest of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from contextvars import Context
+from typing import Generic
+
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import SendReply
+
+from ... import machine
+from ...errors import ClientStateError, QueueNotExistError
+from ...tracebacks import without_frames
+from ...transport import Connection, Pending
+from ..encoding import Outgoing, reply_error, tell_failed
+from ..routing import Target, TopicQueues
+from .call import Call, Result
+from .call_errors import explained
+from .dispatch import Dispatch
+from .retry_loop import RetryLoop
+from .retry_policy import goes_on_after
+
+__all__ = ["FirstAttempt", "broken_off"]
+
+
+class FirstAttempt(ABC, Generic[Result]):
+    """The base class of calls by callback.
+
+    Calls one of ``_succeed`` and ``_fail``, once; a subclass that ended the call itself ignores it.
+    """
+
+    __slots__ = (
+        "_begun", "_call", "_connection", "_dispatch", "_lane", "_pending", "_settled", "_target", "_task",
+    )  # fmt: skip
+
+    _fixed: Target | None = None
+    """The only target that the call may use; None if retries may choose another queue."""
+
+    def __init__(self, dispatch: Dispatch, call: Call[Result], lane: TopicQueues, target: Target) -> None:
+        self._dispatch = dispatch
+        self._call = call
+        self._lane = lane
+        self._target = target
+        # The start of the attempt. The clock is read again only if a cap or a fault table needs the exact time.
+        self._begun = call.started
+        self._settled = False
+        self._connection: Connection | None = None
+        self._pending: Pending | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def _succeed(self, result: Result) -> None: ...
+
+    @abstractmethod
+    def _fail(self, error: BaseException) -> None: ...
+
+    @abstractmethod
+    def _context(self) -> Context | None:
+        """Returns the caller's context if further attempts may run functions of the user, else None."""
+
+    def patience(self) -> float:
+        """Returns the end (monotonic) of the time that capped attempts share: the deadline, or earlier in a subclass."""
+        return self._call.deadline
+
+    def start(self, failed: RocketMQError | None = None) -> None:
+        """Sends the first attempt; without a connection a Task runs the whole call.
+
+        ``failed``: the error of an earlier attempt to connect, which then counts as the first attempt.
+        """
+        if failed is not None:
+            self._end_unconnected(failed)
+            return
+        connection = self._dispatch.connections.get(self._target.address)
+        if connection is None:
+            loop = self._retry_loop()
+            loop.begin_with(self._target)
+            self._continue(loop)
+            return
+        self._connection = connection
+        deadline, faults = self._call.deadline, self._dispatch.faults
+        if self._lane.several and self._fixed is None:
+            self._begun = machine.monotonic()
+            if self._call.retries:
+                deadline = min(deadline, self._dispatch.first_deadline(self._begun, self.patience(), self._call.retries))
+        elif faults is not None and (faults.measures or faults.items):
+            self._begun = machine.monotonic()
+        try:
+            call, dispatch = self._call, self._dispatch
+            outgoing = call.outgoing
+            if (
+                outgoing.__class__ is Outgoing
+                and outgoing.batch_ids is None
+                and not outgoing.code | outgoing.sys_flag
+                and not self._target.general
+                and outgoing.watch is None
+            ):  # what ``submit`` does, nearly always for a single message
+                request = (self, deadline, call.deadline, dispatch.owner)
+                self._pending = connection.requests.start_single(
+                    self._target.single, dispatch.wire.born_ms(), outgoing.unique_id, outgoing, request, dispatch.window,
+                    outgoing.properties,
+                )  # fmt: skip
+            else:
+                self._pending = dispatch.submit(connection, self._target, outgoing, self, deadline, call.deadline)
+        except RocketMQError as error:
+            self.set_exception(error)
+
+    def _end_unconnected(self, failed: RocketMQError) -> None:
+        try:
+            tell_failed(self._call.outgoing, self._target, failed)
+        except RocketMQError as refused:
+            failed = refused
+        self.set_exception(failed)
+
+    # -- receiver of the first attempt
+
+    def done(self) -> bool:
+        return self._settled
+
+    def set_result(self, reply: SendReply) -> None:
+        self._settled = True
+        result = self._call.read(reply, self._call.outgoing, self._target, 1)
+        faults = self._dispatch.faults
+        if result is not None and faults is not None and (faults.measures or self._target.broker in faults.items):
+            faults.succeeded(self._target.broker, machine.monotonic() - self._begun, machine.monotonic())
+        if result is None:
+            self._failed(reply_error(reply, self._target), reply)
+        elif self._dispatch.retry_not_ok and self._call.retries and self._dispatch.is_unconfirmed(result):
+            self._go_on(None, reply)
+        else:
+            self._pending = None  # it refers to this object: without the cycle, reference counting frees both
+            self._succeed(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._settled = True
+        if isinstance(error, RocketMQError):
+            error.broker = error.broker or self._target.broker
+            error.address = error.address or self._target.address
+        self._failed(error, None)
+
+    def _failed(self, error: BaseException, reply: SendReply | None) -> None:
+        """Ends the call or continues it, after ``error`` or an error response ``reply``."""
+        rules = self._dispatch.rules(self._call)
+        gone = self._fixed is not None and isinstance(error, QueueNotExistError)
+        if gone or not goes_on_after(error, rules):
+            self._pending = None
+            self._dispatch.router.topics.doubt(self._call.outgoing.topic, error)
+            self._tell(error)
+            self._fail(
+                explained(error, self._call.outgoing.topic, self._target.broker, machine.monotonic() - self._call.started)
+            )
+            return
+        self._go_on(error, reply)
+
+    def _tell(self, error: BaseException) -> None:
+        """Reports the failure to the fault table; a call that goes on reports it through its RetryLoop."""
+        if self._dispatch.faults is not None:
+            self._dispatch.faults.failed(self._target.broker, error, machine.monotonic() - self._begun, machine.monotonic())
+
+    def _go_on(self, error: BaseException | None, reply: SendReply | None) -> None:
+        loop = self._retry_loop()
+        if self._connection is not None and self._pending is not None:
+            loop.adopt(self._target, self._connection, self._pending, self._begun, error, reply)
+            self._pending = None
+        elif isinstance(error, RocketMQError):
+            loop.adopt_failed(self._target, error, self._call.started)
+        self._continue(loop)
+
+    # -- further attempts
+
+    def _retry_loop(self) -> RetryLoop[Result]:
+        return RetryLoop(self._dispatch, self._call, self._lane, fixed=self._fixed, patience=self.patience)
+
+    def _continue(self, loop: RetryLoop[Result]) -> None:
+        self._settled = True
+        context = self._context()
+        context = Context() if context is None else context.copy()  # a copy: callbacks enter the caller's context
+        self._task = asyncio.get_running_loop().create_task(self._run(loop), name="rmq_async send retry", context=context)
+        self._task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Runs when the Task ends; covers a Task that was cancelled before its first step, when ``_run`` never started."""
+        self._task = None  # breaks a cycle: the Task keeps its CancelledError, whose frames refer to this object
+        if task.cancelled():
+            self._dropped()
+
+    def _dropped(self) -> None:
+        """Fails the call whose Task was cancelled from outside."""
+        self._fail(asyncio.CancelledError())
+
+    async def _run(self, loop: RetryLoop[Result]) -> None:
+        try:
+            result = await loop.run()
+        except asyncio.CancelledError:
+            raise  # ``_over`` handles it
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
+            self._fail(without_frames(error))
+        except BaseException as error:
+            self._fail(broken_off(error, maybe_stored=True))
+            raise
+        else:
+            self._succeed(result)
+
+
+def broken_off(error: BaseException, *, maybe_stored: bool) -> ClientStateError:
+    """Returns the error of a call during which user code raised KeyboardInterrupt or another error that ends the program."""
+    may = "the message may have been stored" if maybe_stored else "the message was not sent"
+    ended = ClientStateError(f"the send was interrupted by {type(error).__name__}; {may}")
+    ended.maybe_stored = maybe_stored
+    ended.__cause__ = error
+    return ended

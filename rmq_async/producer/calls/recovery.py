@@ -1,0 +1,208 @@
+"""Calls that wait for unreachable brokers: shared connection attempts and a gradual release.
+
+65,535 calls may wait for a broker that restarts. They have no timer and no connection attempt of their own for that: one task
+per address tries to connect, as often as the pool allows, and after each failure refreshes the routes of the waiting topics,
+since the broker may come back at another address. Once connected, the calls are released first come, first served: few at
+first, twice as many each time the broker has kept up, because a broker that has just started is slow and rejects requests that
+wait too long in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextvars import Context
+from typing import Final
+
+from ... import machine
+from ...errors import ClientStateError, RocketMQError
+from ...transport import Connection, ConnectionPool, report
+
+__all__ = ["Recovery", "Waiting"]
+
+CONNECT_FOR: Final = 60.0
+"""Timeout of one attempt to connect in seconds; the pool's own limits are shorter."""
+SPACING: Final = 0.05
+"""Minimum seconds between the starts of two attempts to connect."""
+FIRST_GO: Final = 16
+"""Calls released when the connection is new."""
+TICK: Final = 0.005
+"""Seconds between two releases."""
+
+
+class Waiting:
+    """One waiting call. ``wake``: called when the wait is over. ``over``: the wait is over.
+
+    ``addresses``: each address with the number of connection attempts that had failed there before this call joined.
+    """
+
+    __slots__ = ("addresses", "over", "topic", "wake")
+
+    def __init__(self, topic: str, wake: Callable[[], None]) -> None:
+        self.topic = topic
+        self.addresses: dict[str, int] = {}
+        self.wake = wake
+        self.over = False
+
+    def end(self) -> None:
+        """Ends the wait and wakes the call."""
+        self.over = True
+        self.wake()
+
+
+class _Address:
+    """The waiting calls of one address, and their connection task.
+
+    ``topics``: waiting calls per topic. ``failed``: attempts to connect that failed while calls waited. ``reason``: text of the
+    newest failure.
+    """
+
+    __slots__ = ("calls", "failed", "reason", "task", "topics")
+
+    def __init__(self) -> None:
+        self.calls: dict[Waiting, None] = {}
+        self.topics: Counter[str] = Counter()
+        self.failed = 0
+        self.reason = ""
+        self.task: asyncio.Task[None] | None = None
+
+    def remove(self, waiting: Waiting) -> None:
+        if waiting in self.calls:
+            del self.calls[waiting]
+            self.topics[waiting.topic] -= 1
+            if not self.topics[waiting.topic]:
+                del self.topics[waiting.topic]
+
+
+class Recovery:
+    """The waiting calls of one producer, by address.
+
+    ``ask``: starts a refresh of a topic's route, without waiting for it. ``most``: upper bound of the sends that one broker may
+    have unanswered while calls are released (``broker_window``).
+    """
+
+    def __init__(self, pool: ConnectionPool, ask: Callable[[str], None], most: int) -> None:
+        self._pool = pool
+        self._ask = ask
+        self._most = most
+        self._addresses: dict[str, _Address] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Recovery of {sorted(self._addresses)}, {len(self)} calls wait>"
+
+    def __len__(self) -> int:
+        """Returns the number of waiting calls; a call that waits for several addresses counts once for each."""
+        return sum(len(address.calls) for address in self._addresses.values())
+
+    def join(self, topic: str, addresses: Collection[str], wake: Callable[[], None]) -> Waiting:
+        """Registers a call that waits for a connection to any of ``addresses`` or for a new route of ``topic``.
+
+        ``topic``: its name on the servers. Calls ``wake`` when the wait is over. The caller must ``leave`` afterwards.
+        """
+        waiting = Waiting(topic, wake)
+        for address in addresses:
+            those = self._addresses.get(address)
+            if those is None:
+                those = self._addresses[address] = _Address()
+                if not self._closed:
+                    self._start(address, those)
+            waiting.addresses[address] = those.failed
+            those.calls[waiting] = None
+            those.topics[topic] += 1
+        return waiting
+
+    def leave(self, waiting: Waiting) -> None:
+        """Removes the call; the last one of an address cancels its connection task."""
+        for address in waiting.addresses:
+            those = self._addresses.get(address)
+            if those is None:
+                continue
+            those.remove(waiting)
+            if not those.calls:
+                del self._addresses[address]  # before the cancel: a call that joins from now on gets a new task
+                task, those.task = those.task, None  # breaks a cycle: its CancelledError has frames that refer to ``those``
+                if task is not None:
+                    task.cancel()
+
+    def most_failed(self, waiting: Waiting) -> tuple[str, int, str]:
+        """Returns address, failures since the call joined, and newest error of the call's address with the most failures."""
+        found = [
+            (those.failed - before, address, those.reason)
+            for address, before in waiting.addresses.items()
+            if (those := self._addresses.get(address)) is not None
+        ]
+        count, address, reason = max(found, default=(0, next(iter(waiting.addresses), ""), ""))
+        return address, count, reason
+
+    def route_changed(self, topic: str) -> None:
+        """Ends the waits of all calls to ``topic`` (name on the servers): its new route may name other brokers."""
+        for those in self._addresses.values():
+            if topic in those.topics:
+                for waiting in [each for each in those.calls if each.topic == topic and not each.over]:
+                    waiting.end()
+
+    async def close(self) -> None:
+        """Cancels the connection tasks and waits for their end. The calls must have ended before."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # -- inside
+
+    def _start(self, address: str, those: _Address) -> None:
+        # An empty context: the task works for all callers, not only for the one that starts it.
+        loop = asyncio.get_running_loop()
+        those.task = loop.create_task(self._run(address, those), name=f"rmq_async recovery of {address}", context=Context())
+        self._tasks.add(those.task)
+        those.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report(f"{task.get_name()} failed", error)
+
+    async def _run(self, address: str, those: _Address) -> None:
+        while True:
+            began = machine.monotonic()
+            try:
+                connection = await self._pool.connect(address, CONNECT_FOR)
+            except ClientStateError:
+                return
+            except Exception as error:  # noqa: BLE001 - all calls of the address depend on this task
+                those.failed += 1
+                those.reason = str(error)
+                for topic in those.topics:
+                    self._ask(topic)
+                if not isinstance(error, RocketMQError):
+                    report(f"connecting to {address} failed, another attempt follows", error)
+            else:
+                await self._let_go(connection, those)
+            await asyncio.sleep(max(0.0, began + SPACING - machine.monotonic()))
+
+    async def _let_go(self, connection: Connection, those: _Address) -> None:
+        """Releases the waiting calls bit by bit; returns when none is left or the connection has closed."""
+        most, waiting = FIRST_GO, list(reversed(those.calls))
+        before, stored_at, share = 0, connection.stored_at, 0
+        while connection.is_open:
+            under_way = connection.requests.sends_in_flight
+            free = most - under_way
+            # Other calls send as well. If they use up ``most`` and the broker keeps up, the waiting calls get a share on top.
+            if free <= 0:
+                keeps_up = connection.stored_at > stored_at and under_way <= before
+                free = share = min(max(1, 2 * share), FIRST_GO) if keeps_up else 0
+            before, stored_at = under_way, connection.stored_at
+            while free > 0 and waiting:
+                each = waiting.pop()
+                if not each.over and each in those.calls:
+                    each.end()
+                    free -= 1
+            if not waiting and not (waiting := [each for each in reversed(those.calls) if not each.over]):
+                return
+            await asyncio.sleep(TICK)
+            if connection.requests.sends_in_flight <= most // 2:
+                most = min(2 * most, self._most)

@@ -1,0 +1,445 @@
+"""The retry loop of a send call whose first attempt did not succeed: further attempts, late responses, one error at the end.
+
+A call that succeeds at once makes no RetryLoop. Each attempt has a pending request in a connection's table, which stays there
+after the attempt's timeout until the call ends, because a late "stored" still resolves the call. ``retry_policy.next_step``
+decides, this module executes. Each event of an attempt (response, error, connect) calls ``notify``, which wakes ``run``. The
+connections watch the deadlines; only pauses and the wait for an unreachable broker need timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import SendReply
+
+from ... import machine
+from ...errors import ConnectError, QueueNotExistError, SelectorError
+from ...tracebacks import without_frames
+from ...transport import Connection, Pending
+from ..encoding import reply_error, tell_failed
+from ..routing import GivenUpError, Target, TopicQueues
+from .attempt import AttemptRecord
+from .attempts import Attempts
+from .call import Call, Result
+from .call_errors import failure, no_time, not_reached, reached_late
+from .dispatch import Dispatch, stopped
+from .recovery import Waiting
+from .retry_policy import FAIL, SHORTEST_REPEATED, WAIT, Brokers, Step, Verdict, next_step, pause_before
+
+__all__ = ["RetryLoop"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+T = TypeVar("T")
+
+
+class RetryLoop(Generic[Result]):
+    """One call from its first failure to its end.
+
+    ``fixed``: the only target that the call may use. ``patience``: see ``FirstAttempt.patience``; None is the call's deadline.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        call: Call[Result],
+        lane: TopicQueues,
+        *,
+        fixed: Target | None = None,
+        patience: Callable[[], float] | None = None,
+    ) -> None:
+        self._dispatch = dispatch
+        self._router = dispatch.router
+        self.faults = dispatch.faults
+        self._outgoing = call.outgoing
+        self._lane = lane
+        self._read = call.read
+        self._deadline = call.deadline
+        self._started = call.started
+        self._rules = dispatch.rules(call)
+        self._fixed = fixed
+        self._patience = patience
+        self._first: Target | None = None
+        self._attempts: Attempts[AttemptRecord] = Attempts()
+        self._changed: asyncio.Future[None] | None = None
+        self._result: Result | None = None
+        self._unconfirmed: Result | None = None
+        """The message is stored, but with a status other than SEND_OK: the result unless another broker confirms it."""
+        self._over = False
+        self._aborted = False
+        self._stopped: RocketMQError | None = None
+        self._no_queue: RocketMQError | None = None  # leaves no queue for a further attempt
+        self._unreached: ConnectError | None = None  # of a wait for a connection that lasted until the deadline
+
+    @property
+    def maybe_sent(self) -> bool:
+        """Whether the message may have reached a broker that has not rejected it; True also once the call is over."""
+        return (
+            self._over
+            or self._result is not None
+            or self._unconfirmed is not None
+            or self._attempts.maybe_stored
+            or any(record.open and record.opaque for record in self._attempts)
+        )
+
+    @property
+    def newest_error(self) -> BaseException | None:
+        """The error of the newest attempt, None without one."""
+        newest = self._attempts.newest
+        return None if newest is None else newest.error
+
+    # -- reports of attempts
+
+    def adopt(
+        self,
+        target: Target,
+        connection: Connection,
+        pending: Pending,
+        began: float,
+        error: BaseException | None,
+        reply: SendReply | None = None,
+    ) -> None:
+        """Takes over a first attempt that was sent elsewhere, with its ``error`` or a ``reply`` that is not a success.
+
+        An attempt that timed out stays open: its late response comes to this loop.
+        """
+        record = AttemptRecord(self, target, began)
+        self._attempts.add(record)
+        if reply is not None:
+            record.open = False
+            self.answered(record, reply)
+        elif error is not None:
+            record.connection, record.opaque = connection, pending.opaque
+            record.failed(error)
+            if record.open:
+                pending.receiver = record
+
+    def begin_with(self, target: Target) -> None:
+        """Sets the target of the first attempt, which was chosen already: its turn in the round robin is not wasted."""
+        self._first = target
+
+    def adopt_failed(self, target: Target, error: RocketMQError, began: float) -> None:
+        """Adds an attempt that found no connection."""
+        record = AttemptRecord(self, target, began)
+        record.failed(error)
+        self._attempts.add(record)
+
+    def answered(self, record: AttemptRecord, reply: SendReply) -> None:
+        """Reads a response, late ones included, as the result or as the attempt's error; wakes ``run``."""
+        result = self._read(reply, self._outgoing, record.target, self._attempts.made)
+        if result is None:
+            record.answered_with(reply_error(reply, record.target))
+        elif self._dispatch.is_unconfirmed(result):
+            self._unconfirmed = result
+            record.answered_with(_UnconfirmedError("stored, but durability not confirmed", broker=record.broker))
+        elif self._result is None:
+            self._result = result
+            if self.faults is not None and record.error is None:
+                self.faults.succeeded(record.broker, machine.monotonic() - record.started, machine.monotonic())
+        self.notify()
+
+    def notify(self) -> None:
+        """Wakes ``run``, if it waits."""
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def abort(self) -> None:
+        """Ends the call because the producer stops; a call that has a result keeps it."""
+        self._aborted = True
+        self.notify()
+
+    # -- the loop
+
+    async def run(self) -> Result:
+        """Makes attempts until one is stored, and returns the result.
+
+        Raises the error of the only attempt, SendError after several, ClientStateError when the producer stops.
+        """
+        self._dispatch.calls.add(self)
+        try:
+            while self._result is None:
+                step = self._next_step()
+                if self._unconfirmed is not None and not self._elsewhere(step):
+                    return self._unconfirmed
+                await self._follow(step)
+            return self._result
+        except asyncio.CancelledError as error:
+            if self._outgoing.watch is not None:
+                self._outgoing.watch.give_up(error)
+            raise
+        finally:
+            self._over = True
+            self._dispatch.calls.discard(self)
+            if self._outgoing.watch is not None:
+                self._outgoing.watch.give_up(self._stopped or GivenUpError("abandoned, the call is over", maybe_stored=True))
+            for record in self._attempts:
+                record.given_up()
+            self._attempts, self._stopped, self._patience = Attempts(), None, None  # breaks cycles: they refer to this loop
+
+    async def _follow(self, step: Step) -> None:
+        """Executes one decision of the policy. Raises the error of the call if that is FAIL."""
+        if step.verdict is Verdict.FAIL:
+            raise self._failure()
+        if step.verdict is Verdict.WAIT:
+            await self._wait()
+        elif step.verdict is Verdict.REACH:
+            await self._reach(step.brokers)
+        else:
+            await self._pause(step)
+            target = await self._choose(step.brokers)
+            # A pause or a selector may outlast the deadline; a message written after it would reach the broker after the error.
+            if target is not None and self._result is None and not self._aborted and machine.monotonic() < self._deadline:
+                await self._attempt(target, step.cap)
+
+    def _elsewhere(self, step: Step) -> bool:
+        """Returns whether the next attempt goes to a broker that this call has not tried."""
+        return step.verdict is Verdict.TRY and step.brokers.isdisjoint(self._attempts.tried)
+
+    def _look_again(self) -> None:
+        """Requests a new route after a failure, and switches to the topic's newest known queues."""
+        newest = self._attempts.newest
+        if newest is not None and newest.error is not None:
+            self._router.topics.doubt(self._outgoing.topic, newest.error)
+            if isinstance(newest.error, QueueNotExistError) and not self._elsewhere_than(newest.target):
+                self._no_queue = newest.error
+            lane = self._router.topics.now(self._outgoing.topic)
+            if lane is not None and lane is not self._lane:
+                self._lane = lane
+                if self._fixed is not None and lane.knows(self._fixed.queue):
+                    self._fixed = lane.target(self._fixed.queue)  # the same queue at its broker's current address
+
+    def _elsewhere_than(self, gone: Target) -> bool:
+        """Leaves out the queue that its broker lacks; returns whether the call may use another. A fixed target stays."""
+        return self._fixed is None and self._router.topics.without(self._outgoing.topic, gone.queue)
+
+    def _next_step(self) -> Step:
+        if self._aborted or self._dispatch.closed:
+            if self._unconfirmed is None:
+                self._stopped = stopped(maybe_stored=self.maybe_sent)
+            return FAIL
+        self._look_again()
+        now = machine.monotonic()
+        if now >= self._deadline:  # the decision of ``next_step``, without the cost of listing the brokers
+            return FAIL
+        patience = None if self._patience is None else self._patience() - now
+        step = next_step(self._attempts, self._brokers(), self._rules, self._deadline - now, patience)
+        if self._no_queue is not None and step.verdict in (Verdict.TRY, Verdict.REACH):
+            return WAIT if any(record.open for record in self._attempts) else FAIL
+        return step
+
+    def _brokers(self) -> Brokers:
+        names = self._lane.brokers if self._fixed is None else frozenset((self._fixed.broker,))
+        selection, pool = self._router.selection, self._dispatch.pool
+        avoided = selection.uninviting(names) if selection is not None and self._fixed is None else ()
+        if not self._attempts.made:
+            return Brokers(names, avoided)
+        down = {broker for broker in names if pool.is_down(self._address(broker))}
+        return Brokers(names, avoided, down, {broker for broker in down if pool.backing_off(self._address(broker))})
+
+    def _address(self, broker: str) -> str:
+        return self._lane.addresses[broker] if self._fixed is None else self._fixed.address
+
+    async def _choose(self, brokers: frozenset[str]) -> Target | None:
+        """Returns the next target; None if the call ended or the user's selector failed, which ends the attempts."""
+        if self._fixed is not None:
+            return self._fixed
+        if self._first is not None and not self._attempts.made:
+            return self._first
+        selection = self._router.selection
+        if selection is None:
+            return self._lane.next_of(brokers)
+        if not self._router.asks or self._outgoing.message is None:  # a reply message: no selector chooses its queue
+            return selection.next(self._lane, brokers)
+        task = asyncio.get_running_loop().create_task(
+            self._router.choose(self._lane, brokers, self._outgoing.message, self._deadline), name="rmq_async selector"
+        )
+        try:
+            return await self._unless_over(task)
+        except (RocketMQError, asyncio.CancelledError, KeyboardInterrupt, SystemExit) as error:
+            if not isinstance(error, RocketMQError):
+                # The selector may have cancelled or ended its own task; a cancellation of this call must pass through.
+                ended_itself = task.done() and (task.cancelled() or task.exception() is error)
+                if not ended_itself or cast(asyncio.Task[Any], asyncio.current_task()).cancelling():
+                    raise
+                error = SelectorError(f"the queue selector ended its own task with {type(error).__name__}")
+            self._no_queue = without_frames(error)
+            logger.info("no further attempt for message %s: %s", self._outgoing.unique_id, error)
+            return None
+
+    async def _unless_over(self, task: asyncio.Task[T]) -> T | None:
+        """Returns or raises the outcome of the task; cancels it and returns None if the call ends before."""
+        task.add_done_callback(lambda _: self.notify())
+        try:
+            while not task.done():
+                if self._result is not None or self._aborted:
+                    return None
+                await self._wait()
+            return task.result()
+        finally:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # marks it as retrieved: asyncio logs no error if this call was cancelled
+
+    async def _wait(self) -> None:
+        """Waits for the next ``notify``."""
+        self._changed = asyncio.get_running_loop().create_future()
+        try:
+            await self._changed
+        finally:
+            self._changed = None
+
+    async def _pause(self, step: Step) -> None:
+        """Waits for the pause before the next attempt; ends early when the call has a result or is aborted."""
+        now, newest = machine.monotonic(), self._attempts.newest
+        since = 0.0 if newest is None else now - newest.started - newest.elapsed
+        pause = pause_before(self._attempts, step, self._deadline - now, machine.random.random(), since)
+        if pause <= 0:
+            return
+        over = False
+
+        def go_on() -> None:
+            nonlocal over
+            over = True
+            self.notify()
+
+        timer = asyncio.get_running_loop().call_later(pause, go_on)
+        try:
+            while not over and self._result is None and not self._aborted:
+                await self._wait()
+        finally:
+            timer.cancel()
+
+    async def _reach(self, brokers: frozenset[str]) -> None:
+        """Waits until one of the unreachable brokers may be tried again or the route has changed.
+
+        If that lasts until the deadline, the error of the wait becomes part of the call's error.
+        """
+        recovery, topic = self._dispatch.recovery, self._router.topics.wire_topic(self._outgoing.topic)
+        began = machine.monotonic()
+        waiting = recovery.join(topic, [self._address(broker) for broker in sorted(brokers)], self.notify)
+        timer = asyncio.get_running_loop().call_later(self._deadline - began, waiting.end)
+        try:
+            while not waiting.over and self._result is None and not self._aborted:
+                await self._wait()
+            now = machine.monotonic()
+            if self._result is None and not self._aborted and self._deadline - now < SHORTEST_REPEATED:
+                self._unreached = self._too_late(waiting, now - began)
+                if self._attempts.made == 1:
+                    self._add_unreached(brokers, self._unreached, began)
+        finally:
+            timer.cancel()
+            recovery.leave(waiting)
+
+    def _too_late(self, waiting: Waiting, seconds: float) -> ConnectError:
+        """Returns the error of a wait that lasted until the deadline: no connection, or connected but not yet released."""
+        for address in waiting.addresses:
+            if self._dispatch.pool.get(address) is not None:
+                return reached_late(address, seconds)
+        return not_reached(*self._dispatch.recovery.most_failed(waiting), seconds)
+
+    def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
+        """Adds the wait for the brokers as the call's second attempt, so that the call raises SendError with both reasons."""
+        target = self._fixed or self._lane.next_of(brokers)
+        try:
+            tell_failed(self._outgoing, target, error)
+        except RocketMQError as refused:
+            error = refused
+        self.adopt_failed(target, error, began)
+
+    async def _attempt(self, target: Target, cap: float | None) -> None:
+        """Makes one attempt: connects, sends, and waits for the response, a failure or the attempt's deadline.
+
+        A late response to an earlier attempt that gives the call its result ends the wait as well. ``cap``: seconds for the
+        attempt, None if no other untried broker is left.
+        """
+        now = machine.monotonic()
+        deadline = self._deadline if cap is None else min(self._deadline, now + cap)
+        newest, record = self._attempts.newest, AttemptRecord(self, target, now)
+        if newest is not None:
+            self._log_retry(newest, target)
+        self._attempts.add(record)
+        watch, watched = self._outgoing.watch, None
+        try:
+            if watch is not None:
+                watched = watch.begin(self._outgoing, target)
+            connection = await self._connection(record, deadline, alone=cap is None)
+            if connection is None:
+                record.open = False
+                if watched is not None and record.error is not None:
+                    watched.failed(record.error)
+                return
+            record.connection = connection
+            if cap is not None:  # connecting may have used it up; without time for a response it would only cause a duplicate
+                deadline = min(self._deadline, max(deadline, machine.monotonic() + cap / 2))
+            pending = self._dispatch.submit(connection, target, self._outgoing, record, deadline, self._deadline, watched)
+            record.opaque = pending.opaque
+        except RocketMQError as error:
+            record.failed(error)
+            return
+        while record.error is None and record.open and self._result is None and not self._aborted:
+            await self._wait()
+
+    async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
+        """Returns None if the attempt failed, as ``record`` says, or the call ended. ``alone``: waits out a back-off."""
+        pool, address = self._dispatch.pool, record.target.address
+        connection = pool.get(address)
+        if connection is not None:
+            return connection
+        refusal = None if alone else pool.refusal(address)
+        if refusal is not None:
+            record.failed(refusal)
+            return None
+        try:
+            return await self._connected(address, deadline)
+        except RocketMQError as error:
+            record.failed(error)
+            return None
+
+    async def _connected(self, address: str, deadline: float) -> Connection | None:
+        """Connects until ``deadline`` like ``ConnectionPool.connect``, without a Task; returns None if the call ends before."""
+        pool, started = self._dispatch.pool, machine.monotonic()
+        while (connection := pool.get(address)) is None:
+            flight = pool.start_connecting(address)
+            over = flight.waiting.join(deadline)
+            over.add_done_callback(lambda _: self.notify())
+            try:
+                while not over.done():
+                    if self._result is not None or self._aborted:
+                        return None
+                    await self._wait()
+            finally:
+                flight.waiting.leave(over)
+            if not over.result():
+                raise pool.too_late(address, max(deadline - started, 0.0))
+            flight.outcome()
+        return connection
+
+    # -- end of the call
+
+    def _failure(self) -> RocketMQError:
+        if self._stopped is not None:
+            return self._stopped
+        elapsed = machine.monotonic() - self._started
+        if self._attempts.made:
+            error = failure(self._outgoing.topic, self._attempts, elapsed, self._unreached)
+        else:
+            error = no_time(self._outgoing.topic, elapsed, None if self._first is None else self._first.address)
+        newest = self._attempts.newest
+        if self._no_queue is not None and (newest is None or self._no_queue is not newest.error):
+            error.add_note(f"no further attempt: {self._no_queue}")
+        return error
+
+    def _log_retry(self, last: AttemptRecord, target: Target) -> None:
+        logger.info(
+            "retrying %s on %s after %.3f s on %s: %s",
+            self._outgoing.unique_id, target.broker, last.elapsed, last.target.broker, last.error,
+        )  # fmt: skip
+
+
+class _UnconfirmedError(RocketMQError):
+    """The error of an attempt that was stored but is sent again (``retry_another_broker_when_not_store_ok``)."""
+
+    retriable = True

@@ -1,0 +1,189 @@
+"""The retry policy of send calls: pure decisions from the attempts made so far.
+
+The rules (docs/producer.md describes them):
+
+- A retry goes to an untried broker if there is one, and not to the broker tried last if there is another.
+- Once all brokers have been tried, attempts are spaced over the remaining time. If no broker can be connected to, the call
+  waits until one can.
+- An attempt that surely reached no broker does not count towards ``retries``.
+- An attempt is capped while another untried broker is left, so that one silent broker cannot use up the whole timeout.
+- A broker with an open attempt gets no second one. With nothing else to try, the call waits for the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from ...errors import BrokerError, GoAwayError, RocketMQError
+from .attempts import Attempts, uses_retry
+
+__all__ = [
+    "FAIL",
+    "WAIT",
+    "Brokers",
+    "Rules",
+    "Step",
+    "Verdict",
+    "attempt_cap",
+    "goes_on_after",
+    "is_retriable",
+    "next_step",
+    "pause_before",
+]
+
+MIN_CAP: Final = 0.2
+"""Seconds that a capped attempt gets at least, without ``attempt_timeout``."""
+SHORTEST: Final = 0.002
+"""Minimum remaining seconds for an attempt: a loop's timer may fire a millisecond before the deadline."""
+SHORTEST_REPEATED: Final = 0.02
+"""The same for a broker that has been tried: a retry that times out would turn "not stored" into "maybe stored"."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+"""Seconds of the exponential pauses between attempts, before jitter."""
+MOST_DOUBLINGS: Final = 10
+
+
+class Verdict(Enum):
+    """TRY: make an attempt. WAIT: wait for open attempts. REACH: wait for a connection. FAIL: end the call with its error."""
+
+    TRY = "try"
+    WAIT = "wait"
+    REACH = "reach"
+    FAIL = "fail"
+
+
+class Step(NamedTuple):
+    """One decision. ``brokers``: the candidates of TRY; for REACH, the brokers of which one must be connected first.
+
+    ``cap``: seconds for the attempt, None for all the remaining time. ``repeats``: the brokers have been tried before.
+    """
+
+    verdict: Verdict
+    brokers: frozenset[str] = frozenset()
+    cap: float | None = None
+    repeats: bool = False
+
+
+FAIL: Final = Step(Verdict.FAIL)
+WAIT: Final = Step(Verdict.WAIT)
+
+
+class Rules(NamedTuple):
+    """The settings that the policy needs for one call. ``attempt_timeout``: seconds."""
+
+    retries: int
+    retry_codes: Collection[int]
+    attempt_timeout: float | None = None
+
+
+class Brokers(NamedTuple):
+    """The brokers of a topic. ``names``: all brokers with a queue that the call may use.
+
+    ``avoided``: slow brokers that selection passes over at the moment. They stay candidates of a step, but an attempt on
+    another broker is not capped for their sake. ``down``: brokers without a connection whose newest connect failed.
+    ``resting``: those of ``down`` that are in back-off.
+    """
+
+    names: frozenset[str]
+    avoided: Collection[str] = ()
+    down: Collection[str] = ()
+    resting: Collection[str] = ()
+
+
+def next_step(attempts: Attempts[Any], brokers: Brokers, rules: Rules, remaining: float, patience: float | None = None) -> Step:
+    """Returns the next step of a call with ``remaining`` seconds until its deadline.
+
+    ``patience``: seconds that capped attempts share, if fewer than ``remaining``.
+    """
+    if remaining <= 0:
+        return FAIL
+    unanswered, newest = attempts.unanswered, attempts.newest
+    give_up = WAIT if unanswered else FAIL
+    if newest is not None:
+        if newest.error is not None and not is_retriable(newest.error, rules.retry_codes):
+            return FAIL
+        if attempts.counted > rules.retries:
+            return give_up
+    usable = brokers.names - unanswered
+    if not usable or remaining < SHORTEST:
+        return give_up
+    if untried := usable - attempts.tried:
+        shared = remaining if patience is None else min(remaining, patience)
+        return _first_try(untried, brokers, rules, rules.retries + 1 - attempts.counted, shared)
+    return give_up if remaining < _least(newest) else _repeated_try(usable, brokers, newest)
+
+
+def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts_left: int, shared: float) -> Step:
+    """Returns an attempt on an untried broker, capped if another untried broker that is not avoided is left."""
+    inviting = len(untried.difference(brokers.avoided)) or len(untried)
+    cap = None if inviting == 1 else attempt_cap(shared, attempts_left, rules.attempt_timeout)
+    return Step(Verdict.TRY, untried, cap)
+
+
+def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step:
+    """Returns an attempt on a broker tried before, but not on the newest one if there is another; REACH if all are down."""
+    if usable.issubset(brokers.down):
+        return Step(Verdict.REACH, usable)
+    ready = usable.difference(brokers.resting) or usable
+    others = ready if newest is None else ready - {newest.broker}
+    return Step(Verdict.TRY, others or ready, repeats=True)
+
+
+def _least(newest: Any) -> float:
+    """Returns the minimum remaining seconds for a repeated attempt: it pauses first and needs time for a response."""
+    answered = newest is not None and isinstance(newest.error, BrokerError)
+    return max(SHORTEST_REPEATED, 2 * newest.elapsed) if answered else SHORTEST_REPEATED
+
+
+def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | None) -> float:
+    """Returns the seconds for one attempt while another untried broker is left: ``attempt_timeout``, or an equal share."""
+    if attempt_timeout is not None:
+        return min(attempt_timeout, remaining)
+    return min(remaining, max(MIN_CAP, remaining / max(1, attempts_left)))
+
+
+def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
+    """Returns whether ``error`` allows a retry: a broker's code by ``retry_codes`` unless its class decides, else by class."""
+    if isinstance(error, BrokerError):
+        return error.always_retried or (error.code in retry_codes and not error.never_retried)
+    return isinstance(error, RocketMQError) and error.retriable
+
+
+def goes_on_after(error: BaseException, rules: Rules) -> bool:
+    """Returns whether a call continues after a first attempt that ended with ``error``.
+
+    An error that does not count towards ``retries`` (no broker took the request) allows another attempt even with
+    ``retries=0``.
+    """
+    return (rules.retries > 0 or not uses_retry(error)) and is_retriable(error, rules.retry_codes)
+
+
+def pause_before(attempts: Attempts[Any], step: Step, remaining: float, jitter: float, since: float = 0.0) -> float:
+    """Returns the seconds to wait before the next attempt: 0 for an untried broker, unless the newest error says "too busy".
+
+    50 ms, doubled each time up to one second, times a factor from 0.5 to 1 by ``jitter`` (0 to 1); less ``since``, the seconds
+    since the newest attempt ended; at most half of ``remaining``. There is no pause after a broker's first GO_AWAY: the retry
+    uses a new connection.
+    """
+    newest = attempts.newest
+    if newest is None:
+        return 0.0
+    busy = sum(_is_busy(record.error) for record in attempts) if _is_busy(newest.error) else 0
+    if step.repeats and not (isinstance(newest.error, GoAwayError) and _sent_away_once(attempts, newest.broker)):
+        times = max(busy, attempts.repeated + 1)
+    else:
+        times = busy
+    if not times:
+        return 0.0
+    pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(times - 1, MOST_DOUBLINGS)) * (0.5 + jitter / 2)
+    return max(0.0, min(pause - since, remaining / 2))
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    return isinstance(error, BrokerError) and error.backs_off
+
+
+def _sent_away_once(attempts: Attempts[Any], broker: str) -> bool:
+    return sum(isinstance(record.error, GoAwayError) for record in attempts if record.broker == broker) == 1

@@ -1,0 +1,275 @@
+"""The composition root of one run of a producer: makes routing, admission, dispatch and batching, and closes them in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import ChainMap
+from collections.abc import Iterable
+from typing import Final
+
+from rmq_protocol.batch import BATCH_OVERHEAD
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.message import Message, MessageQueue
+
+from .. import machine
+from .._asyncio import StopScope
+from ..client import ClientInstance, TopicRoute
+from ..errors import ClientStateError
+from ..results import BatchSendResult, SendResult
+from ..transport import Connection
+from .admission import Admission, Admitted, Credits, Lines
+from .batching import Batcher, OrderedSends, UnorderedSends
+from .calls import Call, Dispatch, Recovery, Result, deliver, stopped
+from .config import Batching, ProducerConfig
+from .encoding import Compressor, Encoder, Frames, Outgoing, Watched, stored_batch, stored_message
+from .fault_avoidance import queue_selection_of
+from .hooks import request_hooks
+from .oneway import Oneway, Tally
+from .routing import HeaderSettings, QueueChoice, Router, TopicQueues, TopicTable, checked_choice
+from .watching import Sending, Tracer, Watchers
+
+__all__ = ["ProducerCore"]
+
+LAST_STEPS: Final = 1.0
+"""Seconds for aborted calls to give back their credits and connections."""
+
+
+class ProducerCore:
+    """One run of a producer, made by ``Producer.start``; it marks its entries in the connections' request tables."""
+
+    # Slots, because instances share a dict layout for 30 attributes only, and a send reads a dozen of them.
+    __slots__ = (
+        "_lines", "_request_hooks", "_settings", "_waits", "admission", "batcher", "compressor", "config", "connections",
+        "create_future", "credits", "dispatch", "encoder", "faults", "first_deadline", "gathers", "group", "ids", "instance",
+        "lanes", "oneway", "oneway_credits", "ordered", "plain_below", "plain_size", "pool", "prefix", "recovery", "retries",
+        "router", "selection", "tallies", "timeout", "topics", "tracer", "unless_stopped", "unordered", "watched",
+        "watched_below", "watchers", "window",
+    )  # fmt: skip
+
+    def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
+        self.group = group
+        self.config = config
+        self.instance = instance
+        self.pool = instance.pool
+        self.connections = instance.pool.open
+        self.ids = instance.unique_ids
+        self.timeout, self.retries, self.window = config.timeout, config.retries, config.broker_window
+        self.create_future = asyncio.get_running_loop().create_future
+        self._waits = StopScope(_stopping)
+        # Runs a wait of a call that has sent nothing yet; raises ClientStateError when the producer stops.
+        self.unless_stopped = self._waits.run
+        self._settings = HeaderSettings(
+            group,
+            instance.config,
+            instance.unique_ids.length,
+            create_topic_key=config.create_topic_key,
+            default_topic_queues=config.default_topic_queues,
+            smart=config.send_smart_msg,
+        )
+        self.prefix = self._settings.namespace  # prefix of topics on the wire; users may write or omit it
+        self.encoder = Encoder(config, instance.unique_ids, self.prefix)
+        self._make_router()
+        self._make_dispatch()
+        self._make_admission()
+        self._request_hooks = request_hooks(config.hooks)
+        instance.pool.hooks.on_change.append(self._look_again)
+        for hook in self._request_hooks:
+            instance.pool.hooks.add(hook)
+        self._look_again()
+
+    def _make_router(self) -> None:
+        config, instance = self.config, self.instance
+        self.topics = TopicTable(self._settings, instance, self._waits, config.topics)
+        self.topics.adopt, self.topics.on_change = self._adopt, self._route_changed
+        self.lanes = self.topics.lanes
+        # None for plain round robin.
+        self.selection = queue_selection_of(config, instance, ChainMap(self.lanes, self.topics.resting), self)
+        self.router = Router(self.topics, self.selection, self.unless_stopped)
+        self.faults = self.router.faults
+
+    def _make_dispatch(self) -> None:
+        config, instance = self.config, self.instance
+        client = instance.config
+        sending = Sending(
+            self.group,
+            namespace=client.namespace or client.namespace_v2 or "",
+            born_host=instance.client_ip,
+            name_servers=tuple(instance.name_servers.addresses),
+            unit_mode=client.unit_mode,
+            max_size=config.max_message_size,
+        )
+        # Calls wait here for unreachable brokers.
+        self.recovery = Recovery(instance.pool, instance.routes.refresh_soon, config.broker_window)
+        wire = Frames(self._settings, self.encoder.born_ms, self, self.window)
+        self.dispatch = Dispatch(config, instance.pool, self.router, self.recovery, wire, self._waits.wait)
+        self.first_deadline = self.dispatch.first_deadline
+        self.watchers = Watchers(config.hooks, sending)
+        self.tracer = Tracer(self.dispatch, self.encoder, self.group, config.trace) if config.trace else None
+        if self.tracer is not None:
+            self.watchers.add(self.tracer)
+        self.watched = self.watchers.active  # whether calls carry a Watch
+
+    def _make_admission(self) -> None:
+        config, gathers = self.config, self.config.gathers
+        most_bytes = (
+            config.pending_bytes_limit if gathers is None else min(config.pending_bytes_limit, gathers.max_pending_bytes)
+        )
+        self.credits = Credits("sends", config.async_limit, most_bytes)
+        self.oneway_credits = Credits("one-way sends", config.oneway_limit, config.pending_bytes_limit)
+        self._lines = Lines()
+        self.compressor = Compressor(self.encoder, self.instance.threads, self.unless_stopped)
+        self.admission = Admission(self.credits, self._lines, self.router, self.compressor)
+        self.gathers = gathers is not None  # batching is on: unordered messages gather, too
+        self.batcher = Batcher(self.dispatch, self.encoder, self.watchers, gathers or Batching())
+        self.plain_size = self.batcher.plain_size
+        self.ordered = OrderedSends(self.admission, self.batcher)
+        self.unordered = UnorderedSends(self.credits, self.router, self.batcher)
+        oneway_admission = Admission(self.oneway_credits, self._lines, self.router, self.compressor)
+        self.oneway = Oneway(self.dispatch, oneway_admission, self.ordered, self.instance.config.request_timeout)
+        self.tallies: dict[Connection, Tally] = {}  # one-way messages not yet written to the socket
+        # Bodies below this size need no compression and are not too large; 0 turns the fast path off.
+        self.plain_below = 0
+        self.watched_below = 0  # the same for ``watched_path``
+
+    @property
+    def asks(self) -> bool:
+        """Whether the user's ``queue_selector`` chooses the queue of each attempt."""
+        return self.router.asks
+
+    @property
+    def closed(self) -> bool:
+        """Whether the producer has ended all its calls."""
+        return self.dispatch.closed
+
+    def _adopt(self, topic: str, lane: TopicQueues) -> None:
+        if self.selection is not None:
+            self.selection.adopt(lane)
+        if self.gathers and not topic.startswith(RETRY_TOPIC_PREFIX):
+            lane.gathering = self.batcher.in_turn(topic, wait_store=True)
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        if self.selection is not None:
+            self.selection.route_changed(route.addresses.keys())
+        self.recovery.route_changed(route.topic)
+
+    @property
+    def producer_group(self) -> str:
+        """The producer group with its namespace, as servers know it."""
+        return self._settings.group
+
+    def outside_namespaces(self, topic: str) -> None:
+        """Marks a system topic of the brokers, which is outside all namespaces regardless of its name."""
+        self._settings.outside.add(topic)
+
+    def _look_again(self) -> None:
+        """Recomputes which messages may take the fast path, after the hooks have changed."""
+        config, settings = self.config, self._settings
+        general = not self.pool.hooks.only_sign or not config.send_smart_msg
+        self.watched = self.watchers.active
+        self.encoder.outgoing = Watched if self.watched else Outgoing
+        special = general or self.dispatch.retry_not_ok or settings.namespace or self.asks
+        usual = 0 if special else min(config.compress_over, config.max_message_size + 1)
+        self.plain_below = 0 if self.watched else usual
+        self.watched_below = usual if self.watched and not self.gathers else 0
+        if self.gathers:
+            self.plain_below = min(self.plain_below, max(0, self.batcher.max_bytes - self.batcher.plain_size + 1))
+        if general != settings.general:
+            settings.general = general
+            self.topics.clear()
+
+    def single_call(
+        self, message: Message, choice: QueueChoice | None, mode: str, started: float, deadline: float
+    ) -> Call[SendResult]:
+        """Makes the call that sends one message. ``mode``: the one of ``SendContext``."""
+        outgoing = self.encoder.encode(message)
+        if self.watched:
+            self.watchers.watch(outgoing, message, mode, stored_message)
+        size, together = len(message.body), 0
+        if (
+            (choice is not None or self.gathers)
+            and size < self.encoder.compress_over
+            and not message.delay_level
+            and message.delay is None
+            and message.deliver_at is None
+            and outgoing.body.__class__ is bytes
+            and not outgoing.topic.startswith(RETRY_TOPIC_PREFIX)
+        ):
+            properties = outgoing.properties
+            together = BATCH_OVERHEAD + size + (len(properties) if properties.isascii() else len(properties.encode()))
+            if together > self.batcher.max_bytes:
+                together = 0
+        return Call(outgoing, stored_message, started, deadline, self.retries, message, choice, size, together)
+
+    def batch_call(
+        self, messages: Iterable[Message], queue: MessageQueue | None, mode: str, started: float, deadline: float
+    ) -> Call[BatchSendResult]:
+        """Makes the call that sends a batch. ``queue``: the caller's choice, or None."""
+        batch = messages if isinstance(messages, tuple) else tuple(messages)
+        outgoing, size = self.encoder.encode_batch(batch)
+        if self.watched:
+            self.watchers.watch(outgoing, batch, mode, stored_batch)
+        outgoing.message = batch[0]
+        choice = checked_choice(outgoing.topic, queue, None, None, self.prefix) if queue is not None else None
+        return Call(outgoing, stored_batch, started, deadline, self.retries, None, choice, size)
+
+    async def deliver(self, call: Call[Result]) -> Result:
+        """Admits a call, sends it and returns its result."""
+        async with self.admission.enter(call) as admitted:
+            if call.choice is not None:
+                return await self.ordered.send(call, admitted)
+            return await deliver(self.dispatch, call, admitted.lane, admitted.target)
+
+    async def deliver_admitted(self, call: Call[Result], admitted: Admitted) -> Result:
+        """Sends a call that has been admitted and returns its result."""
+        if call.choice is not None:
+            return await self.ordered.send(call, admitted)
+        return await deliver(self.dispatch, call, admitted.lane, admitted.target)
+
+    # -- the end
+
+    async def close(self, timeout: float) -> None:
+        """Waits up to ``timeout`` seconds for calls, then ends the rest; afterwards every call has its result or its error."""
+        deadline = machine.monotonic() + timeout
+        self.credits.refuse(_stopping)
+        self.oneway_credits.refuse(_stopping)
+        if self.tracer is not None:
+            self.tracer.hurry()
+        self.batcher.hurry(for_good=True)
+        try:
+            await self.credits.wait_idle(deadline)
+            await self.oneway_credits.wait_idle(deadline)
+            if self.tracer is not None:
+                await self.tracer.flush(deadline)
+        finally:
+            self.topics.close()
+            if self.selection is not None:
+                self.selection.close()
+            if self.tracer is not None:
+                self.tracer.end()
+            self._end_all()
+            self.pool.hooks.on_change.remove(self._look_again)
+            for hook in self._request_hooks:
+                self.pool.hooks.remove(hook)
+        await self.credits.wait_idle(machine.monotonic() + LAST_STEPS)
+        self._end_all()
+        await self.recovery.close()
+        if self.tracer is not None:
+            await self.tracer.ended()
+        if self.selection is not None:
+            await self.selection.closed()
+        await self.topics.closed()
+
+    def _end_all(self) -> None:
+        """Fails every unfinished call, in all the places where calls wait."""
+        self.dispatch.closed = True
+        self.batcher.end(_stopping)
+        self._lines.fail(_stopping)
+        self._waits.stop()
+        for call in tuple(self.dispatch.calls):
+            call.abort()
+        for connection in self.pool.connections:
+            connection.requests.abandon(self, lambda written: stopped(maybe_stored=written))
+
+
+def _stopping() -> ClientStateError:
+    return ClientStateError("the producer is stopping")

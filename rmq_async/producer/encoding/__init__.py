@@ -1,0 +1,25 @@
+"""Encoding of messages into requests, and decoding of responses into results and errors."""
+
+from __future__ import annotations
+
+from .compressor import Compressor
+from .frames import SEND, Frames
+from .outgoing import AttemptWatch, CallWatch, Encoder, Outgoing, Watched, tell_failed
+from .response import SEND_OK, reply_error, stored, stored_batch, stored_message
+
+__all__ = [
+    "SEND",
+    "SEND_OK",
+    "AttemptWatch",
+    "CallWatch",
+    "Compressor",
+    "Encoder",
+    "Frames",
+    "Outgoing",
+    "Watched",
+    "reply_error",
+    "stored",
+    "stored_batch",
+    "stored_message",
+    "tell_failed",
+]

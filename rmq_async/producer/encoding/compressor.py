@@ -1,0 +1,48 @@
+"""Compression of message bodies: small ones in the event loop, large ones in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from ... import machine
+from ...errors import RequestTimeoutError
+from ...transport import Threads
+from .outgoing import Encoder, Outgoing
+
+__all__ = ["Compressor"]
+
+IN_THREAD: Final = 64 * 1024
+"""Bytes from which on a body is compressed in a thread: it would block the loop for a millisecond or more."""
+
+
+class Compressor:
+    """The compressor of one producer. ``above``: bytes from which on a body is compressed (``compress_over``).
+
+    ``unless_stopped``: awaits something, and raises ClientStateError when the producer stops before.
+    """
+
+    __slots__ = ("_encoder", "_threads", "_unless_stopped", "above")
+
+    def __init__(self, encoder: Encoder, threads: Threads, unless_stopped: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
+        self.above = encoder.compress_over
+        self._encoder = encoder
+        self._threads = threads
+        self._unless_stopped = unless_stopped
+
+    async def compress(self, outgoing: Outgoing, deadline: float) -> Outgoing:
+        """Returns the message with its body compressed, or unchanged if that is not smaller.
+
+        Raises RequestTimeoutError at ``deadline`` (``time.monotonic``), with ``maybe_stored=False``.
+        """
+        if len(outgoing.body) < IN_THREAD:
+            return self._encoder.compressed(outgoing)
+        smaller: Outgoing | None = None
+        with suppress(TimeoutError):
+            smaller = await self._unless_stopped(self._threads.run(partial(self._encoder.compressed, outgoing), deadline))
+        if smaller is None or machine.monotonic() >= deadline:
+            text = f"send to topic {outgoing.topic}: timed out while {len(outgoing.body)} bytes were compressed"
+            raise RequestTimeoutError(text, maybe_stored=False)
+        return smaller

@@ -1,0 +1,89 @@
+"""Decoding of a broker's response into a result or an error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.send_codec import SendReply
+
+from ...broker_answers import broker_error
+from ...errors import RocketMQError
+from ...results import BatchSendResult, SendResult, SendStatus
+from ..routing import Target
+from .outgoing import Outgoing
+
+__all__ = ["SEND_OK", "reply_error", "stored", "stored_batch", "stored_message"]
+
+SEND_OK: Final = SendStatus.SEND_OK
+_STATUS: Final = {
+    int(ResponseCode.SUCCESS): SEND_OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+}
+
+
+def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> SendResult | None:
+    """Returns the result of a single send; None unless the reply says that the message is stored (see ``reply_error``)."""
+    return stored(reply, outgoing.unique_id, target, attempts)
+
+
+def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> SendResult | None:
+    """``stored_message`` by its unique id, without an Outgoing."""
+    status = _STATUS.get(reply.code) if reply.code else SEND_OK
+    fields = reply.extFields
+    if status is None or fields is None:
+        return None
+    offset_msg_id, queue_id, offset = fields.msgId, fields.queueId, fields.queueOffset
+    if offset_msg_id is None or queue_id is None or offset is None:
+        return None
+    queue = target.queue
+    if queue_id != target.queue_id:
+        queue = MessageQueue(queue.topic, queue.broker_name, queue_id)
+    return SendResult(
+        status,
+        unique_id,
+        offset_msg_id,
+        queue,
+        offset,
+        fields.transactionId,
+        fields.MSG_REGION,
+        fields.TRACE_ON is not False,
+        fields.recallHandle,
+        attempts,
+    )
+
+
+def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> BatchSendResult | None:
+    """Returns the result of a batch; None as ``stored_message``, or if the number of offset ids does not fit.
+
+    A broker that stores the batch as one record returns one offset id for all messages.
+    """
+    ids = outgoing.batch_ids or ()
+    single = stored(reply, outgoing.unique_id, target, attempts)
+    if single is None:
+        return None
+    offset_ids = tuple(single.offset_msg_id.split(","))
+    if len(offset_ids) != len(ids):
+        if len(offset_ids) != 1:
+            return None
+        offset_ids *= len(ids)
+    return BatchSendResult(
+        single.status, single.queue, single.queue_offset, ids, offset_ids, attempts, single.region_id, single.trace_on
+    )
+
+
+def reply_error(reply: SendReply, target: Target) -> RocketMQError:
+    """Returns the error for a reply without a result; ``maybe_stored`` if its code says "stored" but fields are missing."""
+    if reply.code in _STATUS:
+        error: RocketMQError = RemoteProtocolError(
+            f"{target.address} answered a send with code {reply.code} but without a usable msgId, queueId and queueOffset",
+            broker=target.broker,
+            address=target.address,
+        )
+        error.maybe_stored = True
+        return error
+    return broker_error(reply.code, reply.remark, request="send", broker=target.broker, address=target.address)

@@ -1,0 +1,334 @@
+"""The hot path of the library: ``send``, ``send_async`` and ``send_oneway`` for messages that need nothing special.
+
+While nothing fails, a send takes a credit, picks the next queue of a cached route, fills a header template, enters one future
+into the connection's table and reads the response from it: no Task and no timer. What other modules have as functions is written
+out here, because each call costs 50 to 100 ns. Everything else (no route yet, no connection, options, a failed attempt) leaves
+this path for the general one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue, ShardedKeys
+from rmq_protocol.properties import message_properties
+from rmq_protocol.send_codec import SendReply
+
+from .. import machine
+from ..results import SendResult
+from .async_path import room_of, try_fast_send_async
+from .calls import Call, RetryLoop, deliver_unconnected, end_if_late
+from .core import ProducerCore
+from .encoding import SEND_OK, Outgoing, stored, stored_message
+from .general_path import SendArguments, general_send, general_send_async, general_send_oneway
+from .life import ProducerLife
+from .oneway import OnewayPacing, Tally
+from .routing import Selector, Target
+from .send_async import check_callback
+from .sharded_path import place_sharded
+from .watched_path import send_watched
+
+__all__ = ["SendMethods"]
+
+
+class SendMethods(ProducerLife):
+    """The hot methods of a producer."""
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Sends one message and returns when a broker has stored it; retries on other brokers within ``timeout`` seconds.
+
+        ``timeout`` (default: the producer's) is the budget of the whole call. With ``queue``, ``selector`` or ``key`` (or a
+        sharding key in the message) the queue is chosen once, there is one attempt, and messages for one queue are stored in call
+        order as long as no such call ends with ``maybe_stored``. Where ``queue`` is given nothing else is asked, no ``selector``
+        either.
+
+        Raises InvalidMessageError before anything is sent; BackpressureError when no credit becomes free; TopicNotFoundError,
+        NameServerError, BrokerNotFoundError when there is nowhere to send to; one attempt's own error (BrokerError,
+        RequestTimeoutError, ConnectError, ConnectionLostError) or, after several, SendError with all of them. Their
+        ``maybe_stored`` says whether the message may be stored all the same. The same holds for a call that is cancelled.
+        """
+        # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue.
+        if not self._loop_runs() or get_ident() != self._thread:
+            self._refuse()
+        sender = self._sender
+        if (
+            message.__class__ is not Message
+            or ((keys := message.keys) is not NO_KEYS and keys.__class__ is not Keys)
+            or queue is not None
+            or selector is not None
+            or key is not None
+            or timeout is not None
+            or (body := message.body).__class__ is not bytes
+            or not 0 < (size := len(body)) < sender.plain_below
+        ):
+            placed, way = None, general_send
+            if message.__class__ is Message and message.keys.__class__ is ShardedKeys:
+                if (
+                    queue is None
+                    and selector is None
+                    and key is None
+                    and timeout is None
+                    and (body := message.body).__class__ is bytes
+                    and 0 < (size := len(body)) < sender.plain_below
+                ):
+                    placed = place_sharded(sender, message, size)
+            elif sender.watched_below:
+                way = send_watched
+            if placed is None:
+                return await way(sender, SendArguments(message, queue, selector, key, timeout))
+            credit, epoch = sender.credits, sender.credits.epoch
+            try:
+                return await placed[1]
+            except BaseException:
+                placed[0].left()
+                raise
+            finally:
+                del placed  # an error that the future holds has this frame in its traceback
+                credit.free += 1
+                credit.free_bytes += size
+                if credit.watched:
+                    credit.came_back(epoch, 1)
+        started = machine.monotonic()
+        deadline = started + sender.timeout
+        ids = sender.ids
+        try:
+            lane = sender.lanes[message.topic]
+        except (KeyError, TypeError):
+            lane = None
+        if lane is None:
+            sender.encoder.check(message)
+        properties = None
+        if keys is not NO_KEYS or not message.wait_store:
+            if sender.gathers and not message.wait_store:
+                return await general_send(sender, SendArguments(message, queue, selector, key, timeout))
+            unique_id = message.unique_id or ids.next_at(started)
+            properties = message_properties(message, unique_id)
+        credit = sender.credits
+        if credit.free > 0 and credit.free_bytes >= size and not credit.contended:
+            credit.free -= 1
+            credit.free_bytes -= size
+            epoch = credit.epoch
+        else:
+            epoch = await credit.take(1, size, deadline)
+            started = machine.monotonic()
+            if sender.gathers:
+                sender.batcher.waited(deadline)
+        try:
+            if lane is None:
+                lane = await sender.topics.lane(message.topic, deadline)
+                started = machine.monotonic()
+                if sender.gathers:
+                    sender.batcher.waited(deadline)
+            if (gathering := lane.gathering) is not None and (
+                room := size + (sender.plain_size if properties is None else room_of(properties))
+            ) <= sender.batcher.max_bytes:
+                gathered: asyncio.Future[SendResult] = sender.create_future()
+                if properties is None:
+                    gathering.add_plain(gathered, message, room, deadline)
+                else:
+                    encoded = Outgoing(message.topic, unique_id, properties, body, 0, message.flag)
+                    gathering.add_plain(gathered, encoded, room, deadline, plain=False)
+                try:
+                    return await gathered
+                except BaseException:
+                    gathering.left()
+                    raise
+                finally:
+                    del gathered  # an error that it holds has this frame in its traceback
+            target = lane.next()
+            try:
+                connection = sender.connections[target.address]
+            except KeyError:
+                connection = None
+            if connection is None:
+                failed = await sender.dispatch.connect_first(lane, target, deadline, sender.retries)
+                connection = sender.connections.get(target.address)
+                if connection is None:
+                    began = deadline - sender.timeout
+                    if failed is not None:
+                        end_if_late(sender.dispatch, message.topic, target, failed, began, deadline)
+                    outgoing = sender.encoder.encode(message, unique_id=None if properties is None else unique_id)
+                    call = Call(outgoing, stored_message, began, deadline, sender.retries)
+                    return await deliver_unconnected(sender.dispatch, call, lane, target, failed)
+                started = machine.monotonic()
+            if properties is None:
+                unique_id = ids.next_at(started)
+            elif started + sender.timeout != deadline:
+                ids.now()  # the call has waited: born_ms is older than the frame
+            future: asyncio.Future[SendReply] = sender.create_future()
+            first_deadline = sender.first_deadline(started, deadline, sender.retries) if lane.several else deadline
+            request = (future, first_deadline, deadline, sender)
+            start = connection.requests.start_single
+            pending = start(target.single, ids.born_ms, unique_id, message, request, sender.window, properties)
+            error: RocketMQError | None = None
+            reply: SendReply | None = None
+            try:
+                reply = await future
+            except RocketMQError as failure:
+                error = failure
+            except BaseException:
+                connection.requests.forget(pending.opaque)
+                if sender.faults is not None:
+                    sender.faults.failed(
+                        target.broker, asyncio.CancelledError(), machine.monotonic() - started, machine.monotonic()
+                    )
+                raise
+            else:
+                fields = reply.extFields  # what ``stored`` does, nearly always
+                faults = sender.faults
+                if (
+                    faults is not None
+                    and (
+                        target.broker in faults.items or (faults.measures and machine.monotonic() - started >= faults.patience)
+                    )
+                    and not reply.code
+                ):
+                    faults.succeeded(target.broker, machine.monotonic() - started, machine.monotonic())
+                if (
+                    not reply.code
+                    and fields is not None
+                    and fields.queueId == target.queue_id
+                    and (offset_id := fields.msgId) is not None
+                    and (offset := fields.queueOffset) is not None
+                ):
+                    return SendResult(
+                        SEND_OK, unique_id, offset_id, target.queue, offset, fields.transactionId,
+                        fields.MSG_REGION, fields.TRACE_ON is not False, fields.recallHandle,
+                    )  # fmt: skip
+                result = stored(reply, unique_id, target, 1)
+                if result is not None:
+                    return result
+            text = properties or message_properties(message, unique_id)
+            outgoing = Outgoing(message.topic, unique_id, text, body, 0, message.flag)
+            call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
+            loop = RetryLoop(sender.dispatch, call, lane)
+            loop.adopt(target, connection, pending, started, error, reply)
+            return await loop.run()
+        finally:
+            credit.free += 1
+            credit.free_bytes += size
+            if credit.watched:
+                credit.came_back(epoch, 1)
+
+    async def send_async(
+        self,
+        message: Message,
+        *,
+        on_success: Callable[[SendResult], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """Accepts one message and returns a future of its result.
+
+        Waits for a credit, the route and the connection, nothing else. Exactly one of ``on_success(result)`` and
+        ``on_error(error)`` is called, once, on the loop, before anything that awaits the future resumes, also when the producer
+        stops. They are plain functions; one that raises is reported to the loop's exception handler. Cancelling the future
+        frees its place and calls ``on_error(CancelledError())``; the message may be stored all the same.
+
+        What this call itself raises (InvalidMessageError, BackpressureError, no route) is raised here and goes to no callback.
+        """
+        sender = self._usable()
+        if on_success is not None or on_error is not None:
+            check_callback("on_success", on_success)
+            check_callback("on_error", on_error)
+        turn: Target | None = None
+        if (
+            message.__class__ is Message
+            and ((keys := message.keys) is NO_KEYS or keys.__class__ is Keys)
+            and queue is None
+            and selector is None
+            and key is None
+            and timeout is None
+            and message.body.__class__ is bytes
+            and 0 < (size := len(message.body)) < sender.plain_below
+            and (message.wait_store or not sender.gathers)
+            and message.topic.__class__ is str
+        ):
+            future, turn = try_fast_send_async(sender, message, size, on_success, on_error)
+            if future is not None:
+                return future
+        arguments = SendArguments(message, queue, selector, key, timeout)
+        return await general_send_async(sender, arguments, on_success, on_error, turn)
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        key: Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Sends one message that no broker confirms; returns when its frame is queued.
+
+        One attempt; connecting to the broker may fail and is then raised. A credit is held until the frame's last byte is in the
+        kernel. Every ``oneway_window`` messages one goes as an ordinary request and at most two of those are unanswered: the call
+        that would be the third waits within ``timeout`` seconds, then raises BackpressureError.
+        """
+        if not self._loop_runs() or get_ident() != self._thread:
+            self._refuse()
+        sender = self._sender
+        turn: Target | None = None
+        if (
+            message.__class__ is Message
+            and ((keys := message.keys) is NO_KEYS or keys.__class__ is Keys)
+            and queue is None
+            and selector is None
+            and key is None
+            and timeout is None
+            and (body := message.body).__class__ is bytes
+            and 0 < (size := len(body)) < sender.plain_below
+            and message.topic.__class__ is str
+        ):
+            sent, turn = try_fast_oneway(sender, message, size)
+            if sent:
+                return
+        await general_send_oneway(sender, SendArguments(message, queue, selector, key, timeout), turn)
+
+
+def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[bool, Target | None]:
+    """Queues the frame of a message, unless the call would have to wait.
+
+    Returns whether it did, and the next queue, if it was taken for nothing. It costs a quarter of the general path: the frame is
+    filled in at once, and credits are counted together until the frames are written.
+    """
+    credit, lane = sender.oneway_credits, sender.lanes.get(message.topic)
+    if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
+        return False, None
+    target, faults = lane.next(), sender.faults
+    connection = sender.connections.get(target.address)
+    if connection is None or not connection.requests.takes_oneways() or (faults is not None and target.broker in faults.items):
+        return False, target
+    unique_id, properties = message.unique_id or sender.ids.next(), None
+    if message.keys is not NO_KEYS or not message.wait_store:
+        properties = message_properties(message, unique_id)
+    if sender.config.oneway_window:
+        pacing = connection.pacing
+        if pacing.__class__ is not OnewayPacing or pacing.sent + 1 >= pacing.size:
+            return False, target
+        pacing.sent += 1
+    tally = sender.tallies.get(connection)
+    if tally is None or tally.epoch is not credit.epoch:
+        tally = sender.tallies[connection] = Tally(sender.tallies, credit, connection)
+        connection.requests.when_written(tally.written)
+    credit.free -= 1
+    credit.free_bytes -= size
+    tally.number += 1
+    tally.size += size
+    connection.requests.submit_single_oneway(target.oneway, sender.ids.born_ms, unique_id, message, properties)
+    return True, None

@@ -1,0 +1,50 @@
+"""Makes the queue selection of a producer from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..client import ClientInstance, vip_address
+from .config import ProducerConfig
+from .routing import BrokerProbe, FailureTable, LatencyTable, Overdue, QueueSelection, TopicQueues, select_best
+
+__all__ = ["queue_selection_of"]
+
+
+def queue_selection_of(
+    config: ProducerConfig, instance: ClientInstance, lanes: Mapping[str, TopicQueues], owner: object
+) -> QueueSelection | None:
+    """Returns the queue selection for the settings; None for plain round robin.
+
+    ``lanes``: live mapping of a topic to its queues. ``owner``: marks the producer's entries in the connections' request
+    tables.
+    """
+    if config.latency_fault is False:
+        return None if config.queue_selector is select_best else QueueSelection(config.queue_selector, None)
+    routes = instance.routes
+    overdue = Overdue(instance.pool, owner, config.fault_table.patience)
+    vip = instance.config.vip_channel
+
+    def busy(broker: str) -> bool:
+        address = routes.address_of(broker)  # not from ``lanes``, for speed: called for each send while the broker is on trial
+        return address is not None and overdue.waits(vip_address(address) if vip else address)
+
+    def named(broker: str) -> bool:
+        known = [routes.cached(topic) for topic in routes.topics]
+        return any(
+            route.broker_of(queue) == broker
+            for route in known
+            if route is not None and broker in route.addresses
+            for queue in route.publish_queues
+        )
+
+    def topic_on(broker: str) -> str | None:
+        return next((lane.route.topic for lane in lanes.values() if broker in lane.brokers), None)
+
+    if config.latency_fault == "failures":
+        return QueueSelection(config.queue_selector, FailureTable(busy, routes.address_of), overdue, named, lanes)
+    faults = LatencyTable(config.fault_table, busy, routes.address_of)
+    selection = QueueSelection(config.queue_selector, faults, overdue, named, lanes)
+    if config.detector:
+        selection.detector = BrokerProbe(instance, faults, topic_on)
+    return selection

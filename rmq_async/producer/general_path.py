@@ -1,0 +1,87 @@
+"""The general path of ``send``, ``send_async`` and ``send_oneway``: for what ``fast_path`` does not take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.validation import check_message
+
+from .. import machine
+from ..results import SendResult
+from ..timeouts import checked_timeout
+from .calls import deliver
+from .core import ProducerCore
+from .routing import Selector, Target, checked_choice, choice_of
+from .send_async import deferred
+
+__all__ = ["SendArguments", "general_send", "general_send_async", "general_send_oneway"]
+
+
+class SendArguments(msgspec.Struct):
+    """What a caller gave to ``send``, ``send_async`` or ``send_oneway``."""
+
+    message: Message
+    queue: MessageQueue | None
+    selector: Selector | None
+    key: Any
+    timeout: float | None
+
+
+async def general_send(sender: ProducerCore, arguments: SendArguments) -> SendResult:
+    """Sends one message and returns its result."""
+    message = arguments.message
+    queue, selector, key, timeout = arguments.queue, arguments.selector, arguments.key, arguments.timeout
+    started = machine.monotonic()
+    deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
+    if message.__class__ is Message:  # what ``check`` does
+        check_message(message.topic, message.body, sender.encoder.max_size)
+    else:
+        sender.encoder.check(message)
+    choice = None
+    if queue is not None or selector is not None or key is not None or message.sharding_key is not None:
+        key = message.sharding_key if key is None else key
+        choice = checked_choice(message.topic, queue, selector, key, sender.prefix)
+    if choice is None and sender.gathers and not sender.asks and (size := sender.unordered.size(message)):
+        return await sender.unordered.send(message, size, deadline)
+    call = sender.single_call(message, choice, "sync", started, deadline)
+    async with sender.admission.enter(call) as admitted:
+        if choice is None and not (sender.gathers and sender.asks):
+            return await deliver(sender.dispatch, call, admitted.lane, admitted.target)
+        return await sender.ordered.send(call, admitted)
+
+
+async def general_send_async(
+    sender: ProducerCore,
+    arguments: SendArguments,
+    on_success: Callable[[SendResult], object] | None,
+    on_error: Callable[[BaseException], object] | None,
+    turn: Target | None,
+) -> asyncio.Future[SendResult]:
+    """Accepts one message and returns the future of its result. ``turn``: the next queue, if it was taken already."""
+    message, timeout = arguments.message, arguments.timeout
+    started = machine.monotonic()
+    deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
+    sender.encoder.check(message)
+    choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
+    if choice is None and sender.gathers and not sender.asks and (size := sender.unordered.size(message)):
+        return await sender.unordered.accept(message, size, deadline, on_success, on_error)
+    call = sender.single_call(message, choice, "async", started, deadline)
+    if choice is not None or (sender.gathers and sender.asks):
+        return await sender.ordered.accept(call, on_success, on_error)
+    call.retries = sender.config.async_retries
+    return await deferred(sender.dispatch, sender.admission, call, on_success, on_error, turn)
+
+
+async def general_send_oneway(sender: ProducerCore, arguments: SendArguments, turn: Target | None) -> None:
+    """Sends one message that the broker does not confirm. ``turn``: the next queue, if it was taken already."""
+    message, timeout = arguments.message, arguments.timeout
+    started = machine.monotonic()
+    deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
+    sender.encoder.check(message)
+    choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
+    await sender.oneway.send(sender.single_call(message, choice, "oneway", started, deadline), turn)

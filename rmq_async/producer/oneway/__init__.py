@@ -1,0 +1,8 @@
+"""One-way sends, and their pacing for brokers that drop messages when they are overloaded."""
+
+from __future__ import annotations
+
+from .oneway import Oneway, Tally
+from .pacing import OnewayPacing
+
+__all__ = ["Oneway", "OnewayPacing", "Tally"]

@@ -1,0 +1,192 @@
+"""One-way sends that may have to wait, and the counts of one-way messages not yet written to the socket."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from rmq_protocol.send_codec import SendReply
+
+from ... import machine
+from ...errors import QueueNotExistError, RocketMQError
+from ...transport import Connection
+from ..admission import Admission, Admitted, Credits
+from ..batching import OrderedSends
+from ..calls import Call, Dispatch
+from ..encoding import reply_error
+from ..routing import Target
+from ..watching import Watch
+from .pacing import MAX_OPEN, STORED, OnewayPacing, WindowReceiver, pacing_of
+
+__all__ = ["Oneway", "Tally"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+
+class Tally:
+    """The credits of one producer's one-way messages on one connection whose last byte is not yet written to the socket."""
+
+    __slots__ = ("_connection", "_credits", "_tallies", "epoch", "number", "size")
+
+    def __init__(self, tallies: dict[Connection, Tally], credits: Credits, connection: Connection) -> None:
+        self._tallies = tallies
+        self._credits = credits
+        self._connection = connection
+        self.epoch = credits.epoch
+        self.number = self.size = 0
+
+    def written(self, _: int) -> None:
+        """Gives the credits back, when all these messages are written or the connection is lost."""
+        if self._tallies.get(self._connection) is self:
+            del self._tallies[self._connection]
+        self._credits.give_back(self.epoch, self.number, self.size)
+
+
+class Oneway:
+    """The one-way sends of one producer, except those that the fast path sends without waiting.
+
+    ``answer_within``: seconds for the response to the ordinary request that ends a window.
+    """
+
+    __slots__ = ("_admission", "_answer_within", "_credits", "_dispatch", "_ordered", "_router", "_window")
+
+    def __init__(self, dispatch: Dispatch, admission: Admission, ordered: OrderedSends, answer_within: float) -> None:
+        self._dispatch = dispatch
+        self._router = dispatch.router
+        self._admission = admission
+        self._credits = admission.credits
+        self._ordered = ordered
+        self._answer_within = answer_within
+        self._window = dispatch.config.oneway_window
+
+    async def send(self, call: Call[Any], turn: Target | None) -> None:
+        """Admits and sends a call. ``turn``: its queue if the round robin has already advanced, else None.
+
+        A call that chooses its queue is written in the order of the calls, also among sends that wait for responses.
+        """
+        async with self._admission.enter(call, turn=turn) as admitted:
+            lane, target = admitted.lane, admitted.target
+            if call.choice is None:
+                await self._send(call, target, admitted, probes=self._is_on_trial(target))
+                return
+            in_turn = self._ordered.turn(lane, target, call.outgoing, call.deadline)
+            admitted.leave_line()
+            async with in_turn:
+                await self._send(call, target, admitted, probes=False)
+
+    async def _send(self, call: Call[Any], target: Target, admitted: Admitted, *, probes: bool) -> None:
+        if call.outgoing.watch is None:
+            await self._submit(call, target, admitted, probes=probes)
+            return
+        attempt = cast(Watch, call.outgoing.watch).begin(call.outgoing, target)
+        try:
+            call.outgoing = msgspec.structs.replace(attempt.added(call.outgoing), watch=None)
+            await self._submit(call, target, admitted, probes=probes)
+        except BaseException as error:
+            attempt.failed(error)
+            raise
+        attempt.queued()
+
+    async def _submit(self, call: Call[Any], target: Target, admitted: Admitted, *, probes: bool) -> None:
+        """Queues one frame without a response, or the ordinary request that ends a window.
+
+        ``probes``: the broker is on trial, which only a response can end: the message is sent as an ordinary request.
+        """
+        connection, pacing = await self._paced(call, target, probes=probes)
+        if pacing is not None and (probes or pacing.due()):
+            self._submit_confirmed(call, target, admitted, connection, pacing)
+            return
+        outgoing, credits = call.outgoing, self._credits
+        opaque, passed = connection.requests.next_opaque(), None
+        if target.general or outgoing.code:
+            _, parts, passed = self._dispatch.wire.frame(connection, target, outgoing, opaque, oneway=True)
+        else:  # what ``frame`` does for nearly all messages
+            born_ms = self._dispatch.wire.born_ms()
+            parts = target.oneway.parts(
+                opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag
+            )  # fmt: skip
+        epoch = admitted.transfer()
+        try:
+            connection.requests.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), call.size)
+        except BaseException as error:
+            credits.give_back(epoch, 1, call.size)
+            if passed is not None and isinstance(error, RocketMQError):
+                passed.finish(None, error)
+            raise
+        if pacing is not None:
+            pacing.sent += 1
+        if passed is not None:
+            passed.finish(None, None)
+
+    async def _paced(self, call: Call[Any], target: Target, *, probes: bool) -> tuple[Connection, OnewayPacing | None]:
+        """Returns a connection to the target, and its pacing if it has one; waits while ``MAX_OPEN`` windows are open."""
+        window = self._window
+        while True:
+            connection = self._dispatch.connections.get(target.address)
+            if connection is None:
+                await self._connect(call, target)
+                continue
+            pacing = pacing_of(connection, window) if window else None
+            if probes:
+                pacing = pacing or OnewayPacing(1)
+            elif pacing is None or not pacing.due():
+                return connection, pacing
+            if pacing.open < MAX_OPEN:
+                return connection, pacing
+            await self._router.unless_stopped(pacing.wait(call.deadline, target.address))
+
+    async def _connect(self, call: Call[Any], target: Target) -> None:
+        began = machine.monotonic()
+        failed = await self._dispatch.connect(target, call.deadline)
+        if failed is None:
+            return
+        if self._dispatch.faults is not None:
+            self._dispatch.faults.failed(target.broker, failed, machine.monotonic() - began, machine.monotonic())
+        self._router.topics.doubt(call.outgoing.topic, failed)
+        try:
+            raise failed
+        finally:
+            del failed  # breaks the cycle frame -> error -> traceback -> frame
+
+    def _submit_confirmed(
+        self, call: Call[Any], target: Target, admitted: Admitted, connection: Connection, pacing: OnewayPacing
+    ) -> None:
+        """Sends the last message of a window as an ordinary request, which the broker answers."""
+        credits, epoch = self._credits, admitted.transfer()
+        finished = partial(credits.give_back, epoch, 1, call.size)
+        learn = partial(self._learn, call.outgoing.topic, target)
+        try:
+            receiver = WindowReceiver(pacing, self._window, connection, finished, learn)
+            until = machine.monotonic() + self._answer_within
+            self._dispatch.submit(connection, target, call.outgoing, receiver, until, until)
+        except BaseException:
+            finished()
+            raise
+        pacing.opened(self._window)  # only now: a request that was not sent gets no response that closes the window
+
+    def _is_on_trial(self, target: Target) -> bool:
+        """Returns whether the target's broker is on trial, so that a message without a queue choice may probe it."""
+        faults = self._dispatch.faults
+        return faults is not None and target.broker in faults.items and faults.on_trial(target.broker, machine.monotonic())
+
+    def _learn(self, topic: str, target: Target, outcome: SendReply | BaseException, seconds: float) -> None:
+        """Records the outcome, so that later messages avoid a failed broker or a deleted queue.
+
+        One-way messages without a response cannot show either.
+        """
+        faults, now = self._dispatch.faults, machine.monotonic()
+        if isinstance(outcome, BaseException):
+            if faults is not None:
+                faults.failed(target.broker, outcome, seconds, now)
+            return
+        if outcome.code in STORED:
+            if faults is not None and target.broker in faults.items:
+                faults.succeeded(target.broker, seconds, now)
+            return
+        error = reply_error(outcome, target)
+        self._router.topics.doubt(topic, error)
+        if isinstance(error, QueueNotExistError):
+            self._router.topics.without(topic, target.queue)

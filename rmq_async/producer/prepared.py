@@ -1,0 +1,96 @@
+"""Sends what is encoded before the first attempt, for the Spark sink: one message, or a batch.
+
+A prepared message or batch is sent as it is by every call, so that all its copies have the same unique ids.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from rmq_protocol.batch import BATCH_OVERHEAD
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.properties import AFTER_ID, BEFORE_ID, WAIT, properties_text
+
+from .. import machine
+from ..results import BatchSendResult, SendResult
+from .calls import Call
+from .encoding import Outgoing, stored_batch, stored_message
+from .producer import Producer
+from .routing import checked_choice
+
+__all__ = ["PreparedSend", "compress_prepared", "encoded_batch", "prepare", "send_prepared"]
+
+_HEAD: Final = struct.Struct(">iiiii").pack
+_LENGTH: Final = struct.Struct(">H").pack
+
+
+class PreparedSend(NamedTuple):
+    """``queue``: where the messages must go, or None. ``messages``: their number. ``bytes``: the size of their bodies.
+
+    ``held``: the bytes kept until the response, properties included.
+    """
+
+    outgoing: Outgoing
+    queue: MessageQueue | None
+    messages: int
+    bytes: int
+    held: int
+
+
+def prepare(
+    producer: Producer,
+    topic: str,
+    bodies: list[bytes],
+    texts: list[str],
+    flags: Sequence[int] | None,
+    queue: MessageQueue | None,
+) -> PreparedSend:
+    """Encodes checked messages of one topic under new unique ids; several as one batch.
+
+    ``texts``: the properties of each message as they are on the wire, without the unique id and WAIT.
+    """
+    encoder = producer._usable().encoder
+    ids = encoder.ids.take(len(bodies))
+    namespace = properties_text(encoder.instance)
+    if len(bodies) == 1:
+        properties = f"{BEFORE_ID}{ids[0]}{AFTER_ID}{texts[0]}{namespace}"
+        outgoing = encoder.outgoing(topic, ids[0], properties, bodies[0], 0, flags[0] if flags else 0)
+    else:
+        body = encoded_batch(bodies, texts, ids, flags or [0] * len(bodies))
+        outgoing = encoder.outgoing(topic, ids[0], WAIT + namespace, body, 0, 0, tuple(ids))
+    held = len(outgoing.body) + len(outgoing.properties)
+    return PreparedSend(outgoing, queue, len(bodies), sum(map(len, bodies)), held)
+
+
+async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> PreparedSend:
+    """Compresses a single large message, as ``send`` does. Raises RequestTimeoutError after ``timeout`` seconds."""
+    core = producer._usable()
+    if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
+        return prepared
+    return prepared._replace(outgoing=await core.compressor.compress(prepared.outgoing, machine.monotonic() + timeout))
+
+
+async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> SendResult | BatchSendResult:
+    """Sends what is prepared; result and errors are those of ``send`` and ``send_batch``. It may be sent again."""
+    core, started = producer._usable(), machine.monotonic()
+    outgoing, queue = prepared.outgoing, prepared.queue
+    choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None
+    read = stored_message if outgoing.batch_ids is None else stored_batch
+    return await core.deliver(Call(outgoing, read, started, started + timeout, core.retries, None, choice, prepared.bytes))
+
+
+def encoded_batch(bodies: Sequence[bytes], texts: Sequence[str], ids: Sequence[str], flags: Sequence[int]) -> bytes:
+    """Returns the body of a batch, equal to that of ``rmq_protocol.batch.encode_batch`` for the same messages."""
+    parts: list[bytes] = []
+    head = tail = b""
+    size = width = last = -1
+    for body, text, unique_id, flag in zip(bodies, texts, ids, flags, strict=True):
+        properties = f"{BEFORE_ID}{unique_id}{AFTER_ID}{text}".encode()
+        if len(body) != size or len(properties) != width or flag != last:
+            size, width, last = len(body), len(properties), flag
+            head = _HEAD(BATCH_OVERHEAD + size + width, 0, 0, flag, size)
+            tail = _LENGTH(width)
+        parts += (head, body, tail, properties)
+    return b"".join(parts)

@@ -1,0 +1,221 @@
+"""Request and reply: a request message, and the reply message that a broker pushes to the client that sent the request.
+
+A broker finds the requesting client by its id, which it knows from heartbeats, among its own connections only. So before the
+first request every broker that may push the reply must have answered a heartbeat: the brokers of the cluster's reply topic, not
+only those of the message's topic. A request holds its credit until the reply arrives; its entry in the reply table ends with
+the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from rmq_protocol.compression import compression_type, decompress
+from rmq_protocol.constants import PropertyName, RequestCode, SysFlag
+from rmq_protocol.errors import LocalProtocolError, RocketMQError, shown
+from rmq_protocol.ids import pack_host
+from rmq_protocol.message import Message, MessageExt, MessageQueue
+from rmq_protocol.reply import CREATE_REPLY_MESSAGE, REPLY_TOPIC_SUFFIX, create_reply
+
+from .. import machine
+from .._asyncio import wait_until
+from ..client import PushedReply
+from ..errors import ClientStateError, NameServerError, ReplyTimeoutError, TopicNotFoundError
+from ..results import SendResult
+from .calls import Call, deliver
+from .core import ProducerCore
+from .encoding import stored_message
+from .routing import Selector, TopicQueues, choice_of
+
+__all__ = ["reply", "request"]
+
+INTRODUCTION: Final = 1.0
+"""Maximum seconds that a request waits for brokers to answer a heartbeat; also at most a third of its remaining time."""
+
+MOST_CLUSTERS: Final = 16
+"""Maximum number of clusters of one topic whose reply topics are looked up."""
+
+ANSWER_AFTER_REPLY: Final = 0.1
+"""Seconds that a request waits for its send response after its reply has arrived."""
+
+DECODE_IN_THREAD: Final = 64 * 1024
+"""Size in bytes of a compressed body from which it is decompressed in another thread."""
+
+
+async def request(
+    sender: ProducerCore, message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any, timeout: float
+) -> MessageExt:
+    """Sends ``message`` like any other, and returns the reply to it."""
+    started = machine.monotonic()
+    deadline = started + timeout
+    instance = sender.instance
+    sender.encoder.check(message)
+    correlation_id = str(UUID(int=machine.entropy.getrandbits(128), version=4))
+    asking = {
+        PropertyName.CORRELATION_ID.value: correlation_id,
+        PropertyName.REPLY_TO_CLIENT.value: instance.client_id,
+        PropertyName.TTL.value: str(round(timeout * 1000)),
+    }
+    outgoing = sender.encoder.encode(message, asking)
+    if sender.watched:
+        sender.watchers.watch(outgoing, message, "sync", stored_message)
+    choice = choice_of(message, queue, selector, key, sender.prefix)
+    call = Call(outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body))
+    replied = instance.replies.expect(correlation_id)
+    try:
+        # ``prepare`` runs in the order of the topic's calls: later ones wait for the heartbeats, too.
+        async with sender.admission.enter(call, prepare=partial(_introduce, sender, deadline)) as admitted:
+            sent = await _sent(replied, sender.deliver_admitted(call, admitted))
+            if sent is not None:
+                await _until_replied(sender, replied, sent, deadline, timeout)
+            return await _message(replied.result(), sender, deadline, timeout)
+    finally:
+        instance.replies.forget(correlation_id)
+
+
+async def reply(
+    sender: ProducerCore, asked: MessageExt, body: bytes, properties: Mapping[str, str] | None, timeout: float
+) -> SendResult:
+    """Sends the reply to a received message, first to the message's broker, which knows the requesting client."""
+    started = machine.monotonic()
+    deadline = started + timeout
+    if not isinstance(asked, MessageExt):
+        raise TypeError(f"request must be a received MessageExt, not {type(asked).__name__}")
+    topic, asking = create_reply(asked.properties)
+    for name in (PropertyName.CORRELATION_ID, PropertyName.REPLY_TO_CLIENT):
+        if name not in asking:
+            text = f"message {shown(asked.msg_id)} has no property {name}: it was not sent by request(), so it takes no reply"
+            raise LocalProtocolError(text, code=CREATE_REPLY_MESSAGE)
+    message = Message(topic, body, properties=properties)
+    sender.encoder.check(message)
+    outgoing = sender.encoder.encode(message, asking)
+    outgoing.code = RequestCode.SEND_REPLY_MESSAGE_V2
+    if sender.watched:
+        sender.watchers.watch(outgoing, message, "sync", stored_message)
+    call = Call(outgoing, stored_message, started, deadline, sender.retries, size=len(body))
+    async with sender.credits.hold(1, len(body), deadline):
+        if len(body) >= sender.compressor.above:
+            call.outgoing = await sender.compressor.compress(outgoing, deadline)
+        # Brokers create the reply topic themselves, outside all namespaces; the route is fetched so that no send creates it.
+        await sender.unless_stopped(sender.instance.routes.get(topic, max(deadline - machine.monotonic(), 0.0)))
+        sender.outside_namespaces(topic)
+        lane = sender.lanes.get(topic) or await sender.topics.lane(topic, deadline)
+        asked_by = asked.queue.broker_name
+        target = lane.next_of((asked_by,)) if asked_by in lane.brokers else lane.next()
+        return await deliver(sender.dispatch, call, lane, target)
+
+
+async def _introduce(sender: ProducerCore, deadline: float, lane: TopicQueues) -> None:
+    """Waits, at most ``INTRODUCTION`` seconds, until the brokers that may push the reply have answered a heartbeat."""
+    now = machine.monotonic()
+    until = now + min(INTRODUCTION, (deadline - now) / 3)
+    routes = sender.instance.routes
+    met = {address for broker in lane.brokers if (address := lane.route.master_address(broker)) is not None}
+    names = {data.cluster for data in lane.route.data.broker_datas if data.broker_name in lane.brokers and data.cluster}
+    replies = sender.instance.replies
+    for cluster in sorted(names)[:MOST_CLUSTERS]:
+        topic = f"{cluster}_{REPLY_TOPIC_SUFFIX}"
+        route = routes.cached(topic)
+        if route is None:
+            if replies.is_unrouted(topic):
+                continue
+            try:
+                route = await sender.unless_stopped(routes.get(topic, max(until - machine.monotonic(), 0.0)))
+            except (TopicNotFoundError, NameServerError):
+                replies.mark_unrouted(topic)
+                continue
+        routes.use.mark(topic)
+        met |= {address for broker in route.addresses if (address := route.master_address(broker)) is not None}
+    await sender.unless_stopped(sender.instance.heartbeats.introduce(met, max(until - machine.monotonic(), 0.0)))
+
+
+async def _sent(replied: asyncio.Future[PushedReply], sending: Awaitable[SendResult]) -> SendResult | None:
+    """Returns the send result, or None if only the reply has arrived, which proves that the request is stored."""
+    scope, over = asyncio.timeout(None), False
+
+    def hurry(_: object, scope: asyncio.Timeout = scope) -> None:
+        if not over:
+            scope.reschedule(asyncio.get_running_loop().time() + ANSWER_AFTER_REPLY)
+
+    replied.add_done_callback(hurry)
+    try:
+        async with scope:
+            sent = await sending
+            over = True
+            return sent
+    except (RocketMQError, TimeoutError):
+        if not replied.done():
+            raise
+        return None
+    finally:
+        over = True
+        replied.remove_done_callback(hurry)
+        del scope, hurry  # breaks the cycle scope -> task -> error -> traceback -> this frame
+
+
+async def _until_replied(
+    sender: ProducerCore, replied: asyncio.Future[PushedReply], sent: SendResult, deadline: float, timeout: float
+) -> None:
+    broker = sent.queue.broker_name
+    try:
+        if await sender.unless_stopped(wait_until(replied, deadline)):
+            return
+    except ClientStateError:
+        raise _stored(ClientStateError, f"the producer was stopped before the reply to {sent.msg_id} arrived", broker) from None
+    text = f"no reply to {sent.msg_id} within {timeout:.3g} s; it is in queue {sent.queue.queue_id} of topic {sent.queue.topic}"
+    raise _stored(ReplyTimeoutError, f"{text} on {broker}", broker)
+
+
+def _stored(kind: type[ClientStateError | ReplyTimeoutError], text: str, broker: str | None = None) -> RocketMQError:
+    error = kind(f"{text}; the request is stored", broker=broker)
+    error.maybe_stored = True
+    return error
+
+
+async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, timeout: float) -> MessageExt:
+    """Makes the message of a pushed reply.
+
+    Raises CorruptMessageError for a damaged body or one above ``max_decompressed_size``, ReplyTimeoutError at ``deadline``.
+    """
+    header, properties, body = pushed
+    instance = sender.instance
+    topic, sys_flag = instance.names.shown(header.topic), header.sysFlag
+    if sys_flag & SysFlag.COMPRESSED and body:
+        decode = partial(decompress, body, compression_type(sys_flag), instance.config.max_decompressed_size)
+        if len(body) < DECODE_IN_THREAD:
+            body = decode()
+        else:
+            try:
+                body = await sender.unless_stopped(instance.threads.run(decode, deadline))
+            except TimeoutError:
+                text = f"the reply arrived with {len(body)} bytes and was not decompressed within {timeout:.3g} s"
+                raise _stored(ReplyTimeoutError, text) from None
+            except ClientStateError:
+                raise _stored(ClientStateError, "the producer was stopped before the reply was decompressed") from None
+        sys_flag &= ~SysFlag.COMPRESSED
+    return MessageExt(
+        topic=topic,
+        body=body,
+        flag=header.flag,
+        properties=properties,
+        queue=MessageQueue(topic, header.bname or "", header.queueId),
+        sys_flag=int(sys_flag),
+        born_time_ms=header.bornTimestamp,
+        store_time_ms=header.storeTimestamp,
+        born_host=_host(header.bornHost),
+        store_host=_host(header.storeHost),
+        reconsume_times=header.reconsumeTimes or 0,
+    )
+
+
+def _host(text: str) -> str:
+    """Returns the text if it is a valid host, else "": message ids are made from hosts."""
+    try:
+        pack_host(text)
+    except LocalProtocolError:
+        return ""
+    return text

@@ -1,0 +1,138 @@
+"""The table of brokers that a producer avoids: the common base of its two policies.
+
+``suspects.FailureTable`` judges brokers by failed attempts, ``fault_table.LatencyTable`` also by the latency of each attempt.
+This module reads no clock: ``now`` is seconds of a monotonic clock. A broker outside the table is healthy. A broker in it is
+avoided for some time and then on trial: it gets one attempt at a time until one succeeds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from math import inf
+from typing import ClassVar, Final, Generic, TypeVar
+
+__all__ = ["Avoidance", "Suspect"]
+
+MOST_ITEMS: Final = 1024
+"""Brokers in one table; the oldest entry is dropped for a new one."""
+KEPT: Final = 60.0
+"""Seconds on trial after which an entry without attempts is removed, at the next entry of another broker."""
+
+
+class Suspect:
+    """The entry of one broker. ``address``: of its master when the entry was made. Times are of the caller's clock.
+
+    ``available_from``: end of the time for which it is avoided. ``noted``: time of the newest fault.
+    """
+
+    __slots__ = ("address", "available_from", "noted")
+
+    def __init__(self, address: str | None = None) -> None:
+        self.address = address
+        self.available_from = 0.0
+        self.noted = 0.0
+
+
+S = TypeVar("S", bound=Suspect)
+
+
+class Avoidance(ABC, Generic[S]):
+    """The brokers that one producer avoids. ``items``: the entries, by broker name.
+
+    ``busy(broker)``: whether an attempt on the broker is in flight. ``address_of(broker)``: its master's address in the newest
+    route. ``patience``: seconds that a successful attempt may take without a fault. ``version``: rises with each change of the
+    table. ``on_suspect``: called with each broker that enters the table.
+    """
+
+    __slots__ = ("_address_of", "_busy", "items", "on_suspect", "patience", "version")
+
+    measures: ClassVar[bool]
+    """Whether ``succeeded`` must be called for every attempt; otherwise only for brokers in ``items``."""
+
+    def __init__(
+        self,
+        busy: Callable[[str], bool] = lambda _: False,
+        address_of: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        self._busy = busy
+        self._address_of = address_of
+        self.items: dict[str, S] = {}
+        self.patience = inf
+        self.version = 0
+        self.on_suspect: Callable[[str], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {sorted(self.items)}>"
+
+    # -- reports of attempts
+
+    @abstractmethod
+    def succeeded(self, broker: str, latency: float, now: float) -> None:
+        """Takes the report of an attempt that was stored after ``latency`` seconds (see ``measures``)."""
+
+    @abstractmethod
+    def failed(self, broker: str, error: BaseException, latency: float, now: float) -> None:
+        """Takes the report of an attempt that ended with ``error`` after ``latency`` seconds."""
+
+    def chosen(self, broker: str, now: float) -> None:
+        """Takes the report that an attempt which could choose its broker goes to this one."""
+
+    def proved(self, broker: str) -> None:
+        """Removes the broker from the table: it is healthy."""
+        self.version += 1
+        self.items.pop(broker, None)
+
+    def keep(self, named: Callable[[str], bool]) -> None:
+        """Removes brokers for which ``named(broker)`` is false."""
+        for broker in [broker for broker in self.items if not named(broker)]:
+            self.proved(broker)
+
+    def moved(self, brokers: Collection[str]) -> None:
+        """Removes those of ``brokers`` whose master has another address now: the faults were those of another process."""
+        for broker in self.items.keys() & brokers:
+            address = self._address_of(broker)
+            if address is not None and address != self.items[broker].address:
+                self.proved(broker)
+
+    # -- queries of queue selection
+
+    def on_trial(self, broker: str, now: float) -> bool:
+        """Returns whether the broker's time in avoidance is over and no attempt has succeeded since."""
+        item = self.items.get(broker)
+        return item is not None and now >= item.available_from
+
+    def usable(self, broker: str, now: float) -> bool:
+        """Returns whether the broker is neither avoided nor on trial with an attempt in flight."""
+        item = self.items.get(broker)
+        return item is None or (now >= item.available_from and not self._busy(broker))
+
+    def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
+        """Returns those of ``brokers`` that are not usable."""
+        return frozenset([broker for broker in self.items.keys() & brokers if not self.usable(broker, now)])
+
+    def best(self, brokers: Collection[str], now: float) -> Collection[str]:
+        """Returns the usable ones of ``brokers``; ``brokers`` itself if all are usable; ``_of_none`` if none is."""
+        avoided = self.avoided(brokers, now)
+        if not avoided:
+            return brokers
+        return frozenset(brokers) - avoided or self._of_none(brokers, now)
+
+    def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
+        """Returns the brokers to choose among if none is usable."""
+        return brokers
+
+    # -- for subclasses
+
+    def _enter(self, broker: str, item: S, now: float) -> S:
+        """Adds a broker to the table, and removes old entries."""
+        if len(self.items) >= MOST_ITEMS:
+            del self.items[next(iter(self.items))]
+        for name in [name for name, other in self.items.items() if now - other.available_from > KEPT]:
+            del self.items[name]
+        item.address = self._address_of(broker)
+        self.items[broker] = item
+        self.version += 1
+        if self.on_suspect is not None:
+            self.on_suspect(broker)
+        return item

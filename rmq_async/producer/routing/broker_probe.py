@@ -1,0 +1,81 @@
+"""The detector (``detector=True``): probes unreachable brokers, so that one that is back is used before its time is over.
+
+The probe is the cheapest request that only a working broker answers: the maximum offset of queue 0 of one of its topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextvars import Context
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.headers import GetMaxOffsetRequestHeader, to_ext
+
+from ... import machine
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import RocketMQError
+from .fault_table import LatencyTable
+
+__all__ = ["BrokerProbe"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+INTERVAL: Final = 2.0
+"""Seconds between two rounds of probes (Java's ``detectInterval``)."""
+TIMEOUT: Final = 0.2
+"""Seconds for a probe, connecting included (Java's ``detectTimeout``)."""
+
+
+class BrokerProbe:
+    """The probing task of one producer. ``topic_on(broker)``: name on the servers of a topic with queues there, or None."""
+
+    def __init__(self, instance: ClientInstance, faults: LatencyTable, topic_on: Callable[[str], str | None]) -> None:
+        self._instance = instance
+        self._faults = faults
+        self._topic_on = topic_on
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="rmq_async detector", context=Context())
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    async def ended(self) -> None:
+        """Waits until the task has ended."""
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            silent = self._faults.silent()
+            if silent:
+                async with asyncio.TaskGroup() as group:
+                    for broker in silent:
+                        group.create_task(self._probe(broker))
+
+    async def _probe(self, broker: str) -> None:
+        topic = self._topic_on(broker)
+        address = self._instance.routes.address_of(broker)
+        if topic is None or address is None:
+            return
+        header = GetMaxOffsetRequestHeader(topic=topic, queueId=0, bname=broker)
+        command = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={**to_ext(header)})
+        deadline, pool = machine.monotonic() + TIMEOUT, self._instance.pool
+        try:
+            connection = pool.get(address) or await pool.connect(address, TIMEOUT)
+            response = await connection.request(command, max(deadline - machine.monotonic(), 0.0))
+        except RocketMQError as error:
+            logger.debug("broker %s does not respond yet: %s", printable(broker), printable(error, 1000))
+        except Exception as error:  # noqa: BLE001 - must not end the probes of the other brokers
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"probe of broker {printable(broker)} failed", "exception": error}
+            )
+        else:
+            if response.code:
+                logger.debug("broker %s responds, but does not work yet: code %d", printable(broker), response.code)
+                return
+            logger.info("broker %s responds again", printable(broker))
+            self._faults.proved(broker)

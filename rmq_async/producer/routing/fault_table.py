@@ -1,0 +1,221 @@
+"""Latency fault tolerance (``latency_fault=True``; Java: ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``).
+
+The latency of each attempt decides for how long its broker is avoided. Both states of a broker, "avoided" and "unreachable",
+expire by themselves. Attempts in flight count too: a broker is avoided as soon as one takes longer than a healthy broker would
+need.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from rmq_protocol.errors import shown
+
+from ...errors import (
+    AuthenticationError,
+    BrokerError,
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    PermissionDeniedError,
+    QueueNotExistError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
+from .avoidance import Avoidance, Suspect
+
+__all__ = ["Blame", "FaultItem", "FaultTable", "GivenUpError", "LatencyTable", "blame"]
+
+
+@dataclass(frozen=True)
+class FaultTable:
+    """A table from the latency of an attempt to the time for which its broker is avoided. All numbers are seconds.
+
+    ``latencies``: rising thresholds. ``durations``: for each threshold, the time for which a broker is avoided after an attempt
+    that took at least that long. ``isolation``: the latency that a failed attempt counts as. ``pick_one_at_least``: if every
+    broker is avoided, choose among the better half (4.x) instead of all reachable ones. Raises ConfigError for a table that is
+    not of this form.
+
+    ``FaultTable.V5`` is the table of Java 5.1.4 and later, ``FaultTable.V4`` the one before.
+    """
+
+    latencies: tuple[float, ...]
+    durations: tuple[float, ...]
+    isolation: float = 10.0
+    pick_one_at_least: bool = False
+
+    V5: ClassVar[FaultTable]
+    V4: ClassVar[FaultTable]
+
+    def __post_init__(self) -> None:
+        for name in ("latencies", "durations"):
+            values = getattr(self, name)
+            try:
+                values = tuple(float(value) for value in values)
+            except (TypeError, ValueError):
+                raise ConfigError(f"{name} must be numbers of seconds, not {shown(values)}") from None
+            if not values or not all(0 <= value < 1e9 for value in values):
+                raise ConfigError(f"{name} must be one or more numbers of seconds, 0 or above, not {shown(values)}")
+            object.__setattr__(self, name, values)
+        if len(self.latencies) != len(self.durations):
+            raise ConfigError(f"{len(self.latencies)} latencies need as many durations, not {len(self.durations)}")
+        if any(low >= high for low, high in zip(self.latencies, self.latencies[1:], strict=False)):
+            raise ConfigError(f"latencies must rise, not {shown(self.latencies)}")
+        if not isinstance(self.isolation, int | float) or not 0 < self.isolation < 1e9:
+            raise ConfigError(f"isolation must be a number of seconds above 0, not {shown(self.isolation)}")
+
+    def duration(self, latency: float) -> float:
+        """Returns the seconds for which a broker is avoided after an attempt of ``latency`` seconds."""
+        for threshold, duration in zip(reversed(self.latencies), reversed(self.durations), strict=True):
+            if latency >= threshold:
+                return duration
+        return 0.0
+
+    @property
+    def patience(self) -> float:
+        """The seconds that an attempt may take before its broker is avoided; infinite if no duration is above 0."""
+        return next((latency for latency, wait in zip(self.latencies, self.durations, strict=True) if wait > 0), float("inf"))
+
+
+FaultTable.V5 = FaultTable((0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0), (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0))
+FaultTable.V4 = FaultTable(
+    (0.05, 0.1, 0.55, 1.0, 2.0, 3.0, 15.0), (0.0, 0.0, 30.0, 60.0, 120.0, 180.0, 600.0), isolation=30.0, pick_one_at_least=True
+)
+
+
+class Blame(Enum):
+    """The verdict of one attempt on its broker."""
+
+    NONE = "nothing"
+    SLOW = "too slow"
+    ANSWERED = "responds with errors"
+    SILENT = "unreachable"
+
+
+def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
+    """Returns the verdict on the broker of an attempt that ended with ``error`` after ``elapsed`` seconds.
+
+    NONE for a rejected message, missing permissions, a queue that the broker does not have, and a timeout shorter than the
+    table's lowest threshold. Retriable and "too busy" codes are ANSWERED. An abandoned or cancelled attempt is SLOW if it ran
+    for ``patience`` or longer, else NONE.
+    """
+    match error:
+        case AuthenticationError() | PermissionDeniedError() | QueueNotExistError():
+            return Blame.NONE
+        case BrokerError():
+            return Blame.ANSWERED if error.retriable or error.backs_off else Blame.NONE
+        case RemoteProtocolError():
+            return Blame.ANSWERED
+        case GivenUpError() | CancelledError():
+            return Blame.SLOW if elapsed >= table.patience else Blame.NONE
+        case RequestTimeoutError():
+            return Blame.SILENT if elapsed >= table.latencies[0] else Blame.NONE
+        case ConnectError() | ConnectionLostError():
+            return Blame.SILENT
+    return Blame.NONE
+
+
+class GivenUpError(RequestTimeoutError):
+    """The error of an attempt that was abandoned because its call ended before a response came."""
+
+
+class FaultItem(Suspect):
+    """The entry of one broker. ``latency``: seconds of its newest faulty attempt. ``reachable_from``: 0 if it responds."""
+
+    __slots__ = ("latency", "reachable_from")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latency = 0.0
+        self.reachable_from = 0.0
+
+
+class LatencyTable(Avoidance[FaultItem]):
+    """The faulty brokers of one producer. ``late``: those with an attempt in flight for longer than ``patience``."""
+
+    __slots__ = ("late", "table")
+
+    measures = True
+
+    def __init__(
+        self,
+        table: FaultTable,
+        busy: Callable[[str], bool] = lambda _: False,
+        address_of: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        super().__init__(busy, address_of)
+        self.table = table
+        self.patience = table.patience
+        self.late: frozenset[str] = frozenset()
+
+    # -- reports of attempts
+
+    def succeeded(self, broker: str, latency: float, now: float) -> None:
+        self.update(broker, latency, isolated=False, reachable=True, now=now)
+
+    def failed(self, broker: str, error: BaseException, latency: float, now: float) -> None:
+        why = blame(error, latency, self.table)
+        if why is not Blame.NONE:
+            self.update(broker, latency, isolated=why is not Blame.SLOW, reachable=why is not Blame.SILENT, now=now)
+
+    def update(self, broker: str, latency: float, *, isolated: bool, reachable: bool, now: float) -> None:
+        """Records an attempt that ended at ``now``. ``isolated``: it counts as ``isolation`` seconds instead of ``latency``."""
+        duration = self.table.duration(self.table.isolation if isolated else latency)
+        self.note(broker, latency, duration, reachable=reachable, now=now)
+
+    def note(self, broker: str, latency: float, duration: float, *, reachable: bool, now: float) -> None:
+        """Avoids the broker for ``duration`` seconds from ``now``, or until the earlier end if that is later.
+
+        A reachable broker with duration 0 is removed, unless the attempt began before its newest fault was recorded.
+        """
+        item = self.items.get(broker)
+        if duration <= 0 and reachable:
+            if item is not None:
+                item.reachable_from = 0.0
+                self.version += 1
+                if now - latency > item.noted:
+                    del self.items[broker]
+            return
+        self.version += 1
+        if item is None:
+            item = self._enter(broker, FaultItem(), now)
+        item.latency, item.noted = latency, now
+        item.available_from = max(item.available_from, now + duration)
+        if reachable:
+            item.reachable_from = 0.0
+        else:
+            item.reachable_from = max(item.reachable_from, now + max(duration, self.table.duration(self.table.isolation)))
+
+    # -- queries of queue selection
+
+    def reachable(self, broker: str, now: float) -> bool:
+        """Returns whether the newest attempt reached the broker, or the time of that mark is over."""
+        item = self.items.get(broker)
+        return item is None or now >= item.reachable_from
+
+    def usable(self, broker: str, now: float) -> bool:
+        """Returns False also for a broker in ``late`` that has no entry yet."""
+        return super().usable(broker, now) and (broker in self.items or broker not in self.late)
+
+    def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
+        avoided = super().avoided(brokers, now)
+        return avoided.union([broker for broker in self.late.intersection(brokers) if not self.usable(broker, now)])
+
+    def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
+        """Returns the reachable brokers, else all; with ``pick_one_at_least`` the better half by availability and latency."""
+        if self.table.pick_one_at_least:
+            ranked = sorted(brokers, key=lambda broker: self._rank(broker, now))
+            return frozenset(ranked[: max(1, len(ranked) // 2)])
+        return frozenset(broker for broker in brokers if self.reachable(broker, now)) or brokers
+
+    def silent(self) -> tuple[str, ...]:
+        """Returns the brokers that the newest attempt did not reach: the ones to probe."""
+        return tuple(broker for broker, item in self.items.items() if item.reachable_from)
+
+    def _rank(self, broker: str, now: float) -> tuple[bool, float, float]:
+        item = self.items.get(broker)
+        return (False, 0.0, 0.0) if item is None else (now < item.available_from, item.latency, item.available_from)

@@ -1,0 +1,333 @@
+"""Queue selection for producers that avoid brokers (``latency_fault``) or have a selector (``queue_selector``).
+
+``retry_policy`` names the candidate brokers of an attempt; a Selection chooses among their queues.
+
+With ``latency_fault="failures"`` a topic's round robin runs unchanged until one of its brokers is suspected; ``FailureRotation``
+replaces it until none is. With ``latency_fault=True`` ``LatencyRotation`` replaces it all the time: while no broker is suspected it
+only reads the clock, and every few milliseconds it looks for attempts that have been in flight for too long.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+from inspect import isawaitable
+from math import inf
+from typing import Any, Final, cast
+
+from rmq_protocol.message import Message, MessageQueue
+
+from ... import machine
+from ..._text import printable
+from ...transport import Connection, ConnectionPool
+from .broker_probe import BrokerProbe
+from .fault_table import LatencyTable
+from .round_robin import RoundRobin
+from .selectors import Pick, Selector, ask, awaited, one_of, picking, select_best, select_by_hash
+from .suspects import FailureTable
+from .topic_queues import Target, TopicQueues
+
+__all__ = ["FailureRotation", "LatencyRotation", "Overdue", "QueueSelection"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+LOOKS: Final = 16
+"""Samples of the attempts in flight per ``patience`` of the fault table."""
+ADDRESSES_KEPT: Final = 1024
+SWEEP_COST: Final = 0.0002
+"""Seconds per topic between two sweeps of the suspects: all routes may change at once, and a sweep looks at each of them."""
+
+
+class Overdue:
+    """Finds attempts that have been in flight for too long, without a record per attempt: from samples of the newest opaque.
+
+    ``owner``: marks the producer's requests in the connections' tables. ``patience``: seconds. ``interval``: seconds between
+    two samples of an address, and between two checks of a topic without suspects.
+    """
+
+    __slots__ = ("_known", "_owner", "_patience", "_pool", "interval")
+
+    def __init__(self, pool: ConnectionPool, owner: object, patience: float) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._patience = patience
+        self.interval = min(patience / LOOKS, 1.0)
+        self._known: dict[str, _Known] = {}  # by address
+
+    def waits(self, address: str) -> bool:
+        """Returns whether an attempt is in flight to ``address``, or a connect to it is in progress."""
+        connection = self._pool.get(address)
+        if connection is None:
+            self._known.pop(address, None)
+            return self._pool.connecting(address)
+        return self._look(address, connection)[0] != 0
+
+    def late(self, address: str, now: float) -> bool:
+        """Returns whether an attempt to ``address`` has been in flight for longer than ``patience``.
+
+        Exact to ``interval``; each call may add a sample.
+        """
+        connection = self._pool.get(address)
+        if connection is None:
+            self._known.pop(address, None)
+            return False
+        oldest, newest = self._look(address, connection)
+        samples, before = self._known[address].samples, now - self._patience
+        if not samples or now - samples[-1][0] >= self.interval:
+            samples.append((now, newest))
+        while len(samples) > 1 and samples[1][0] <= before:
+            samples.popleft()
+        return oldest != 0 and samples[0][0] <= before and oldest <= samples[0][1]
+
+    def _look(self, address: str, connection: Connection) -> tuple[int, int]:
+        known = self._known.get(address)
+        if known is None or known.connection is not connection:
+            if len(self._known) >= ADDRESSES_KEPT:
+                self._known.clear()
+            known = self._known[address] = _Known(connection)
+        oldest, newest = connection.requests.oldest_of(self._owner, known.since)
+        known.since = oldest or newest
+        return oldest, newest
+
+
+class _Known:
+    """The samples of one connection. ``since``: an opaque before which the producer has no request in flight.
+
+    ``samples``: (time, newest opaque), oldest first; one sample older than ``patience`` is kept.
+    """
+
+    __slots__ = ("connection", "samples", "since")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.samples: deque[tuple[float, int]] = deque()
+        self.since = 0
+
+
+class QueueSelection:
+    """The queue selection of one producer. ``selector``: called for each attempt, unless it is ``select_best``.
+
+    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is the user's. ``lanes``: the producer's queues by
+    topic, a live view. ``named(broker)``: whether a known route has writable queues on the broker.
+    """
+
+    __slots__ = (
+        "_lanes", "_named", "_overdue", "_stale", "_sweep_from", "_turns", "custom", "detector", "faults", "interval",
+        "selector",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        selector: Selector,
+        faults: FailureTable | LatencyTable | None,
+        overdue: Overdue | None = None,
+        named: Callable[[str], bool] = lambda _: True,
+        lanes: Mapping[str, TopicQueues] | None = None,
+    ) -> None:
+        self.selector = selector
+        self.custom = selector is not select_best
+        self.faults = faults
+        self.detector: BrokerProbe | None = None
+        self._overdue = overdue
+        self.interval = 1.0 if overdue is None else overdue.interval
+        self._named = named
+        self._lanes = lanes if lanes is not None else {}
+        self._stale = False
+        self._sweep_from = -inf
+        self._turns = RoundRobin()
+        if isinstance(faults, FailureTable) and not self.custom:
+            faults.on_suspect = self._suspected
+
+    def adopt(self, lane: TopicQueues) -> None:
+        """Replaces the round robin of a topic's new queues if the fault policy needs it; not with a selector of the user."""
+        if self._stale:
+            self.sweep(machine.monotonic())
+        if self.custom:
+            return
+        if isinstance(self.faults, LatencyTable):
+            lane.next = LatencyRotation(self, self.faults, lane).next
+        elif self.faults is not None and lane.several and not self.faults.items.keys().isdisjoint(lane.brokers):
+            lane.next = FailureRotation(self, self.faults, lane).next
+
+    def _suspected(self, broker: str) -> None:
+        logger.info("broker %s does not respond and is avoided for a moment", printable(broker))
+        for lane in self._lanes.values():
+            if broker in lane.brokers and len(lane.brokers) > 1:
+                lane.next = FailureRotation(self, cast(FailureTable, self.faults), lane).next
+
+    def uninviting(self, brokers: Collection[str]) -> Collection[str]:
+        """Returns those of ``brokers`` for whose sake an attempt on another broker is not capped: the slow ones.
+
+        A broker that did not respond may be back before the call's deadline, so time is left for it.
+        """
+        return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
+
+    def avoided(self, brokers: Collection[str]) -> Collection[str]:
+        """Returns those of ``brokers`` that attempts avoid as long as there are others."""
+        faults = self.faults
+        if faults is None or self.custom or not (faults.items or faults.measures):
+            return ()
+        return faults.avoided(brokers, machine.monotonic())
+
+    def next(self, lane: TopicQueues, brokers: Collection[str]) -> Target:
+        """Returns the topic's next queue on the best of ``brokers``, and reports the choice to the fault table."""
+        faults = self.faults
+        if faults is None or not (faults.items or faults.measures):
+            return lane.next_of(brokers)
+        now = machine.monotonic()
+        target = lane.next_of(self.best(faults, lane, brokers, now))
+        faults.chosen(target.broker, now)
+        return target
+
+    def best(
+        self, faults: FailureTable | LatencyTable, lane: TopicQueues, brokers: Collection[str], now: float
+    ) -> Collection[str]:
+        """Returns the brokers to choose among: ``brokers`` itself if none is suspected or late."""
+        self.sweep(now)
+        if self._overdue is not None and isinstance(faults, LatencyTable) and faults.patience < inf:
+            late = [broker for broker, address in lane.addresses.items() if self._overdue.late(address, now)]
+            if late or faults.late:
+                faults.late = (faults.late - lane.brokers).union(late)
+        return faults.best(brokers, now)
+
+    def sweep(self, now: float) -> None:
+        """Removes brokers that have left the routes from the fault table."""
+        if self._stale and self.faults is not None and now >= self._sweep_from:
+            self._stale, self._sweep_from = False, now + len(self._lanes) * SWEEP_COST
+            self.faults.keep(self._named)
+
+    def ask(
+        self,
+        selector: Selector | None,
+        lane: TopicQueues,
+        brokers: Collection[str],
+        message: Message,
+        key: object,
+        deadline: float,
+    ) -> MessageQueue | Coroutine[Any, Any, MessageQueue]:
+        """Returns the queue that a selector chooses among those of ``brokers``, or a coroutine that returns it.
+
+        ``selector``: None for the producer's own, or ``select_by_hash`` without one. Raises SelectorError for a selector that
+        fails or returns another queue, RequestTimeoutError for a choice at ``deadline`` or later, so that nothing is written
+        then.
+        """
+        selector = selector or (self.selector if self.custom else select_by_hash)
+        queues = lane.queues if brokers is lane.brokers else lane.queues_of(brokers)
+        pick = partial(self.pick, lane)
+        with picking(pick):
+            chosen = ask(selector, queues, message, key)
+        if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
+            return self._awaited(selector, chosen, queues, pick, deadline)
+        return one_of(chosen, queues, selector, deadline)
+
+    async def _awaited(
+        self, selector: Selector, choosing: Awaitable[MessageQueue], queues: Sequence[MessageQueue], pick: Pick, deadline: float
+    ) -> MessageQueue:
+        with picking(pick):
+            return one_of(await awaited(selector, choosing, deadline), queues, selector, deadline)
+
+    def pick(self, lane: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
+        """Returns the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer."""
+        if self.faults is not None:
+            return self._best_of(self.faults, lane, queues)
+        return self._turns.next(queues)
+
+    def _best_of(self, faults: FailureTable | LatencyTable, lane: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
+        if not (faults.items or faults.measures):
+            return self._turns.next(queues)
+        now = machine.monotonic()
+        brokers = frozenset([lane.target(queue).broker for queue in queues])
+        best = self.best(faults, lane, brokers, now)
+        if best is not brokers:
+            queues = [queue for queue in queues if lane.target(queue).broker in best]
+        chosen = self._turns.next(queues)
+        faults.chosen(lane.target(chosen).broker, now)
+        return chosen
+
+    def route_changed(self, brokers: Collection[str]) -> None:
+        """Updates the fault table after a new route that names ``brokers``: they may have moved, and others may be gone."""
+        if self.faults is not None:
+            self._stale = bool(self.faults.items)
+            self.faults.version += 1
+            self.faults.moved(brokers)
+
+    def close(self) -> None:
+        """Cancels the detector."""
+        if self.detector is not None:
+            self.detector.cancel()
+
+    async def closed(self) -> None:
+        """Waits until the detector has ended."""
+        if self.detector is not None:
+            await self.detector.ended()
+
+
+class LatencyRotation:
+    """Replaces a topic's round robin with ``latency_fault=True``; equal to it while no broker is suspected or late."""
+
+    __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_lane", "_selection", "_version")
+
+    def __init__(self, selection: QueueSelection, faults: LatencyTable, lane: TopicQueues) -> None:
+        self._selection = selection
+        self._faults = faults
+        self._lane = lane
+        self._in_turn = lane.next
+        self._interval = selection.interval
+        self._calm_until = 0.0
+        self._version = -1
+
+    def next(self) -> Target:
+        now = machine.monotonic()
+        if now < self._calm_until and self._version == self._faults.version:
+            return self._in_turn()
+        return self._choose(now)
+
+    def _choose(self, now: float) -> Target:
+        faults, lane = self._faults, self._lane
+        best = self._selection.best(faults, lane, lane.brokers, now)
+        inviting = len(lane.brokers) - len(faults.avoided(lane.brokers, now)) or len(lane.brokers)
+        lane.several = inviting > 1  # counted as in ``retry_policy.next_step``
+        self._calm_until = now + self._interval if best is lane.brokers and not faults.items else 0.0
+        self._version = faults.version
+        return lane.next_of(best)
+
+
+class FailureRotation:
+    """Replaces a topic's round robin while one of its brokers is suspected; passes over the avoided ones."""
+
+    __slots__ = ("_faults", "_good", "_lane", "_selection", "_until", "_version")
+
+    def __init__(self, selection: QueueSelection, faults: FailureTable, lane: TopicQueues) -> None:
+        self._selection = selection
+        self._faults = faults
+        self._lane = lane
+        self._good: Collection[str] = lane.brokers
+        self._until = -inf
+        self._version = -1
+
+    def next(self) -> Target:
+        now = machine.monotonic()
+        if now < self._until and self._version == self._faults.version:
+            return self._lane.next_of(self._good)
+        return self._choose(now)
+
+    def _choose(self, now: float) -> Target:
+        """Chooses by the present state of the suspects; the choice of brokers holds until that state can change."""
+        faults, lane, selection = self._faults, self._lane, self._selection
+        selection.sweep(now)
+        suspects = faults.items.keys() & lane.brokers
+        if not suspects:
+            lane.take_turns()
+            return lane.next()
+        avoided = faults.avoided(lane.brokers, now)
+        self._good = lane.brokers - avoided or lane.brokers
+        self._until = -inf
+        if len(avoided) == len(suspects):
+            items = [faults.items[broker] for broker in suspects]
+            self._until = min([max(item.available_from, item.tried_until) for item in items])
+        self._version = faults.version
+        target = lane.next_of(self._good)
+        faults.chosen(target.broker, now)
+        return target

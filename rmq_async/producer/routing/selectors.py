@@ -1,0 +1,258 @@
+"""Queue selectors: functions of (queues, message, key) that choose the queue of a message.
+
+A selector must return one of the queues it is given, directly or from a coroutine, and must not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from operator import mul
+from typing import Any, Final
+
+import msgspec
+
+from rmq_protocol.errors import shown
+from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.namespace import with_namespace
+
+from ... import machine
+from ...client import check_queue
+from ...errors import ConfigError, RequestTimeoutError, RocketMQError, SelectorError
+from .round_robin import RoundRobin
+
+__all__ = [
+    "Pick",
+    "QueueChoice",
+    "Selector",
+    "ask",
+    "awaited",
+    "checked_choice",
+    "choice_of",
+    "hash_of",
+    "java_hash",
+    "one_of",
+    "picking",
+    "select_at_random",
+    "select_best",
+    "select_by_hash",
+    "select_by_machine_room",
+]
+
+Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
+"""Called as ``selector(queues, message, key)``; returns one of ``queues``, or is a coroutine function. It must not block."""
+
+Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
+"""What ``select_best`` calls: returns the next of the queues."""
+
+_pick: ContextVar[Pick] = ContextVar("rmq_async select_best", default=RoundRobin().next)
+
+
+class QueueChoice(msgspec.Struct, frozen=True):
+    """The caller's choice of a queue: the queue itself, or a selector and its key."""
+
+    queue: MessageQueue | None
+    selector: Selector | None
+    key: Any
+
+
+def choice_of(
+    message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any, namespace: str = ""
+) -> QueueChoice | None:
+    """Returns the caller's choice, or None. The default key is the message's sharding key. Raises as ``checked_choice``."""
+    if key is None:
+        key = message.sharding_key
+    if queue is None and selector is None and key is None:
+        return None
+    return checked_choice(message.topic, queue, selector, key, namespace)
+
+
+def checked_choice(
+    topic: str, queue: MessageQueue | None, selector: Selector | None, key: Any, namespace: str = ""
+) -> QueueChoice:
+    """Returns the caller's choice. ``namespace``: topics are accepted with and without its prefix.
+
+    Raises ConfigError if ``queue`` is not a MessageQueue, SelectorError for a queue of a topic other than ``topic``.
+    """
+    if queue is not None:
+        queue = check_queue(queue)
+        if queue.topic != topic and with_namespace(namespace, queue.topic) != with_namespace(namespace, topic):
+            raise SelectorError(
+                f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to {topic}"
+            )
+    return QueueChoice(queue, selector, key)
+
+
+def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
+    """Selects queues by round robin per topic, from a random start, without those of avoided brokers. The default.
+
+    Your own selector may call it with some of the queues it was given: it then avoids the brokers that the calling producer
+    avoids (``latency_fault``). Elsewhere it is plain round robin. Raises SelectorError without queues.
+    """
+    if not queues:
+        raise SelectorError("there are no queues to choose from")
+    return _pick.get()(queues)
+
+
+class picking:  # noqa: N801 - used as a function; contextlib.contextmanager takes three times as long
+    """A context manager in which ``select_best`` calls ``pick``, also in coroutines that are awaited inside."""
+
+    __slots__ = ("_pick", "_token")
+
+    def __init__(self, pick: Pick) -> None:
+        self._pick = pick
+
+    def __enter__(self) -> None:
+        self._token = _pick.set(self._pick)
+
+    def __exit__(self, *_: object) -> None:
+        _pick.reset(self._token)
+
+
+def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
+    """Selects a random queue, uniformly (Java's ``SelectMessageQueueByRandom``). Raises SelectorError without queues."""
+    if not queues:
+        raise SelectorError("there are no queues to choose from")
+    return queues[machine.random.randrange(len(queues))]
+
+
+_MAX_HASHES: Final = 4096
+_MAX_CACHED_KEY: Final = 128
+_hashes: dict[str, int] = {}
+"""Cached hashes of short keys."""
+_POWERS: Final = tuple([pow(31, exponent, 1 << 32) for exponent in reversed(range(_MAX_CACHED_KEY))])
+"""The factors of the characters of a short key, the last character's last."""
+
+
+def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:
+    """Selects the queue that Java's ``SelectMessageQueueByHash`` selects for the same ``key`` and the same queues.
+
+    ``key``: str, bool or int; an int of 32 bits hashes as Java's Integer, a larger one as Long. Raises SelectorError for other
+    types, for an int above 64 bits, and without queues.
+    """
+    if not queues:
+        raise SelectorError("there are no queues to choose from")
+    value = hash_of(key) if key.__class__ is str else java_hash(key)
+    return queues[abs(value) % len(queues)]  # Java: abs(value % n), whose % truncates
+
+
+def hash_of(key: str) -> int:
+    """Returns ``java_hash`` of a text, from a cache if it is short."""
+    value = _hashes.get(key)
+    if value is None:
+        value = _string_hash(key)
+        if len(key) <= _MAX_CACHED_KEY:
+            if len(_hashes) >= _MAX_HASHES:
+                _hashes.clear()
+            _hashes[key] = value
+    return value
+
+
+def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
+    """Returns a selector that stays in one machine room: ``rooms`` maps broker names to rooms, ``key`` is the room to use.
+
+    The selector chooses among the queues of that room as ``select_best`` does, and raises SelectorError without any. ``rooms``
+    is copied. Raises ConfigError if it is not a mapping of broker names to rooms.
+    """
+    if not isinstance(rooms, Mapping) or not all(isinstance(broker, str) for broker in rooms):
+        raise ConfigError(f"rooms must be a mapping of broker names to rooms, not {shown(rooms)}")
+    room_of = dict(rooms)
+
+    def select_in_machine_room(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:
+        here = [queue for queue in queues if key is not None and room_of.get(queue.broker_name) == key]
+        if not here:
+            known = ", ".join(sorted({f"{queue.broker_name} in {room_of.get(queue.broker_name)}" for queue in queues}))
+            raise SelectorError(f"no queue of topic {message.topic} is in machine room {shown(key)}: {known or 'no queues'}")
+        return select_best(here, message)
+
+    return select_in_machine_room
+
+
+def ask(
+    selector: Selector, queues: Sequence[MessageQueue], message: Message, key: object
+) -> MessageQueue | Awaitable[MessageQueue]:
+    """Calls the selector; returns its queue or awaitable. Raises SelectorError if it raises anything but a RocketMQError."""
+    try:
+        return selector(queues, message, key)
+    except RocketMQError:
+        raise
+    except (Exception, asyncio.CancelledError) as error:  # without an await, a CancelledError is the selector's own
+        raise _raised(selector, error) from error
+
+
+async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadline: float) -> MessageQueue:
+    """Awaits the queue of a selector. Raises SelectorError if the selector raises, RequestTimeoutError at ``deadline``."""
+    scope = asyncio.timeout(max(0.0, deadline - machine.monotonic()))
+    try:
+        async with scope:
+            return await choosing
+    except RocketMQError:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise _raised(selector, error) from error  # not this call but something the selector awaited was cancelled
+    except Exception as error:
+        if not isinstance(error, TimeoutError) or not scope.expired():
+            raise _raised(selector, error) from error
+    finally:
+        del scope  # breaks a cycle: scope, task, its error, and the traceback with this frame
+    # Raised outside of the handler: a TimeoutError as __context__ would keep the scope alive as well.
+    raise RequestTimeoutError(f"selector {_name(selector)} returned no queue before the call's deadline", maybe_stored=False)
+
+
+def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector, deadline: float) -> MessageQueue:
+    """Returns ``chosen``. Raises SelectorError if it is not one of ``queues``, RequestTimeoutError from ``deadline`` on."""
+    if chosen not in queues:
+        raise SelectorError(f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues it was given")
+    late = machine.monotonic() - deadline
+    if late >= 0:  # the loop was blocked; a message written now would reach the broker after the caller got an error
+        text = f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline; the attempt was not made"
+        raise RequestTimeoutError(text, maybe_stored=False)
+    return chosen
+
+
+def _raised(selector: Selector, error: BaseException) -> SelectorError:
+    return SelectorError(f"selector {_name(selector)} raised {type(error).__name__}: {error}")
+
+
+def _name(selector: Selector) -> str:
+    return getattr(selector, "__qualname__", None) or repr(selector)
+
+
+def java_hash(key: str | bool | int) -> int:
+    """Returns ``hashCode()`` of the Java String, Boolean, Integer or Long with this value: 32 bits, signed.
+
+    Raises SelectorError for other types, and for an int above 64 bits.
+    """
+    if isinstance(key, str):
+        return _string_hash(key)
+    if isinstance(key, bool):
+        return 1231 if key else 1237
+    if isinstance(key, int):
+        if -0x80000000 <= key <= 0x7FFFFFFF:
+            return key
+        if -(1 << 63) <= key < 1 << 63:
+            bits = key & 0xFFFFFFFFFFFFFFFF
+            value = (bits ^ bits >> 32) & 0xFFFFFFFF
+            return value - (1 << 32) if value & 0x80000000 else value
+        raise SelectorError(f"key {key} does not fit 64 bits")
+    raise SelectorError(f"select_by_hash takes a str, bool or int as key, not {type(key).__name__}")
+
+
+def _string_hash(text: str) -> int:
+    value = 0
+    if text.isascii():
+        units = text.encode()
+        if len(units) <= len(_POWERS):  # a tenth of the time of the loop
+            value = sum(map(mul, units, _POWERS[-len(units) :])) & 0xFFFFFFFF
+        else:
+            for unit in units:
+                value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        units = text.encode("utf-16-be", "surrogatepass")
+        for at in range(0, len(units), 2):
+            value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value

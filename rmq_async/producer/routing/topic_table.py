@@ -1,0 +1,304 @@
+"""The queues of each topic that a producer sends to: made from the route at the first send, and anew when the route changes.
+
+At each poll of the routes all entries move to ``resting``; the next send to a topic moves its entry back. So the table knows at
+each poll which topics were used since the last one, without any cost per message. Entries that rest until the next poll are
+dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from contextvars import Context
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.namespace import without_namespace
+from rmq_protocol.validation import check_topic, is_not_allowed_send_topic
+
+from ... import machine
+from ..._asyncio import SingleFlight, StopScope
+from ..._text import printable
+from ...client import ClientInstance, TopicRoute
+from ...errors import BrokerError, BrokerNotFoundError, NotLeaderForQueueError, RequestTimeoutError, RocketMQError
+from .topic_queues import HeaderSettings, TopicQueues, is_writable
+
+__all__ = ["TopicTable"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+DEPARTED_KEPT: Final = 1024
+"""Topics whose departed brokers are remembered."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+"""Seconds between two checks whether a broker is back in a route: FIRST_PAUSE, doubled up to LONGEST_PAUSE."""
+
+
+class TopicTable:
+    """The topic table of one producer. ``topics``: fetched at the start (``warm_up``) and never dropped.
+
+    ``lanes``: the queues by topic, under its name in the API; a plain dict, because each message looks it up. ``resting``: the
+    entries without a send since the last poll. Both dicts stay the same objects. ``adopt``: called with the topic and each new
+    entry. ``on_change``: called with each changed route.
+    """
+
+    def __init__(
+        self, settings: HeaderSettings, instance: ClientInstance, waits: StopScope, topics: Collection[str] = ()
+    ) -> None:
+        self.lanes: dict[str, TopicQueues] = {}
+        self.resting: dict[str, TopicQueues] = {}
+        self._settings = settings
+        self._topics = topics
+        self._instance = instance
+        self._waits = waits
+        self.adopt: Callable[[str, TopicQueues], object] = _ignore
+        self.on_change: Callable[[TopicRoute], object] = _ignore
+        # Timers of the topics with queues left out by ``without``: the full route is used again when they fire.
+        self._restoring: dict[str, asyncio.TimerHandle] = {}
+        # Shared waits for the return of a broker to the route of a topic.
+        self._returning: SingleFlight[None] = SingleFlight("return of")
+        # By topic, brokers that were in use and have no master in its route now; the oldest first.
+        self._departed: dict[str, frozenset[str]] = {}
+        self._ending: list[asyncio.Task[None]] = []
+        self._warming: asyncio.Task[None] | None = None
+        """Waits for the cluster and then fetches the routes of ``topics``."""
+        self._kept = {settings.wire_topic(topic) for topic in topics}
+        routes = self._instance.routes
+        routes.on_change.append(self._changed)
+        routes.use.reports.append(self._used)
+        for topic in self._kept:
+            routes.use.hold(topic)
+
+    def close(self) -> None:
+        """Cancels tasks and timers and detaches from the route table; harmless when called again."""
+        if self._warming is not None:
+            self._warming.cancel()
+            self._ending.append(self._warming)
+        self._ending += self._returning.close()
+        for timer in self._restoring.values():
+            timer.cancel()
+        routes = self._instance.routes
+        if self._used in routes.use.reports:
+            routes.use.reports.remove(self._used)
+            for topic in self._kept:
+                routes.use.release(topic)
+        if self._changed in routes.on_change:
+            routes.on_change.remove(self._changed)
+
+    async def closed(self) -> None:
+        """Waits for the end of the tasks that ``close`` has cancelled."""
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def wire_topic(self, topic: str) -> str:
+        """Returns the topic's name on the servers, with the namespace."""
+        return self._settings.wire_topic(topic)
+
+    async def lane(self, topic: str, deadline: float) -> TopicQueues:
+        """Returns the topic's queues; looks up the route if it is not known.
+
+        Raises RequestTimeoutError if no time is left before ``deadline`` (``time.monotonic``), BrokerNotFoundError if the route
+        has no writable queue, and the errors of the look-up.
+        """
+        lane = self._known(topic)
+        if lane is None:
+            remaining = deadline - machine.monotonic()
+            if remaining <= 0:
+                raise RequestTimeoutError(f"send to topic {topic}: the timeout was used up before the route look-up")
+            routes, settings = self._instance.routes, self._settings
+            wire_topic = self._settings.wire_topic(topic)
+            if wire_topic is not topic:
+                check_topic(wire_topic)
+            known = routes.cached(wire_topic)
+            route = await routes.get(
+                wire_topic,
+                remaining,
+                create_key=settings.create_topic_key,
+                default_queues=settings.default_topic_queues,
+                wait=self._waits.wait,
+            )
+            route = routes.cached(wire_topic) or route  # it may have changed during the await
+            lane = self._known(topic)
+            if lane is None or lane.route is not route:
+                try:
+                    lane = self._new_lane(route, topic)
+                except BrokerNotFoundError:
+                    if known is None:  # the route comes fresh from a name server
+                        raise
+                    lane = await self._regained(topic, wire_topic, deadline)
+                if not is_not_allowed_send_topic(topic):  # the fast path does not check topics in the table
+                    self.lanes[topic] = lane
+        return lane
+
+    def clear(self) -> None:
+        """Drops all entries; they are made anew at the next send."""
+        self.lanes.clear()
+        self.resting.clear()
+
+    def _known(self, topic: str) -> TopicQueues | None:
+        """Returns the topic's entry, if any, and moves it back from ``resting``."""
+        lane = self.lanes.get(topic)
+        if lane is None and (lane := self.resting.pop(topic, None)) is not None:
+            self.lanes[topic] = lane
+        return lane
+
+    def _used(self) -> list[str]:
+        """Returns the topics (names on the servers) sent to since the last call, and moves their entries to ``resting``."""
+        self.resting.clear()
+        self.resting.update(self.lanes)
+        self.lanes.clear()
+        return [lane.route.topic for lane in self.resting.values()]
+
+    def _new_lane(self, route: TopicRoute, topic: str, without: frozenset[MessageQueue] = frozenset()) -> TopicQueues:
+        lane = TopicQueues(route, self._settings, topic, without)
+        self.adopt(topic, lane)
+        return lane
+
+    async def _regained(self, topic: str, wire_topic: str, deadline: float) -> TopicQueues:
+        """Waits until a broker of the topic is back in its route. Raises BrokerNotFoundError at the deadline.
+
+        Raises it without a wait if no broker of the route permits writes: an administrator decided that.
+        """
+        route = await self.newer_route(wire_topic, deadline)
+        try:
+            return self._new_lane(route, topic)
+        except BrokerNotFoundError:
+            if wire_topic not in self._departed or not is_writable(route):
+                raise
+            await self._until(lambda: self.now(topic) is not None, (wire_topic, None), deadline)
+            lane = self.now(topic)
+            if lane is None:
+                raise
+            return lane
+
+    async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> TopicQueues:
+        """Returns the topic's queues, from a newer route. Waits for the broker of ``queue`` if it was in the route earlier.
+
+        A broker that restarts is not in routes meanwhile. At the deadline it returns the queues known then.
+        """
+        wire_topic = self._settings.wire_topic(topic)
+        await self.newer_route(wire_topic, deadline)
+
+        def is_there() -> bool:
+            lane = self.now(topic)
+            return lane is not None and lane.knows(queue)
+
+        if not is_there() and queue.broker_name in self._departed.get(wire_topic, ()):
+            await self._until(is_there, (wire_topic, queue.broker_name), deadline)
+        return self.now(topic) or await self.lane(topic, deadline)
+
+    async def _until(self, is_there: Callable[[], bool], key: tuple[str, str | None], deadline: float) -> None:
+        """Refreshes the route of topic ``key[0]`` until ``is_there()`` or the deadline; calls with one key share this."""
+
+        async def look() -> None:
+            pause = FIRST_PAUSE
+            await asyncio.sleep(0)  # lets the caller join first, also with an eager task factory
+            while not is_there() and self._returning.waiting(key):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                with suppress(RocketMQError):
+                    await self._instance.routes.refresh(key[0])
+
+        with suppress(TimeoutError):
+            await self._waits.run(self._returning.start(key, look).wait(deadline))
+
+    async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
+        """Fetches the route from the name servers, for a call that finds no address in the known one. Raises its errors."""
+        return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
+
+    def now(self, topic: str) -> TopicQueues | None:
+        """Returns the topic's queues by the route known at this moment, without waiting; None if it has no usable queue."""
+        route = self._instance.routes.cached(self._settings.wire_topic(topic))
+        lane = self._known(topic)
+        if route is None or (lane is not None and lane.route is route):
+            return lane
+        try:
+            lane = self.lanes[topic] = self._new_lane(route, topic)
+        except BrokerNotFoundError:
+            return None
+        return lane
+
+    def without(self, topic: str, gone: MessageQueue) -> bool:
+        """Leaves out a queue that its broker does not have; returns whether the topic has any other queue.
+
+        This holds for all calls, until the route changes or one poll interval has passed.
+        """
+        lane = self.now(topic)
+        if lane is None or gone not in lane.queues:
+            return lane is not None
+        if len(lane.queues) == 1:
+            return False
+        logger.debug(
+            "topic %s: queue %d is left out because broker %s does not have it", topic, gone.queue_id, gone.broker_name
+        )
+        self.lanes[topic] = self._new_lane(lane.route, topic, lane.without | {gone})
+        if topic not in self._restoring:
+            after = self._instance.config.route_poll_interval
+            self._restoring[topic] = asyncio.get_running_loop().call_later(after, self._restore, topic, context=Context())
+        return True
+
+    def _restore(self, topic: str) -> None:
+        """Uses all queues of the route again: a queue that was removed and created again leaves the route unchanged."""
+        del self._restoring[topic]
+        self._drop(topic)
+
+    def doubt(self, topic: str, error: BaseException) -> None:
+        """Requests a refresh of the route if ``error`` means that queues may have moved, not for a busy broker. Never waits."""
+        elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
+        if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
+            self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
+
+    async def warm_up(self) -> None:
+        """Fetches the routes of ``topics`` and sends heartbeats to their brokers, so that first sends are not delayed.
+
+        Failures are logged as warnings. If the client was started without a cluster, this happens when one is found.
+        """
+        if not self._topics:
+            return
+        if self._instance.config.start_without_cluster and not self._instance.cluster_probe.cluster_found.is_set():
+            self._warming = asyncio.get_running_loop().create_task(
+                self._warm_up_later(), name="rmq_async warm-up", context=Context()
+            )
+        else:
+            await self._warm_up()
+
+    async def _warm_up_later(self) -> None:
+        await self._instance.cluster_probe.cluster_found.wait()
+        await self._warm_up()
+
+    async def _warm_up(self) -> None:
+        topics, timeout = self._topics, self._instance.config.request_timeout
+        deadline = machine.monotonic() + timeout
+        found = await asyncio.gather(*[self.lane(topic, deadline) for topic in topics], return_exceptions=True)
+        for topic, lane in zip(topics, found, strict=True):
+            if isinstance(lane, RocketMQError):
+                logger.warning("topic %s is not ready at the start: %s", topic, printable(lane, 1000))
+            elif isinstance(lane, BaseException):
+                raise lane
+        await self._instance.heartbeats.send_first(max(deadline - machine.monotonic(), 0.0))
+
+    def _changed(self, route: TopicRoute) -> None:
+        self.on_change(route)
+        names = {route.topic}
+        if self._settings.namespace:
+            names.add(without_namespace(route.topic, self._settings.namespace))
+        self._note_departed(route, [lane for name in names for lane in self._drop(name)])
+
+    def _drop(self, topic: str) -> list[TopicQueues]:
+        """Removes the topic from the table; returns its entries."""
+        found = (self.lanes.pop(topic, None), self.resting.pop(topic, None))
+        return [lane for lane in found if lane is not None]
+
+    def _note_departed(self, route: TopicRoute, lanes: Iterable[TopicQueues]) -> None:
+        """Records the brokers that have left the route. ``lanes``: the entries made from the previous route."""
+        seen = self._departed.pop(route.topic, frozenset()).union(*[lane.brokers for lane in lanes])
+        if departed := frozenset(broker for broker in seen if route.master_address(broker) is None):
+            self._departed[route.topic] = departed
+            if len(self._departed) > DEPARTED_KEPT:
+                del self._departed[next(iter(self._departed))]
+
+
+def _ignore(*_: object) -> None:
+    """The default callback: does nothing."""

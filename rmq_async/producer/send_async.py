@@ -1,0 +1,235 @@
+"""``send_async``: a future and callbacks instead of an awaited result, without a Task while nothing fails."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any, Generic, Protocol
+
+from rmq_protocol.errors import RocketMQError
+
+from ..transport import Connection, report
+from .admission import Admission, Credits, Epoch
+from .calls import Call, Dispatch, FirstAttempt, Result
+from .routing import Target, TopicQueues
+
+__all__ = ["AsyncAttempt", "AsyncSend", "Withdrawable", "check_callback", "deferred"]
+
+
+class Withdrawable(Protocol):
+    """The attempts of an accepted send. An object, because a bound method would take 80 bytes for each send in flight."""
+
+    def left(self) -> None:
+        """Abandons the attempts, because the caller cancelled the future."""
+
+
+class SendFuture(asyncio.Future[Result]):
+    """Future that notifies its send of a cancellation immediately, not one loop iteration later."""
+
+    __slots__ = ("_owner",)  # without a dict, 150 bytes less for each send in flight
+
+    def __init__(self, owner: AsyncSend[Result]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self._owner: AsyncSend[Result] | None = owner
+
+    def cancel(self, msg: Any = None) -> bool:
+        owner = self._owner
+        if owner is None or owner.ended or not super().cancel(msg):  # ended: called by a callback, which has the result
+            return False
+        owner.cancelled()
+        return True
+
+    def let_go(self) -> None:
+        """Drops the reference to the ended send: without a cycle, reference counting frees both."""
+        self._owner = None
+
+
+class AsyncSend(Generic[Result]):
+    """An accepted send: gives its credits back and calls one of its callbacks, each exactly once.
+
+    ``number`` and ``size``: credits that it holds, in messages and bytes. ``work``: the attempts, notified when the future is
+    cancelled; None after the end.
+    """
+
+    __slots__ = (
+        "_credits",
+        "_epoch",
+        "_number",
+        "_on_error",
+        "_on_success",
+        "_size",
+        "context",
+        "ended",
+        "future",
+        "work",
+    )
+
+    def __init__(
+        self,
+        credit: Credits,
+        epoch: Epoch,
+        number: int,
+        size: int,
+        on_success: Callable[[Result], object] | None,
+        on_error: Callable[[BaseException], object] | None,
+    ) -> None:
+        self._credits = credit
+        self._epoch = epoch
+        self._number = number
+        self._size = size
+        self._on_success = on_success
+        self._on_error = on_error
+        # The caller's: callbacks run in it, and user functions in further attempts.
+        self.context = copy_context() if on_success is not None or on_error is not None else None
+        self.work: Withdrawable | None = None
+        self.ended = False  # credits are given back; its callback runs or has run
+        self.future: SendFuture[Result] = SendFuture(self)
+
+    def drop(self) -> None:
+        """Ends the send without a callback, because the call that accepted it raises an error."""
+        if not self.ended:
+            self._end()
+
+    def cancelled(self) -> None:
+        """Ends the send after its future was cancelled."""
+        self.ended = True
+        if self.work is not None:
+            self.work.left()
+        self._end()
+        if self._on_error is not None:
+            self._call_back(self._on_error, asyncio.CancelledError())
+
+    # -- Receiver of the transport
+
+    def done(self) -> bool:
+        return self.ended
+
+    def set_result(self, result: Result) -> None:
+        if self.ended:
+            return
+        self._end()
+        try:
+            if self._on_success is not None:
+                self._call_back(self._on_success, result)
+        finally:
+            self.future.set_result(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        if self.ended:
+            return
+        self._end()
+        try:
+            if self._on_error is not None:
+                self._call_back(self._on_error, error)
+        finally:
+            self.future.set_exception(error)
+            if self._on_error is not None:
+                self.future.exception()  # marks it as retrieved, because the callback has it
+
+    def _end(self) -> None:
+        self.ended = True
+        self.work = None
+        self.future.let_go()
+        self._credits.give_back(self._epoch, self._number, self._size)
+
+    def _call_back(self, callback: Callable[[Any], object], argument: object) -> None:
+        try:
+            self.context.run(callback, argument)  # type: ignore[union-attr]  # there is one where there are callbacks
+        except BaseException as error:  # noqa: BLE001 - a callback's error must not affect the send
+            report(f"callback {callback!r} of a send raised", error)
+
+
+def check_callback(name: str, callback: object) -> None:
+    """Raises TypeError unless ``callback`` is None or a plain function: the library would not await a coroutine."""
+    if callback is None:
+        return
+    if not callable(callback):
+        raise TypeError(f"{name} must be a function, not {type(callback).__name__}")
+    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{name} must be a plain function, not a coroutine function")
+
+
+async def deferred(
+    dispatch: Dispatch,
+    admission: Admission,
+    call: Call[Result],
+    on_success: Callable[[Result], object] | None,
+    on_error: Callable[[BaseException], object] | None,
+    turn: Target | None = None,
+) -> asyncio.Future[Result]:
+    """Waits until the call is admitted and connected, begins its first attempt, and returns the future of the result.
+
+    ``turn``: the queue of the first attempt if the round robin has already advanced, else None.
+    """
+    async with admission.enter(call, turn=turn) as admitted:
+        lane, target = admitted.lane, admitted.target
+        failed = await dispatch.connect_first(lane, target, call.deadline, call.retries)
+        accepted = AsyncSend(admission.credits, admitted.transfer(), admitted.number, call.size, on_success, on_error)
+    accepted.context = accepted.context or copy_context()
+    send = AsyncAttempt(dispatch, call, lane, target, accepted)
+    try:
+        send.start(failed)
+    except BaseException:
+        send.drop()
+        raise
+    return accepted.future
+
+
+class AsyncAttempt(FirstAttempt[Result]):
+    """The attempts of one accepted ``send_async``; ``accepted`` receives the result or the error."""
+
+    __slots__ = ("_accepted",)
+
+    def __init__(
+        self, dispatch: Dispatch, call: Call[Result], lane: TopicQueues, target: Target, accepted: AsyncSend[Result]
+    ) -> None:
+        super().__init__(dispatch, call, lane, target)
+        self._accepted = accepted
+        accepted.work = self
+
+    def start_single(self, connection: Connection, born_ms: bytes, properties: str | None) -> None:
+        """As ``start``, for one uncompressed message and an open connection. ``properties``: None if the message has none."""
+        call, dispatch = self._call, self._dispatch
+        outgoing, deadline = call.outgoing, call.deadline
+        self._connection = connection
+        if self._lane.several and call.retries:
+            deadline = dispatch.first_deadline(call.started, deadline, call.retries)
+        try:
+            request = (self, deadline, call.deadline, dispatch.owner)
+            self._pending = connection.requests.start_single(
+                self._target.single, born_ms, outgoing.unique_id, outgoing, request, dispatch.window, properties
+            )
+        except RocketMQError as error:
+            self.set_exception(error)
+
+    def _context(self) -> Context | None:
+        return self._accepted.context
+
+    def drop(self) -> None:
+        """Drops the call after ``start`` raised an error."""
+        self._settled = True
+        self._accepted.drop()
+
+    def left(self) -> None:
+        """Abandons the attempts, because the future was cancelled."""
+        self._settled = True
+        if self._connection is not None and self._pending is not None:
+            self._connection.requests.forget(self._pending.opaque)
+            self._pending = None
+            if self._call.outgoing.watch is not None:
+                self._call.outgoing.watch.give_up(asyncio.CancelledError())
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._tell(asyncio.CancelledError())
+
+    def _succeed(self, result: Result) -> None:
+        self._accepted.set_result(result)
+
+    def _fail(self, error: BaseException) -> None:
+        self._accepted.set_exception(error)
+
+    def _dropped(self) -> None:
+        self._accepted.future.cancel()

@@ -1,0 +1,53 @@
+"""The short path of messages with a sharding key: from ``send`` to their place among what waits for their queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rmq_protocol.batch import BATCH_OVERHEAD
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.message import Message
+from rmq_protocol.properties import message_properties
+
+from .. import machine
+from ..results import SendResult
+from .batching import QueueGathering
+from .core import ProducerCore
+from .encoding import Outgoing
+from .routing import hash_of
+
+__all__ = ["place_sharded"]
+
+
+def place_sharded(
+    sender: ProducerCore, message: Message, size: int
+) -> tuple[QueueGathering, asyncio.Future[SendResult]] | None:
+    """Takes credits and places the message in the queue of its sharding key; the caller awaits the future and gives them back.
+
+    ``size``: of its body. Returns None if the call would have to wait, or if the message needs the general path.
+    """
+    topic, key, credit = message.topic, message.sharding_key, sender.credits
+    if topic.__class__ is not str or key is None:
+        return None
+    if (lane := sender.lanes.get(topic)) is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
+        return None
+    line = sender.admission.lines.by_topic.get(topic)
+    if (line is not None and line.places) or topic.startswith(RETRY_TOPIC_PREFIX):
+        return None
+    queues, batcher = lane.queues, sender.batcher
+    queue = queues[abs(hash_of(key)) % len(queues)]  # what ``select_by_hash`` does
+    gathering = batcher.fixed.get(queue)
+    started = machine.monotonic()
+    unique_id = message.unique_id or sender.ids.next_at(started)
+    properties = message_properties(message, unique_id)
+    room = BATCH_OVERHEAD + size + len(properties.encode())
+    if room > batcher.max_bytes:
+        return None
+    if gathering is None or gathering.lane is not lane:
+        gathering = batcher.in_order(lane, lane.by_queue.get(queue) or lane.target(queue), fixed=True)
+    future: asyncio.Future[SendResult] = sender.create_future()
+    outgoing = Outgoing(topic, unique_id, properties, message.body, 0, message.flag)
+    gathering.add(future, outgoing, room, started + sender.timeout, wait_store=message.wait_store)
+    credit.free -= 1
+    credit.free_bytes -= size
+    return gathering, future

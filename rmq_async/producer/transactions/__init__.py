@@ -1,0 +1,7 @@
+"""Transactional messages, which consumers see once a local transaction is committed."""
+
+from __future__ import annotations
+
+from .producer import TransactionProducer
+
+__all__ = ["TransactionProducer"]

@@ -1,0 +1,375 @@
+"""Transaction checks: requests of brokers for the status of a transaction (CHECK_TRANSACTION_STATE), and their answers.
+
+A broker checks a half message whose transaction has not ended: it stores the message anew, which changes its offsets, and sends
+a one-way request with the message on a connection of the group. The answer, an END_TRANSACTION, goes back on that connection. A
+lost check does no harm, because the broker repeats it; so checks beyond the limits are dropped.
+
+An answer with the offsets of an older check would end a copy that the broker no longer uses, and the newest copy would be
+checked and delivered a second time. Therefore each check of a message replaces the previous one, also while ``check`` runs, and
+also while the local transaction still runs in this process, which then ends the newest copy. A broker chooses the producer up
+to a second before it sends the check, so it also checks messages whose transaction has just ended. It then holds an extra copy;
+if this process knows that from the same connection, it answers ROLLBACK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from inspect import isawaitable
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import PropertyName, RequestCode, ResponseCode
+from rmq_protocol.errors import RocketMQError, shown
+from rmq_protocol.headers import CheckTransactionStateRequestHeader, from_ext
+from rmq_protocol.message import MessageExt
+from rmq_protocol.stored import decode_messages
+
+from ..._text import is_power_of_two, printable
+from ...client import ClientInstance
+from ...errors import ConfigError, RemoteProtocolError
+from ...results import TransactionStatus
+from ...transport import Connection, send_control
+from ..core import LAST_STEPS
+from ..watching import Tracer
+from .end_transaction import End, end_command, trace_end
+
+__all__ = ["Check", "Checks", "decided", "report"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+Check = Callable[[MessageExt], TransactionStatus | Awaitable[TransactionStatus]]
+
+MOST_WAITING: Final = 2000
+"""Maximum number of checks that wait (``checkRequestHoldMax``)."""
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size in bytes of the messages of all held checks; a larger one is taken only alone."""
+MOST_ENDED: Final = 10_000
+"""Maximum number of ended transactions remembered per connection."""
+
+T = TypeVar("T")
+
+
+class Dispatch:
+    """Routes the checks that a client instance receives to the producer of their group."""
+
+    def __init__(self, max_decompressed_size: int) -> None:
+        self.groups: dict[str, Checks] = {}
+        self._max_decompressed_size = max_decompressed_size
+        self._unreadable = 0
+
+    def __call__(self, connection: Connection, command: RemotingCommand) -> None:
+        try:
+            header = from_ext(CheckTransactionStateRequestHeader, command.ext_fields)
+            message = self._message(command.body, header)
+        except RemoteProtocolError as error:
+            self._unreadable += 1
+            if is_power_of_two(self._unreadable):
+                logger.warning(
+                    "%s: %d transaction checks could not be read, the last: %s",
+                    connection.address, self._unreadable, printable(error),
+                )  # fmt: skip
+            return
+        group = message.properties.get(PropertyName.PGROUP, "")
+        checks = self.groups.get(group)
+        if checks is None:
+            logger.debug("%s: transaction check for unknown group %s ignored", connection.address, printable(group))
+            return
+        checks.take(connection, header, message)
+
+    def _message(self, body: bytes, header: CheckTransactionStateRequestHeader) -> MessageExt:
+        decoded = decode_messages(
+            body,
+            topic_queue_broker=header.bname or "",
+            max_decompressed_size=self._max_decompressed_size,
+            unwrap_batches=False,
+        )
+        if len(decoded.messages) != 1 or decoded.corrupt:
+            reason = decoded.corrupt[0] if decoded.corrupt else "not one message"
+            raise RemoteProtocolError(f"{len(body)} bytes hold {len(decoded.messages)} messages: {reason}")
+        return decoded.messages[0]
+
+
+class _Which(NamedTuple):
+    """Identity of a message, equal for its copies, and different for messages to which callers gave the same unique id."""
+
+    msg_id: str
+    born_time_ms: int
+    body_crc: int
+
+
+class _Running(NamedTuple):
+    """A transaction of this process. ``chosen``: body and earliest born time (ms) if its caller chose the id, else None."""
+
+    end: End
+    chosen: tuple[bytes, int] | None
+
+    def has(self, message: MessageExt) -> bool:
+        if self.chosen is None:
+            return True
+        body, born_from = self.chosen
+        return message.born_time_ms >= born_from and message.body == body
+
+
+class _Question:
+    """The newest check of one message."""
+
+    __slots__ = ("connection", "end", "key", "message")
+
+    def __init__(self, connection: Connection, end: End, message: MessageExt, key: tuple[str, _Which]) -> None:
+        self.connection = connection
+        self.end = end
+        self.message = message
+        self.key = key
+
+
+class Checks:
+    """The checks of one producer, from start to stop. ``group``: with its namespace. ``limit``: maximum of running checks."""
+
+    def __init__(self, instance: ClientInstance, group: str, check: Check, limit: int) -> None:
+        self.tracer: Tracer | None = None
+        self._instance = instance
+        self._timeout = instance.config.request_timeout
+        self._group = group
+        self._check = check
+        self._limit = limit
+        # Running transactions of this process by broker address and unique id.
+        self._under_way: dict[tuple[str, str], list[_Running]] = {}
+        self._ended: WeakKeyDictionary[Connection, dict[str | _Which, None]] = WeakKeyDictionary()
+        self._asked: dict[tuple[str, _Which], _Question] = {}
+        self._waiting: deque[_Question] = deque()
+        self._bytes = 0
+        self._dropped = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._context: Context = copy_context()
+
+    # -- registration at the client instance
+
+    def listen(self) -> None:
+        """Registers for the checks of the group. Raises ConfigError if another producer of this client has registered."""
+        handlers = self._instance.handlers
+        dispatch = handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
+        if not isinstance(dispatch, Dispatch):
+            dispatch = Dispatch(self._instance.config.max_decompressed_size)
+            handlers[RequestCode.CHECK_TRANSACTION_STATE] = dispatch
+        if self._group in dispatch.groups:
+            raise ConfigError(
+                f"producer group {self._group} is already in use by this client; share that producer, or give another instance_name"
+            )
+        dispatch.groups[self._group] = self
+
+    async def close(self) -> None:
+        """Accepts no more checks, and cancels those that run."""
+        dispatch = self._instance.handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
+        if isinstance(dispatch, Dispatch) and dispatch.groups.get(self._group) is self:
+            del dispatch.groups[self._group]
+            if not dispatch.groups:
+                del self._instance.handlers[RequestCode.CHECK_TRANSACTION_STATE]
+        self._limit = 0
+        self._waiting.clear()
+        self._asked.clear()
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=LAST_STEPS)
+            if left:
+                logger.warning(
+                    "producer %s: %d transaction checks (%s) still run %s s after their cancellation",
+                    self._group, len(left), shown(self._check), LAST_STEPS,
+                )  # fmt: skip
+
+    # -- transactions of this process
+
+    @contextmanager
+    def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
+        """Marks a transaction as running: checks of it do not call ``check``, but update the offsets in ``end``.
+
+        ``address``: broker address from which its checks come. ``chosen``: see ``_Running``.
+        """
+        key, running = (address, end.msg_id), _Running(end, chosen)
+        self._under_way.setdefault(key, []).append(running)
+        try:
+            yield
+        finally:
+            others = [each for each in self._under_way[key] if each is not running]
+            if others:
+                self._under_way[key] = others
+            else:
+                del self._under_way[key]
+
+    def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
+        """Records that the broker has confirmed the end of the copy at ``log_offset``.
+
+        ``connection``: connection for its checks, opened before the confirmation. ``known``: this client made the message's id.
+        """
+        if connection is None:
+            return
+        if known:
+            self._remember(connection, end.msg_id)
+        if end.log_offset != log_offset:
+            self._take_back(connection, end)
+
+    def _running(self, address: str, message: MessageExt) -> End | None:
+        """Returns the end of the running transaction that the check is about; None unless exactly one matches."""
+        found = [each.end for each in self._under_way.get((address, message.msg_id), ()) if each.has(message)]
+        return found[0] if len(found) == 1 else None
+
+    def _remember(self, connection: Connection, which: str | _Which) -> None:
+        """Remembers an ended transaction: copies that the broker checks later on this connection are superfluous.
+
+        On a new connection the broker may have lost the end in a crash, so ``check`` decides.
+        """
+        known = self._ended.setdefault(connection, {})
+        known[which] = None
+        if len(known) > MOST_ENDED:
+            del known[next(iter(known))]
+
+    def _take_back(self, connection: Connection, end: End) -> None:
+        send_control(
+            connection, end_command(end, TransactionStatus.ROLLBACK, "a copy of a message whose transaction has ended")
+        )
+
+    # -- checks
+
+    def take(self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
+        """Handles a check. ``message``: as decoded, with the topic's namespace."""
+        running = self._running(connection.address, message)
+        if running is not None:
+            running.queue_offset, running.log_offset = header.tranStateTableOffset, header.commitLogOffset
+            running.from_check = True
+            send_control(connection, end_command(running, TransactionStatus.UNKNOWN, "its transaction is still running"))
+            return
+        end = End(
+            topic=message.topic,  # brokers check the user's rights to it; Java sends the topic of all half messages
+            group=self._group,
+            broker=header.bname,
+            msg_id=message.msg_id,
+            transaction_id=header.transactionId,
+            queue_offset=header.tranStateTableOffset,
+            log_offset=header.commitLogOffset,
+            from_check=True,
+        )
+        which = _Which(message.msg_id, message.born_time_ms, message.body_crc)
+        known_ends = self._ended.get(connection, ())
+        if which in known_ends or which.msg_id in known_ends:
+            self._take_back(connection, end)
+            return
+        key = (connection.address, which)
+        known = self._asked.get(key)
+        if known is not None:
+            known.connection, known.end = connection, end
+            return
+        size = _size(message)
+        if len(self._waiting) >= MOST_WAITING or (self._bytes and self._bytes + size > MOST_BYTES):
+            self._drop()
+            return
+        topic = self._instance.names.shown(message.topic)
+        message = msgspec.structs.replace(
+            message,
+            topic=topic,
+            queue=message.queue._replace(topic=topic),
+            transaction_id=header.transactionId or message.unique_id,
+        )
+        question = self._asked[key] = _Question(connection, end, message, key)
+        self._bytes += size
+        self._waiting.append(question)
+        self._go_on()
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        if is_power_of_two(self._dropped):
+            logger.warning(
+                "producer %s: %d transaction checks were dropped for the broker to repeat, %d are held",
+                self._group, self._dropped, len(self._asked),
+            )  # fmt: skip
+
+    def _go_on(self) -> None:
+        while self._waiting and len(self._tasks) < self._limit:
+            question = self._waiting.popleft()
+            task = asyncio.get_running_loop().create_task(
+                self._answer(question), name="rmq_async transaction check", context=self._context.copy()
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._go_on()
+
+    async def _answer(self, question: _Question) -> None:
+        try:
+            status, error = await decided(self._check, question.message)
+            if error is not None:
+                report(self._check, error)
+            connection, end = question.connection, question.end
+            trace_end(self.tracer, question.message, end, status, connection.address)
+            command = end_command(end, status, f"check: {type(error).__name__}" if error is not None else None)
+            if status is TransactionStatus.UNKNOWN:
+                send_control(connection, command)
+            elif await self._confirmed(connection, command, end, status):
+                self._remember(connection, question.key[1])
+                if question.end is not end:
+                    self._take_back(question.connection, question.end)
+        finally:
+            self._asked.pop(question.key, None)
+            self._bytes -= _size(question.message)
+
+    async def _confirmed(self, connection: Connection, command: RemotingCommand, end: End, status: TransactionStatus) -> bool:
+        try:
+            response = await connection.request(command, self._timeout)
+        except RocketMQError as failed:
+            logger.info("%s of transaction %s was not confirmed: %s", status.value, end.msg_id, printable(failed, 1000))
+            return False
+        if response.code != ResponseCode.SUCCESS:
+            logger.warning(
+                "%s refused %s of transaction %s: %d %s",
+                connection.address, status.value, printable(end.msg_id), response.code, printable(response.remark),
+            )  # fmt: skip
+            return False
+        return True
+
+
+def _size(message: MessageExt) -> int:
+    """Returns the approximate memory of a check in bytes: the stored size with properties, and the decompressed body."""
+    return message.store_size + len(message.body)
+
+
+async def decided(
+    function: Callable[..., Any], *arguments: Any, waiting: Callable[[Awaitable[T]], Awaitable[T]] | None = None
+) -> tuple[TransactionStatus, Exception | None]:
+    """Returns the status from a user's function, or UNKNOWN and the error if it raises or returns something else.
+
+    ``waiting``: awaits the awaitable that the function returned; None awaits it directly.
+    """
+    task = asyncio.current_task()
+    cancelled = 0 if task is None else task.cancelling()
+    try:
+        status = function(*arguments)
+        if isawaitable(status):
+            status = await (status if waiting is None else waiting(status))
+        if isinstance(status, TransactionStatus):
+            return status, None
+        raise TypeError(f"{shown(function)} returned {shown(status)}, not a TransactionStatus")
+    except asyncio.CancelledError as own:
+        if task is None or task.cancelling() > cancelled:
+            raise
+        error = RuntimeError(f"{shown(function)} raised CancelledError without being cancelled")
+        error.__cause__ = own
+        return TransactionStatus.UNKNOWN, error
+    except Exception as error:  # noqa: BLE001 - a user's bug or a failed transaction: the caller reports it, the broker checks
+        return TransactionStatus.UNKNOWN, error
+
+
+def report(function: Callable[..., Any], error: Exception) -> None:
+    """Reports an error of a user's function to the loop's exception handler."""
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": f"{shown(function)} of a transaction failed; its status is UNKNOWN", "exception": error}
+    )

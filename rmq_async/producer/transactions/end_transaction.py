@@ -1,0 +1,112 @@
+"""The END_TRANSACTION request, and the fields that it needs from the response to a half message."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, SysFlag
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.headers import EndTransactionRequestHeader, to_ext
+from rmq_protocol.ids import unpack_offset_id
+from rmq_protocol.message import Message, MessageExt
+from rmq_protocol.send_codec import SendReply
+
+from ..._text import printable
+from ...results import SendResult, TransactionStatus
+from ..encoding import Outgoing, stored
+from ..routing import Target
+from ..watching import Tracer
+
+__all__ = ["End", "Half", "end_command", "stored_half", "trace_end"]
+
+_WIRE: Final = {
+    TransactionStatus.COMMIT: int(SysFlag.TRANSACTION_COMMIT),
+    TransactionStatus.ROLLBACK: int(SysFlag.TRANSACTION_ROLLBACK),
+    TransactionStatus.UNKNOWN: 0,
+}
+_TRACED: Final = {
+    TransactionStatus.COMMIT: "COMMIT_MESSAGE",
+    TransactionStatus.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionStatus.UNKNOWN: "UNKNOW",
+}
+_LARGEST: Final = (1 << 63) - 1
+_LONGEST_REMARK: Final = 1000
+
+
+class Half(SendResult, frozen=True, gc=False):
+    """A stored half message. ``address``: broker that stored it. ``log_offset``: its offset in that broker's commit log."""
+
+    address: str = ""
+    log_offset: int = 0
+
+
+def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
+    """As ``stored_message``; None for an offset id without a valid offset, since no request could end that transaction."""
+    result = stored(reply, outgoing.unique_id, target, attempts)
+    if result is None:
+        return None
+    try:
+        log_offset = unpack_offset_id(result.offset_msg_id).offset
+    except ProtocolError:
+        return None
+    if not 0 <= result.queue_offset <= _LARGEST or log_offset < 0:
+        return None
+    return Half(**msgspec.structs.asdict(result), address=target.address, log_offset=log_offset)
+
+
+class End(msgspec.Struct):
+    """The identity of a half message at its broker.
+
+    ``topic`` and ``group``: with their namespace. ``queue_offset``, ``log_offset``: position of the half message, which the
+    broker stores anew for each check. ``from_check``: the end answers a check.
+    """
+
+    topic: str
+    group: str
+    broker: str | None
+    msg_id: str
+    transaction_id: str | None
+    queue_offset: int
+    log_offset: int
+    from_check: bool = False
+
+
+def end_command(end: End, status: TransactionStatus, remark: str | None = None) -> RemotingCommand:
+    """Makes the END_TRANSACTION request. ``remark``: reason for UNKNOWN, which brokers log."""
+    header = EndTransactionRequestHeader(
+        topic=end.topic,
+        producerGroup=end.group,
+        tranStateTableOffset=end.queue_offset,
+        commitLogOffset=end.log_offset,
+        commitOrRollback=_WIRE[status],
+        fromTransactionCheck=end.from_check,
+        msgId=end.msg_id,
+        transactionId=end.transaction_id,
+        bname=end.broker,
+    )
+    shortened = printable(remark, _LONGEST_REMARK) if remark is not None else None
+    return RemotingCommand(code=RequestCode.END_TRANSACTION, remark=shortened, ext_fields={**to_ext(header)})
+
+
+def trace_end(
+    tracer: Tracer | None,
+    message: Message | MessageExt,
+    end: End,
+    status: TransactionStatus,
+    address: str,
+    region: str | None = None,
+) -> None:
+    """Traces the end that was sent to the broker at ``address``, if tracing is on."""
+    if tracer is not None:
+        tracer.end_transaction(
+            message,
+            msg_id=end.msg_id,
+            address=address,
+            transaction_id=end.transaction_id,
+            state=_TRACED[status],
+            from_check=end.from_check,
+            region=region,
+        )

@@ -1,0 +1,282 @@
+"""Transactional messages, which consumers see only after a local transaction has been committed.
+
+The half message is sent like any other; consumers do not see it. Then the local transaction runs, and its outcome is sent to
+the broker that stored the half message. If no outcome arrives, the broker sends a check to a producer of the group
+(``checks``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Unpack
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import ResponseCode, SysFlag
+from rmq_protocol.errors import InvalidMessageError, RocketMQError, shown
+from rmq_protocol.message import Message
+
+from ... import machine
+from ..._asyncio import wait_until
+from ..._text import printable
+from ...broker_answers import broker_error
+from ...client import ClientInstance, first_port
+from ...config import ClientConfig
+from ...errors import ClientStateError, ConfigError, TransactionError
+from ...options import lists_options
+from ...results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
+from ...timeouts import checked_timeout
+from ...transport import Connection, send_control
+from ..calls import Call
+from ..config import ProducerConfig, ProducerOptions
+from ..core import LAST_STEPS, ProducerCore
+from ..producer import Producer
+from ..routing import choice_of
+from .checks import Check, Checks, decided, report
+from .end_transaction import End, Half, end_command, stored_half, trace_end
+
+__all__ = ["Execute", "TransactionProducer"]
+
+Execute = Callable[[Message, Any], TransactionStatus | Awaitable[TransactionStatus]]
+
+_HALF: Final = int(SysFlag.TRANSACTION_PREPARED)
+
+
+@lists_options(ProducerConfig, ClientConfig)
+class TransactionProducer(Producer):
+    """A ``Producer`` that also sends messages which belong to local transactions.
+
+    ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction``, in its caller's task, once the half
+    message is stored. It gets a copy of the message with its ``unique_id`` set, to be stored with the data of the transaction.
+    ``check(message)`` returns the status of a transaction whose broker has received no outcome; another process of the group,
+    perhaps one that has exited, may have started it. Both return a TransactionStatus and may be coroutine functions. An error
+    that they raise means UNKNOWN; brokers receive only its type, for their logs.
+
+    At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of messages.
+    Checks beyond these limits are dropped, and the broker repeats them.
+
+    Brokers send checks only to producers that they know. A producer that has not sent a message yet must name its ``topics`` to
+    be known.
+
+    Raises TypeError if ``execute`` or ``check`` is not callable, ConfigError if ``max_concurrent_checks`` is not an integer
+    above 0, and as ``Producer`` does.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        execute: Execute,
+        check: Check,
+        max_concurrent_checks: int = 32,
+        namesrv: str | Sequence[str] | None = None,
+        client: ClientConfig | None = None,
+        config: ProducerConfig | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        for name, function in (("execute", execute), ("check", check)):
+            if not callable(function):
+                raise TypeError(f"{name} must be a function, not {shown(function)}")
+        number: Any = max_concurrent_checks
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ConfigError(f"max_concurrent_checks must be an integer of at least 1, not {shown(number)}")
+        super().__init__(group, namesrv=namesrv, client=client, config=config, **options)
+        self._execute = execute
+        self._check = check
+        self._max_concurrent_checks = number
+        self._checks: Checks | None = None
+        self._under_way = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    async def send_in_transaction(
+        self, message: Message, arg: Any = None, *, timeout: float | None = None
+    ) -> TransactionSendResult:
+        """Sends a half message, runs ``execute(message, arg)``, and sends its outcome to the broker.
+
+        ``timeout``: seconds for sending the half message, as in ``send``; ``execute`` has no time limit, and afterwards the
+        broker has ``request_timeout`` to confirm. COMMIT and ROLLBACK are confirmed by the broker before this returns. UNKNOWN
+        is sent without confirmation; the broker checks later. A half message that is stored with another status than SEND_OK is
+        rolled back, and ``execute`` is not called.
+
+        An error of ``execute`` is reported to the loop's exception handler and returned as ``local_error``, with UNKNOWN.
+
+        Raises InvalidMessageError for a message with a delay, and as ``send`` does before ``execute`` is called. Raises
+        TransactionError when COMMIT or ROLLBACK was refused or not confirmed; there is no retry, because the broker checks.
+        Raises ClientStateError when the producer stops before ``execute`` has ended, and cancels ``execute``. Cancelling the
+        call during ``execute`` leaves its transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken
+        effect.
+        """
+        sender, checks = self._usable(), self._checks
+        assert checks is not None
+        started = machine.monotonic()
+        deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
+        sender.encoder.check(message)
+        if message.delay_level or message.delay is not None or message.deliver_at is not None:
+            raise InvalidMessageError(
+                "a message of a transaction cannot be delayed: it is delivered when it is committed; leave out delay_level, "
+                "delay and deliver_at"
+            )
+        group = sender.producer_group
+        outgoing = sender.encoder.encode(message, {"TRAN_MSG": "true", "PGROUP": group}, _HALF)
+        if sender.watched:
+            sender.watchers.watch(outgoing, message, "sync", stored_half)
+        choice, born_from = choice_of(message, None, None, None), int(sender.encoder.born_ms())
+        call = Call(outgoing, stored_half, started, deadline, sender.retries, message, choice, len(message.body))
+        with self._counted():
+            half = await sender.deliver(call)
+            end = End(
+                topic=sender.instance.names.wire(message.topic),
+                group=group,
+                broker=half.queue.broker_name,
+                msg_id=half.msg_id,
+                transaction_id=half.transaction_id,
+                queue_offset=half.queue_offset,
+                log_offset=half.log_offset,
+            )
+            # Several messages may have an id that the caller chose, so body and born time identify this one.
+            chosen = None if message.unique_id is None else (bytes(message.body), born_from)
+            asks = self._first_port(sender, half.address)
+            with checks.ending(asks, end, chosen):
+                status, error = TransactionStatus.ROLLBACK, None
+                if half.status is SendStatus.SEND_OK:
+                    status, error = await self._local(sender, half, end, message, arg)
+                result = TransactionSendResult(**_common(half), local_status=status, local_error=error)
+                trace_end(sender.tracer, message, end, status, half.address, half.region_id)
+                if status is TransactionStatus.UNKNOWN:
+                    self._tell_unknown(sender, half, end, _why(error))
+                    return result
+                log_offset, asking = end.log_offset, sender.connections.get(asks)
+                confirmed = await self._end(sender, half, end, result)
+                checks.ended(confirmed if asks == half.address else asking, end, log_offset, known=chosen is None)
+            return result
+
+    # -- inside
+
+    async def _local(
+        self, sender: ProducerCore, half: Half, end: End, message: Message, arg: Any
+    ) -> tuple[TransactionStatus, Exception | None]:
+        own = msgspec.structs.replace(message, unique_id=half.msg_id)
+        try:
+            status, error = await decided(self._execute, own, arg, waiting=sender.unless_stopped)
+            if error is not None and sender.closed:
+                raise ClientStateError(
+                    f"the producer was stopped during execute of transaction {half.msg_id}; the broker will check it"
+                ) from error
+        except BaseException as ended:
+            self._tell_unknown(sender, half, end, _why(ended))
+            raise
+        if error is not None:
+            report(self._execute, error)
+        return status, error
+
+    def _first_port(self, sender: ProducerCore, address: str) -> str:
+        """Returns the broker's main address: it sends checks on connections with heartbeats, not on those of the VIP port."""
+        return first_port(address) if sender.instance.config.vip_channel else address
+
+    def _tell_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
+        """Sends UNKNOWN if the connection is open, without waiting: it only adds the reason to the broker's log."""
+        connection = sender.connections.get(half.address)
+        if connection is not None:
+            send_control(connection, end_command(end, TransactionStatus.UNKNOWN, why))
+
+    async def _end(self, sender: ProducerCore, half: Half, end: End, result: TransactionSendResult) -> Connection:
+        """Sends COMMIT or ROLLBACK; returns the connection on which the broker confirmed it, else raises TransactionError."""
+        status, address = result.local_status, half.address
+        deadline = machine.monotonic() + sender.instance.config.request_timeout
+        command = end_command(end, status)
+        try:
+            connection, response = await sender.unless_stopped(_ask(sender, address, command, deadline))
+        except RocketMQError as failed:
+            why, code, remark = failed, None, ""
+            maybe_ended = failed.maybe_stored or isinstance(failed, ClientStateError)
+            outcome = f"was not confirmed: {failed}"
+        else:
+            if response.code == ResponseCode.SUCCESS:
+                return connection
+            why = broker_error(
+                response.code, response.remark, request="END_TRANSACTION", broker=half.queue.broker_name, address=address
+            )
+            code, remark, maybe_ended = response.code, printable(response.remark or "", 1000), False
+            outcome = f"was refused: {why}"
+        raise TransactionError(
+            f"{status.value} of transaction {half.msg_id} {outcome}; "
+            f"broker {half.queue.broker_name} will check with group {end.group}",
+            result=result,
+            maybe_ended=maybe_ended,
+            maybe_stored=status is TransactionStatus.COMMIT,
+            remark=remark,
+            code=code,
+            broker=half.queue.broker_name,
+            address=address,
+        ) from why
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way and self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+
+    async def _all_over(self, deadline: float) -> None:
+        """Waits until no transaction runs, or until ``deadline`` (monotonic)."""
+        if self._under_way:
+            self._idle = asyncio.get_running_loop().create_future()
+            await wait_until(self._idle, deadline)
+
+    # -- life cycle
+
+    async def _join(self, instance: ClientInstance) -> ProducerCore:
+        checks = Checks(instance, instance.names.wire(self.group), self._check, self._max_concurrent_checks)
+        checks.listen()  # first: a broker may send checks as soon as it knows the group
+        try:
+            sender = await super()._join(instance)
+        except BaseException:
+            await checks.close()
+            raise
+        checks.tracer = sender.tracer
+        self._checks = checks
+        return sender
+
+    async def _drain(self, budget: float) -> None:
+        deadline = machine.monotonic() + budget
+        if self._sender.tracer is not None:
+            self._sender.tracer.hurry()
+        try:
+            try:
+                await self._all_over(deadline)
+            finally:
+                await super()._drain(max(deadline - machine.monotonic(), 0.0))
+            await self._all_over(machine.monotonic() + LAST_STEPS)
+        finally:
+            if self._checks is not None:
+                await self._checks.close()
+
+
+async def _ask(
+    sender: ProducerCore, address: str, command: RemotingCommand, deadline: float
+) -> tuple[Connection, RemotingCommand]:
+    """Sends the request; repeats it once on a new connection after GO_AWAY, because the broker did not process it."""
+    for again in (True, False):
+        connection = sender.connections.get(address) or await sender.pool.connect(
+            address, max(deadline - machine.monotonic(), 0.0)
+        )
+        response = await connection.request(command, max(deadline - machine.monotonic(), 0.0))
+        if not again or response.code != ResponseCode.GO_AWAY:
+            break
+    return connection, response
+
+
+def _common(half: Half) -> dict[str, Any]:
+    """Returns the ``SendResult`` fields of a stored half message."""
+    return {name: getattr(half, name) for name in SendResult.__struct_fields__}
+
+
+def _why(error: BaseException | None) -> str | None:
+    """Returns the remark for the broker's log: only the type of the error, because its text may contain data."""
+    return f"execute: {type(error).__name__}" if error is not None else None

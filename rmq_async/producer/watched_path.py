@@ -1,0 +1,175 @@
+"""The short path of ``send`` for messages that hooks or message traces watch, and that need nothing else.
+
+It does what the general path does while the first attempt succeeds. What has to wait, has a choice of queue or needs another form
+of request goes to the general path at once, and a first attempt that fails goes on in a RetryLoop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context, copy_context
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.message import NO_KEYS, Keys, Message
+from rmq_protocol.properties import message_properties
+from rmq_protocol.send_codec import SendReply
+from rmq_protocol.trace import MessageType
+
+from .. import machine
+from ..results import SendResult
+from ..transport import Connection, Pending
+from .calls import Call, RetryLoop, deliver
+from .core import ProducerCore
+from .encoding import stored_message
+from .general_path import SendArguments, general_send
+from .hooks import SendContext
+from .routing import Target, TopicQueues
+from .watching import Answer, TracedReceiver, Watch, WatchedReceiver, with_added
+
+__all__ = ["send_watched"]
+
+NORMAL: Final = MessageType.NORMAL
+MILLISECOND: Final = 0.001
+
+
+async def send_watched(sender: ProducerCore, arguments: SendArguments) -> SendResult:
+    """Sends a message and calls the hooks for its attempts; on the general path if it is no usual one or would have to wait."""
+    message, credit = arguments.message, sender.credits
+    lane = _lane_of(sender, arguments)
+    if lane is None:
+        return await general_send(sender, arguments)
+    started = machine.monotonic()
+    unique_id, properties = message.unique_id or sender.ids.next_at(started), None
+    if message.keys is not NO_KEYS or not message.wait_store:
+        properties = message_properties(message, unique_id)
+    call = WatchedSend(message, unique_id, properties, started, started + sender.timeout, copy_context())
+    size, epoch = len(message.body), credit.epoch
+    credit.free -= 1
+    credit.free_bytes -= size
+    try:
+        target = lane.next()
+        connection = sender.connections.get(target.address)
+        if connection is None or target.general:
+            return await deliver(sender.dispatch, call.general(sender), lane, target)
+        future: asyncio.Future[Answer] = sender.create_future()
+        receiver, pending = _start(sender, call, lane, target, connection, future)
+        error: RocketMQError | None = None
+        reply: SendReply | None = None
+        try:
+            answer = await future
+        except RocketMQError as failure:
+            error = failure
+        except BaseException as failure:
+            connection.requests.forget(pending.opaque)
+            receiver.give_up(failure)
+            if sender.faults is not None:
+                sender.faults.failed(target.broker, failure, machine.monotonic() - started, machine.monotonic())
+            raise
+        else:
+            if isinstance(answer, SendResult):
+                faults = sender.faults
+                if faults is not None and (faults.measures or target.broker in faults.items):
+                    faults.succeeded(target.broker, machine.monotonic() - started, machine.monotonic())
+                return answer
+            reply = answer
+        loop = RetryLoop(sender.dispatch, call.general(sender, began=True), lane)
+        loop.adopt(target, connection, pending, started, error, reply)
+        return await loop.run()
+    finally:
+        credit.free += 1
+        credit.free_bytes += size
+        if credit.watched:
+            credit.came_back(epoch, 1)
+
+
+class WatchedSend(msgspec.Struct):
+    """A send on this path. ``properties``: its text; None if the unique id is the only one. ``scope``: the caller's context."""
+
+    message: Message
+    unique_id: str
+    properties: str | None
+    started: float
+    deadline: float
+    scope: Context
+
+    def general(self, sender: ProducerCore, *, began: bool = False) -> Call[SendResult]:
+        """Returns the call that the general path makes of it. ``began``: hooks have seen the first attempt."""
+        message = self.message
+        text = self.properties or message_properties(message, self.unique_id)
+        outgoing = sender.encoder.outgoing(message.topic, self.unique_id, text, message.body, 0, message.flag)
+        outgoing.watch = watch = Watch(sender.watchers, message, NORMAL, "sync", stored_message)
+        if began:
+            watch.resume(self.scope)
+        return Call(outgoing, stored_message, self.started, self.deadline, sender.retries)
+
+
+def _lane_of(sender: ProducerCore, arguments: SendArguments) -> TopicQueues | None:
+    """Returns the queues of a usual message's topic; None if the call would have to wait or needs more than this path has."""
+    message, credit = arguments.message, sender.credits
+    if (
+        message.__class__ is not Message
+        or ((keys := message.keys) is not NO_KEYS and keys.__class__ is not Keys)
+        or arguments.queue is not None
+        or arguments.selector is not None
+        or arguments.key is not None
+        or arguments.timeout is not None
+        or message.body.__class__ is not bytes
+        or message.topic.__class__ is not str
+        or not 0 < (size := len(message.body)) < sender.watched_below
+        or credit.contended
+        or credit.free <= 0
+        or credit.free_bytes < size
+    ):
+        return None
+    return sender.lanes.get(message.topic)
+
+
+def _start(
+    sender: ProducerCore,
+    call: WatchedSend,
+    lane: TopicQueues,
+    target: Target,
+    connection: Connection,
+    future: asyncio.Future[Answer],
+) -> tuple[WatchedReceiver | TracedReceiver, Pending]:
+    """Calls the hooks for the first attempt and queues its frame. Raises ForbiddenError if a hook refuses it."""
+    message, unique_id, watchers, properties = call.message, call.unique_id, sender.watchers, call.properties
+    receiver: WatchedReceiver | TracedReceiver
+    first_deadline = sender.first_deadline(call.started, call.deadline, sender.retries) if lane.several else call.deadline
+    if watchers.only_trace is not None:
+        receiver = TracedReceiver(watchers.only_trace, message, unique_id, target, future)
+    else:
+        sending = watchers.sending
+        context = SendContext(
+            message=message,
+            msg_ids=(unique_id,),
+            queue=target.queue,
+            address=target.address,
+            attempt=1,
+            message_type=NORMAL,
+            group=sending.group,
+            mode="sync",
+            broker=target.broker,
+            namespace=sending.namespace,
+            born_host=sending.born_host,
+            name_servers=sending.name_servers,
+            unit_mode=sending.unit_mode,
+        )
+        watchers.begin(call.scope, context)
+        receiver = WatchedReceiver(watchers, call.scope, context, unique_id, target, future)
+        if context.properties:
+            properties = with_added(properties or message_properties(message, unique_id), context.properties)
+    if message.unique_id is not None or receiver.started - call.started > MILLISECOND:
+        sender.ids.now()  # the time in the frame is not that of the id
+    requests = connection.requests
+    try:
+        return receiver, requests.start_single(
+            target.single, sender.ids.born_ms, unique_id, message, (receiver, first_deadline, call.deadline, sender),
+            sender.window, properties,
+        )  # fmt: skip
+    except Exception as error:
+        receiver.give_up(error)
+        raise

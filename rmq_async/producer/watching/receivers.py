@@ -1,0 +1,112 @@
+"""Receivers of the response to the first attempt of an awaited send that hooks watch: short forms of a ``Watch`` and its attempt.
+
+They call the hooks with the response before the caller has its result, as the receiver of a ``WatchedAttempt`` does, and read the
+response once for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from contextvars import Context
+
+from rmq_protocol.message import Message
+from rmq_protocol.send_codec import SendReply
+
+from ... import machine
+from ...results import SendResult
+from ...transport import report_hook
+from ..encoding import reply_error, stored
+from ..hooks import SendContext
+from ..routing import Target
+from .tracer import Tracer
+from .watch import Watchers
+
+__all__ = ["Answer", "TracedReceiver", "WatchedReceiver"]
+
+Answer = SendResult | SendReply
+"""The result of a send, or the response of a broker that has not stored the message."""
+
+
+class Receiver(ABC):
+    """``future`` gets the answer or the error. ``started``: ``time.monotonic`` at the start of the attempt."""
+
+    __slots__ = ("_future", "_open", "_target", "_unique_id", "started")
+
+    def __init__(self, target: Target, unique_id: str, future: asyncio.Future[Answer]) -> None:
+        self._target = target
+        self._unique_id = unique_id
+        self._future = future
+        self._open = True
+        self.started = machine.monotonic()
+
+    @abstractmethod
+    def _end(self, result: SendResult | None, error: BaseException | None) -> None:
+        """Calls the hooks for the end of the attempt."""
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def set_result(self, reply: SendReply) -> None:
+        result = stored(reply, self._unique_id, self._target, 1)
+        self._open = False
+        self._end(result, reply_error(reply, self._target) if result is None else None)
+        if not self._future.done():  # a hook may cancel the call
+            self._future.set_result(reply if result is None else result)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.give_up(error)
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    def give_up(self, error: BaseException) -> None:
+        """Ends the attempt with ``error``, unless it has ended."""
+        if self._open:
+            self._open = False
+            self._end(None, error)
+
+
+class WatchedReceiver(Receiver):
+    """Of an attempt that hooks watch. ``scope``: the caller's context (of ``contextvars``)."""
+
+    __slots__ = ("_context", "_scope", "_watchers")
+
+    def __init__(
+        self,
+        watchers: Watchers,
+        scope: Context,
+        context: SendContext,
+        unique_id: str,
+        target: Target,
+        future: asyncio.Future[Answer],
+    ) -> None:
+        super().__init__(target, unique_id, future)
+        self._watchers = watchers
+        self._scope = scope
+        self._context = context
+
+    def _end(self, result: SendResult | None, error: BaseException | None) -> None:
+        context = self._context
+        context.elapsed = machine.monotonic() - self.started
+        context.result = result
+        context.error = error
+        self._watchers.end(self._scope, context)
+
+
+class TracedReceiver(Receiver):
+    """Of an attempt that only message traces watch."""
+
+    __slots__ = ("_message", "_tracer")
+
+    def __init__(
+        self, tracer: Tracer, message: Message, unique_id: str, target: Target, future: asyncio.Future[Answer]
+    ) -> None:
+        super().__init__(target, unique_id, future)
+        self._tracer = tracer
+        self._message = message
+
+    def _end(self, result: SendResult | None, error: BaseException | None) -> None:
+        try:
+            self._tracer.attempted(self._message, self._unique_id, self._target, result, machine.monotonic() - self.started)
+        except BaseException as raised:  # noqa: BLE001 - reported, as the error of any hook
+            report_hook(self._tracer.after_send, raised)

@@ -1,0 +1,276 @@
+"""Calls hooks around the attempts of sends. Only calls of a producer with hooks carry a ``Watch``; others have no cost.
+
+Hooks see each attempt before it begins and after it ends, for every kind of end. The receiver of a watched attempt is wrapped,
+so that hooks see the response before the caller does; code that ends an attempt without a response reports the end to the
+Watch. Each hook runs in a copy of the context (of ``contextvars``) of the call, also if an attempt begins or ends in another
+Task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import Context, copy_context
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from rmq_protocol.batch import BatchRecord, decode_batch, encode_batch_message
+from rmq_protocol.constants import MAX_PROPERTIES_SIZE, SysFlag
+from rmq_protocol.errors import InvalidMessageError
+from rmq_protocol.message import Message, check_properties
+from rmq_protocol.properties import decode_properties, properties_text
+from rmq_protocol.send_codec import SendReply
+from rmq_protocol.trace import MessageType
+
+from ... import machine
+from ...errors import ForbiddenError
+from ...transport import call_hook, report_hook
+from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error
+from ..hooks import SendContext, defining
+from ..routing import Target
+from .tracer import Tracer
+
+__all__ = ["Sending", "Watch", "WatchedAttempt", "Watchers", "message_type", "with_added"]
+
+logger = logging.getLogger("rmq_async.producer")
+
+# An int, because each operator of an IntFlag takes three calls of Python functions.
+_PREPARED: Final = int(SysFlag.TRANSACTION_PREPARED)
+_SURELY_FITS: Final = MAX_PROPERTIES_SIZE // 4
+"""Characters of a properties text that cannot take more bytes than are allowed."""
+
+
+class Sending(NamedTuple):
+    """The producer's part of a ``SendContext``, with the same fields. ``max_size``: maximum size of a body in bytes."""
+
+    group: str
+    namespace: str
+    born_host: str
+    name_servers: tuple[str, ...]
+    unit_mode: bool
+    max_size: int
+
+
+class Watchers:
+    """The hooks of one producer, by the methods they define. ``active``: at least one hook watches sends.
+
+    ``only_trace``: message traces are all that watches sends. Their hook needs neither a SendContext nor the caller's context.
+    """
+
+    __slots__ = ("_hooks", "active", "after", "before", "checks", "only_trace", "sending")
+
+    def __init__(self, hooks: Iterable[Any], sending: Sending) -> None:
+        self._hooks: tuple[Any, ...] = ()
+        self.sending = sending
+        self._set(tuple(hooks))
+
+    def add(self, hook: Any) -> None:
+        self._set((*self._hooks, hook))
+
+    def watch(
+        self,
+        outgoing: Outgoing,
+        message: Message | tuple[Message, ...],
+        mode: str,
+        read: Callable[[SendReply, Outgoing, Target, int], Any],
+    ) -> None:
+        """Lets the hooks see the attempts of the call that sends ``outgoing``."""
+        kind = MessageType.NORMAL if isinstance(message, tuple) else message_type(message, outgoing.sys_flag)
+        outgoing.watch = Watch(self, message, kind, mode, read)
+
+    def _set(self, hooks: tuple[Any, ...]) -> None:
+        self._hooks = hooks
+        self.checks: tuple[Callable[[SendContext], object], ...] = defining(hooks, "check_forbidden")
+        self.before: tuple[Callable[[SendContext], object], ...] = defining(hooks, "before_send")
+        self.after: tuple[Callable[[SendContext], object], ...] = defining(hooks, "after_send")
+        self.active = bool(self.checks or self.before or self.after)
+        self.only_trace = hooks[0] if len(hooks) == 1 and isinstance(hooks[0], Tracer) else None
+
+    def begin(self, scope: Context, context: SendContext) -> None:
+        """Calls the hooks before an attempt, each in a copy of ``scope``; raises ForbiddenError as ``Watch.begin`` does."""
+        for check in self.checks:
+            try:
+                scope.copy().run(check, context)
+            except ForbiddenError:
+                raise
+            except (Exception, asyncio.CancelledError) as error:
+                raise ForbiddenError(f"check_forbidden {check!r} raised {type(error).__name__}: {error}") from error
+        for before in self.before:
+            inside = scope.copy()
+            try:  # what ``call_hook`` does, without its call
+                inside.run(before, context)
+            except BaseException as error:  # noqa: BLE001 - reported; the message is sent all the same
+                inside.run(report_hook, before, error)
+
+    def end(self, scope: Context, context: SendContext) -> None:
+        """Calls the hooks after an attempt, each in a copy of ``scope``."""
+        for after in self.after:
+            inside = scope.copy()
+            try:
+                inside.run(after, context)
+            except BaseException as error:  # noqa: BLE001 - reported; the result is the caller's all the same
+                inside.run(report_hook, after, error)
+
+
+class Watch(CallWatch):
+    """The attempts of one call. ``read``: makes the result from a response."""
+
+    __slots__ = ("_context", "_message", "_mode", "_number", "_open", "_read", "_type", "sending", "watchers")
+
+    def __init__(
+        self,
+        watchers: Watchers,
+        message: Message | tuple[Message, ...],
+        kind: MessageType,
+        mode: str,
+        read: Callable[[SendReply, Outgoing, Target, int], Any],
+    ) -> None:
+        self.watchers = watchers
+        self.sending = watchers.sending
+        self._message = message
+        self._type = kind
+        self._mode = mode
+        self._read = read
+        self._context = copy_context()
+        self._number = 0
+        self._open: list[WatchedAttempt] = []
+
+    def resume(self, scope: Context) -> None:
+        """Goes on with the second attempt of a call, in the caller's context ``scope``: hooks have seen the first one."""
+        self._context = scope
+        self._number = 1
+
+    def begin(self, outgoing: Outgoing, target: Target) -> WatchedAttempt:
+        """Calls the hooks before an attempt. Raises ForbiddenError when one of them refuses it or fails to check it."""
+        self._number += 1
+        sending = self.sending
+        context = SendContext(
+            message=self._message,
+            msg_ids=outgoing.batch_ids or (outgoing.unique_id,),
+            queue=target.queue,
+            address=target.address,
+            attempt=self._number,
+            message_type=self._type,
+            group=sending.group,
+            mode=self._mode,
+            broker=target.broker,
+            namespace=sending.namespace,
+            born_host=sending.born_host,
+            name_servers=sending.name_servers,
+            unit_mode=sending.unit_mode,
+        )
+        self.watchers.begin(self._context, context)
+        attempt = WatchedAttempt(self, context, self._read)
+        self._open.append(attempt)
+        return attempt
+
+    def ended(self, attempt: WatchedAttempt) -> None:
+        self._open.remove(attempt)
+        self.watchers.end(self._context, attempt.context)
+
+    def give_up(self, error: BaseException) -> None:
+        """Ends open attempts with ``error``, because the call has ended."""
+        for attempt in tuple(self._open):
+            attempt.failed(error)
+
+
+class WatchedAttempt(AttemptWatch):
+    """An attempt of one call, as hooks see it."""
+
+    __slots__ = ("_open", "_read", "_started", "_watch", "context")
+
+    def __init__(self, watch: Watch, context: SendContext, read: Callable[[SendReply, Outgoing, Target, int], Any]) -> None:
+        self._watch = watch
+        self._read = read
+        self._started = machine.monotonic()
+        self._open = True
+        self.context = context
+
+    def added(self, outgoing: Outgoing) -> Outgoing:
+        """Returns the message with the properties that hooks added, a batch with them in each of its messages.
+
+        They replace the message's own of the same name. Invalid ones are reported and left out.
+        """
+        added = self.context.properties
+        if not added:
+            return outgoing
+        if outgoing.batch_ids is None:
+            text = with_added(outgoing.properties, added)
+            return outgoing if text is outgoing.properties else msgspec.structs.replace(outgoing, properties=text)
+        try:
+            added = check_properties(added)
+            body = _batch_with_properties(decode_batch(outgoing.body), added)
+        except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
+            call_hook(_raise, error)
+            return outgoing
+        if len(body) > self._watch.sending.max_size:
+            logger.info("batch for topic %s exceeds max_message_size with the properties of hooks: left out", outgoing.topic)
+            return outgoing
+        return msgspec.structs.replace(outgoing, body=body)
+
+    def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
+        result = self._read(reply, outgoing, target, self.context.attempt)
+        self.end(result, None if result is not None else reply_error(reply, target))
+
+    def failed(self, error: BaseException) -> None:
+        self.end(None, error)
+
+    def queued(self) -> None:
+        """Ends the attempt of a one-way send, which has no outcome, after its frame was queued."""
+        self.end(None, None)
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        if self._open:
+            self._open = False
+            context = self.context
+            context.elapsed = machine.monotonic() - self._started
+            context.result, context.error = result, error
+            self._watch.ended(self)
+
+
+def message_type(message: Message, sys_flag: int) -> MessageType:
+    """Returns the message type that Java's hooks and traces report."""
+    if sys_flag & _PREPARED:
+        return MessageType.TRANSACTION_HALF
+    if message.delay_level or message.delay is not None or message.deliver_at is not None:
+        return MessageType.DELAY
+    return MessageType.NORMAL if message.sharding_key is None else MessageType.ORDER
+
+
+def with_added(own: str, added: Mapping[str, str]) -> str:
+    """Returns the properties text of one message with those that hooks added; invalid ones are reported and left out."""
+    try:
+        return _with_properties(own, check_properties(added))
+    except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
+        call_hook(_raise, error)
+        return own
+
+
+def _with_properties(own: str, added: Mapping[str, str]) -> str:
+    """Returns the properties text with ``added``; these replace the message's own of the same name."""
+    for name in added:
+        if f"{name}\x01" in own:
+            own = properties_text({name: value for name, value in decode_properties(own).items() if name not in added})
+            break
+    text = own + properties_text(added)
+    if len(text) > _SURELY_FITS and len(text.encode()) > MAX_PROPERTIES_SIZE:
+        raise InvalidMessageError(
+            f"the properties with those of hooks take {len(text.encode())} bytes, above the limit of {MAX_PROPERTIES_SIZE}"
+        )
+    return text
+
+
+def _batch_with_properties(records: list[BatchRecord], added: Mapping[str, str]) -> bytes:
+    """Adds the properties to each message: brokers of 5.x do not copy the properties of a batch to its messages."""
+    return b"".join(
+        [
+            encode_batch_message(record.body, record.flag, _with_properties(record.properties.decode(), added).encode())
+            for record in records
+        ]
+    )
+
+
+def _raise(error: Exception) -> None:
+    raise error

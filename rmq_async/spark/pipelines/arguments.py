@@ -1,0 +1,106 @@
+"""Arguments of pipelines: options of one use, windows of time, columns; and requests that an admin client makes for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from pyspark.sql import Column
+from pyspark.sql import functions as sql
+
+from rmq_async._text import printable
+from rmq_async.admin import Admin
+from rmq_async.errors import BrokerNotFoundError, ConfigError
+from rmq_async.spark.connection import Access, client_config
+from rmq_async.spark.option_texts import OPTIONS, Use
+from rmq_async.spark.options import read_options
+from rmq_protocol.constants import MASTER_ID
+
+__all__ = ["ask", "ask_at", "check_masters", "column", "options_for", "refuse_replicas", "refuse_topics", "window"]
+
+T = TypeVar("T")
+
+_SUBJECTS: Final = frozenset({"topic", "subscribe", "subscribepattern", "assign"})
+_USES: Final = {name.lower(): option.uses for option in OPTIONS for name in (option.name, *option.aliases)}
+
+
+def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[str, str]:
+    """``options`` without those that only other uses take; the options of ``over`` that are not None replace or join them."""
+    fitting = {name: value for name, value in options.items() if use in _USES.get(name.lower(), (use,))}
+    chosen = {name: str(value) for name, value in over.items() if value is not None}
+    lower = {name.lower() for name in chosen}
+    return {name: value for name, value in fitting.items() if name.lower() not in lower} | chosen
+
+
+def refuse_topics(options: Mapping[str, str]) -> None:
+    """Raises ConfigError for options that name topics: a pipeline has arguments for them; an option would win over each row's."""
+    if given := sorted(name for name in options if name.lower() in _SUBJECTS):
+        raise ConfigError(f"option {given[0]} is not one of this pipeline; name its topics by the pipeline's own arguments")
+
+
+def refuse_replicas(options: Mapping[str, str], why: str) -> None:
+    """Raises ConfigError for the option ``offsetsFromReplicas``. ``why``: the consequence of missing messages."""
+    if any(name.lower() == "offsetsfromreplicas" for name in options):
+        raise ConfigError(f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}")
+
+
+async def check_masters(admin: Admin, topic: str) -> None:
+    """Raises BrokerNotFoundError for a broker of the topic without a master now: its figures would be those of a replica.
+
+    It reads the list of brokers, because a route may name a replica as an acting master.
+    """
+    route, known = await admin.topic_route(topic), (await admin.cluster_info()).broker_addr_table
+    for data in route.broker_datas:
+        if data.broker_name not in known or MASTER_ID not in known[data.broker_name].broker_addrs:
+            raise BrokerNotFoundError(
+                f"broker {printable(data.broker_name)} of topic {topic} has no master now, and its replicas may lack messages",
+                broker=data.broker_name,
+            )
+
+
+def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
+    """Options of a batch read for messages stored at ``since`` or later and before ``until``.
+
+    Raises ConfigError for a time without a zone, and for an empty window.
+    """
+    if since is not None and until is not None and since >= until:
+        raise ConfigError(f"nothing is from {since.isoformat()} to {until.isoformat()}")
+    bounds = {}
+    if since is not None:
+        bounds = {"startingTimestamp": _epoch_ms(since), "startingOffsetsByTimestampStrategy": "latest"}
+    if until is not None:
+        bounds["endingTimestamp"] = _epoch_ms(until)
+    return bounds
+
+
+def _epoch_ms(when: datetime) -> str:
+    if when.tzinfo is None:
+        raise ConfigError(f"{when.isoformat()} has no time zone")
+    return str(round(when.timestamp() * 1000))
+
+
+def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    """Runs ``question`` with an admin client of the options' cluster. Raises RocketMQError."""
+    return ask_at(read_options(options_for("batch read", options, topic="any"), streaming=False).access, question)
+
+
+def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    """Runs ``question`` with an admin client. Works beside a running loop, as in a notebook."""
+
+    async def asking() -> T:
+        async with Admin(client=client_config(access)) as admin:
+            return await question(admin)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, asking()).result()
+
+
+def column(option: str, name: str, columns: Iterable[str]) -> Column:
+    """The column that an option names. Raises ConfigError that lists the existing ones."""
+    there = list(columns)
+    if name.lower() not in (one.lower() for one in there):
+        raise ConfigError(f"{option}: there is no column {name}, only {', '.join(there)}")
+    return sql.col("`" + name.replace("`", "``") + "`")

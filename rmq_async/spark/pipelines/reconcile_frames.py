@@ -1,0 +1,209 @@
+"""The frames of ``reconcile``: rows of the table of sent messages, messages of the topic, and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as sql
+
+from rmq_async.spark.pipelines.arguments import column
+from rmq_async.spark.rows import ID_PROPERTY
+
+__all__ = [
+    "ACKNOWLEDGED",
+    "OUTBOX",
+    "SentTable",
+    "findings_of",
+    "no_state",
+    "table_rows",
+    "topic_messages",
+    "totals_of",
+]
+
+ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
+"""States that say that a broker has taken the message, in any case."""
+
+_SHOWN_STATES: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentTable:
+    """The columns of the table of sent messages, and the states that mean acknowledged.
+
+    ``id``: message ids, or what ``by`` names. ``key`` and ``state`` may be None where the table has none; without states
+    every row is acknowledged, as with the state "*". ``time``: when a row was sent. ``topic``: what it was sent to; rows of other
+    topics than those looked at are left out.
+    """
+
+    id: str | None = "msgId"
+    key: str | None = None
+    state: str | None = "state"
+    time: str | None = None
+    topic: str | None = None
+    acknowledged: Collection[str] = ACKNOWLEDGED
+
+
+OUTBOX: Final = SentTable(id="unique_id", key="keys", state="state", time="updated", topic="topic")
+"""The table of ``rmq_async.outbox``, or an export of it with these columns."""
+
+
+# -- the table
+
+
+def table_rows(
+    sent: DataFrame, by: str, table: SentTable, since: datetime | None, until: datetime | None, slack: timedelta
+) -> DataFrame:
+    """By ``identity``, NULL for none: ``id``, ``key``, ``state``, ``rows``, ``acked``, ``due``: acknowledged rows in the window."""
+    state = _state(sent, table)
+    acknowledged = sql.lit(True)
+    if table.state is not None and "*" not in table.acknowledged:
+        wanted = [text.strip().upper() for text in table.acknowledged]
+        acknowledged = sql.coalesce(sql.upper(sql.trim(state)).isin(wanted), sql.lit(False))
+    due = sql.lit(True)
+    if table.time is not None:
+        moment = column("time column", table.time, sent.columns).cast("timestamp_ltz")
+        sent = sent.where(_between(moment, since and since - slack, until and until + slack))
+        due = _between(moment, since, until)
+    name = table.key if by == "key" else table.id
+    assert name is not None
+    plain = sent.select(
+        _text(column("key column" if by == "key" else "id column", name, sent.columns)).alias("identity"),
+        _optional("id column", table.id, sent).alias("id"),
+        _optional("key column", table.key, sent).alias("key"),
+        state.alias("state"),
+        acknowledged.alias("acknowledged"),
+        due.alias("due"),
+    )
+    return plain.groupBy("identity").agg(
+        sql.min("id").alias("id"),
+        sql.min("key").alias("key"),
+        sql.coalesce(sql.max(sql.when(sql.col("acknowledged"), sql.col("state"))), sql.max("state")).alias("state"),
+        sql.count(sql.lit(1)).alias("rows"),
+        sql.count_if("acknowledged").alias("acked"),
+        sql.count_if(sql.col("acknowledged") & sql.col("due")).alias("due"),
+    )
+
+
+def _state(sent: DataFrame, table: SentTable) -> Column:
+    return _optional("state column", table.state, sent)
+
+
+def _optional(option: str, name: str | None, sent: DataFrame) -> Column:
+    return sql.lit(None).cast("string") if name is None else column(option, name, sent.columns).cast("string")
+
+
+def _text(found: Column) -> Column:
+    text = sql.trim(found.cast("string"))
+    return sql.when(text != "", text)
+
+
+def _between(moment: Column, since: datetime | None, until: datetime | None) -> Column:
+    """Never NULL."""
+    inside = sql.lit(True)
+    if since is not None:
+        inside = inside & (moment >= sql.lit(since))
+    if until is not None:
+        inside = inside & (moment < sql.lit(until))
+    return sql.coalesce(inside, sql.lit(False))
+
+
+def totals_of(rows: DataFrame) -> dict[str, int]:
+    """Reads the table."""
+    counts = {
+        "sent": sql.sum("rows"),
+        "acknowledged": sql.sum("acked"),
+        "without_id": sql.sum(sql.when(sql.col("identity").isNull(), sql.col("due"))),
+    }
+    row = rows.agg(*(sql.coalesce(count, sql.lit(0)).alias(name) for name, count in counts.items())).first()
+    assert row is not None
+    return row.asDict()
+
+
+def no_state(sent: DataFrame, table: SentTable) -> str:
+    there = sent.select(_state(sent, table).alias("state")).distinct().limit(_SHOWN_STATES).collect()
+    states = ", ".join(sorted(str(row.state) for row in there))
+    return f"no row is acknowledged: column {table.state} holds {states}, and {', '.join(table.acknowledged)} would mean that"
+
+
+# -- the topic
+
+
+def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: datetime | None) -> DataFrame:
+    """By ``identity``, NULL for none: ``present``, ``within``: those stored in the window, ``first``, ``last``."""
+    identity: Column
+    match by:
+        case "id":
+            identity = sql.col("msgId")
+        case "key":
+            identity = sql.explode_outer(sql.filter(sql.split("keys", " "), lambda key: key != ""))
+        case "spark-id":
+            identity = sql.col("properties")[ID_PROPERTY]
+        case _:
+            identity = sql.col("properties")[by.partition(":")[2]]
+    place = sql.concat_ws("/", "topic", "brokerName", sql.col("queueId").cast("string"), sql.col("offset").cast("string"))
+    stored = sql.struct("storeTimestamp", place.alias("place"))
+    plain = topic.select(
+        identity.alias("identity"), "msgId", "keys", stored.alias("stored"),
+        _between(sql.col("storeTimestamp"), since, until).alias("within"),
+    )  # fmt: skip
+    return (
+        plain.withColumn("identity", _text(sql.col("identity")))
+        .groupBy("identity")
+        .agg(
+            sql.min("msgId").alias("msgId"),
+            sql.min("keys").alias("keys"),
+            sql.count(sql.lit(1)).alias("present"),
+            sql.count_if("within").alias("within"),
+            sql.min("stored").alias("first"),
+            sql.max("stored").alias("last"),
+        )
+    )
+
+
+# -- both
+
+
+def findings_of(joined: DataFrame, seen: Observation, by: str) -> DataFrame:
+    """A row per identity and kind; ``seen`` counts on the way."""
+    numbers = joined.fillna(0, ["rows", "acked", "due", "present", "within"])
+    there = sql.col("identity").isNotNull()
+    many = by == "key"
+    one = sql.lit(1)
+    acked = sql.col("acked") if many else sql.least("acked", one)
+    rows = sql.col("rows") if many else sql.least("rows", one)
+    due = sql.col("due") if many else sql.least("due", one)
+    present, within = sql.col("present"), sql.col("within")
+    copies = sql.when(within > 0, sql.greatest(present - sql.greatest(rows, one), sql.lit(0))).otherwise(0)
+    kinds = {
+        "missing": (due > 0) & (present < acked),
+        "unacknowledged": (within > 0) & (present > acked) & (rows > acked),
+        "unknown": (within > 0) & (rows == 0),
+        "duplicate": copies > 0,
+    }
+    counts = {
+        "messages": sql.sum("within"),
+        "messages_without_id": sql.sum(sql.when(~there, within)),
+        "matched": sql.sum(sql.when(there, sql.least(acked, present))),
+        "copies": sql.sum(sql.when(there, copies)),
+        **{kind: sql.count_if(there & found) for kind, found in kinds.items()},
+    }
+    oldest = sql.min("first")["storeTimestamp"].alias("oldest")
+    counted = numbers.observe(seen, *(sql.coalesce(count, sql.lit(0)).alias(name) for name, count in counts.items()), oldest)
+    found = sql.array_compact(sql.array(*(sql.when(there & found, sql.lit(kind)) for kind, found in kinds.items())))
+    first, last = sql.col("first"), sql.col("last")
+    return counted.select(
+        sql.explode(found).alias("kind"),
+        (sql.col("identity") if by == "id" else sql.coalesce("id", "msgId") if many else sql.col("identity")).alias("id"),
+        (sql.col("identity") if many else sql.coalesce("key", "keys")).alias("key"),
+        "state",
+        sql.col("rows").alias("sent"),
+        sql.col("acked").alias("acknowledged"),
+        present.alias("count"),
+        sql.array_compact(sql.array(first["place"], sql.when(present > 1, last["place"]))).alias("places"),
+        first["storeTimestamp"].alias("firstStored"),
+        last["storeTimestamp"].alias("lastStored"),
+    )

@@ -1,0 +1,66 @@
+"""Shortens the errors of Spark's workers to one sentence, at the end of Spark's own message.
+
+Spark puts the whole Python traceback of an error into its message. The text of our errors suffices, so they are raised without a
+traceback, and a setting of Spark's workers hides it; a worker reads the setting when it reports an error, and ends then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, NoReturn, ParamSpec, TypeVar
+
+from ..errors import RocketMQError
+
+__all__ = ["sentence", "short_errors", "short_errors_iterated"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HIDING: Final = "SPARK_HIDE_TRACEBACK"
+WORKERS: Final = "PYTHON_WORKER_FACTORY_"
+"""Prefix of variables that Spark sets in the environment of its Python workers only."""
+_ours = re.compile(r"\brmq_(?:async|protocol)\.errors\.\w+: ([^\n]*)")
+
+
+def short_errors(function: Callable[P, T]) -> Callable[P, T]:
+    """Wraps ``function``: RocketMQError leaves it without a traceback."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except RocketMQError as error:
+            raised = error
+        _raise_short(raised)
+
+    return call
+
+
+def short_errors_iterated(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """Wraps a function that returns an iterator: RocketMQError leaves it and its steps without a traceback."""
+
+    @functools.wraps(function)
+    def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        try:
+            yield from function(*args, **kwargs)
+            return
+        except RocketMQError as error:
+            raised = error
+        _raise_short(raised)
+
+    return iterate
+
+
+def sentence(error: BaseException) -> str | None:
+    """The text of a RocketMQError inside an exception of Spark; None if it holds none."""
+    found = _ours.findall(str(error))
+    return found[-1].strip() if found else None
+
+
+def _raise_short(error: RocketMQError) -> NoReturn:
+    if any(name.startswith(WORKERS) for name in os.environ):
+        os.environ[HIDING] = "1"
+    raise error.with_traceback(None) from None

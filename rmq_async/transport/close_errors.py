@@ -1,0 +1,28 @@
+"""Errors of requests that get no response."""
+
+from __future__ import annotations
+
+from ..errors import ConnectionLostError, RequestTimeoutError
+from .pending import request_name
+from .states import CloseReason
+from .tls import tls_reason
+
+__all__ = ["close_text", "late_error", "lost_error"]
+
+
+def close_text(reason: CloseReason | None, cause: BaseException | None) -> str:
+    """Returns why a connection takes no more requests; ``reason``: None while it is closing."""
+    text = reason.value if reason is not None else "it is closing"
+    return f"{text} ({tls_reason(cause)})" if cause is not None and str(cause) else text
+
+
+def lost_error(address: str, code: int | None, why: str, *, written: bool) -> ConnectionLostError:
+    """``code``: of the pending request, if the error is for one."""
+    what = f"{request_name(code)} to {address}" if code is not None else address
+    return ConnectionLostError(f"{what}: connection lost, {why}", maybe_stored=written, address=address)
+
+
+def late_error(address: str, code: int, *, written: bool) -> RequestTimeoutError:
+    state = "no answer" if written else "not even written"
+    text = f"{request_name(code)} to {address}: {state} by its deadline"
+    return RequestTimeoutError(text, maybe_stored=written, address=address)

@@ -1,0 +1,49 @@
+"""One-way control requests: written once, without a response."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.command import RemotingCommand, encode_command
+from rmq_protocol.constants import ONEWAY_FLAG
+
+from .connection import Connection
+from .loop_errors import report
+
+__all__ = ["MAX_UNREAD", "send_control"]
+
+MAX_UNREAD: Final = 1024 * 1024
+"""Bytes that the peer has not read, above which control requests are dropped."""
+
+
+def send_control(connection: Connection, command: RemotingCommand) -> bool:
+    """Sends ``command`` one-way, through all hooks and signed like any request.
+
+    Returns False, with nothing sent, where the connection is closed, its peer does not read, or the command cannot be written; an
+    error is reported to the loop's exception handler.
+    """
+    if not connection.is_open or connection.buffered_bytes > MAX_UNREAD:
+        return False
+    command, hooked = msgspec.structs.replace(command, flag=command.flag | ONEWAY_FLAG), None
+    requests = connection.requests
+    try:
+        if connection.hooks.active:
+            hooked = connection.hooks.hooked(connection.address, command)
+            command = hooked.command
+            requests.require_open()  # a hook may have closed it
+        command = msgspec.structs.replace(command, opaque=requests.next_opaque())
+        requests.submit_oneway(encode_command(command, connection.serialize_type), _ignore, 0)
+    except Exception as error:  # noqa: BLE001 - reported; the caller has no use for it
+        if hooked is not None:
+            hooked.finish(None, error)
+        report(f"request {command.code} to {connection.address} could not be sent", error)
+        return False
+    if hooked is not None:
+        hooked.finish(None, None)
+    return True
+
+
+def _ignore(cost: int) -> None:
+    """A control request holds no credit that its write would return."""

@@ -1,0 +1,36 @@
+"""Errors of users' callbacks and hooks, which must not interrupt the library's own work.
+
+A callback or a hook runs between the members of a batch, or between the frames of one read. An ordinary exception is passed to
+the loop's exception handler. KeyboardInterrupt and SystemExit leave the loop from a callback of their own, after that work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+__all__ = ["raise_soon", "report"]
+
+
+def report(text: str, error: BaseException) -> None:
+    """Passes ``error`` to the loop's exception handler; one that is no ``Exception`` leaves the loop instead."""
+    if not isinstance(error, Exception | asyncio.CancelledError):
+        raise_soon(error)
+        return
+    try:
+        asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
+    except BaseException as raised:  # noqa: BLE001 - raised by an exception handler that the user set
+        raise_soon(raised)
+
+
+def raise_soon(error: BaseException) -> None:
+    """Raises ``error`` out of the running loop in its next iteration; immediately where no loop runs."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise error from None
+    loop.call_soon(_raise, error)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
