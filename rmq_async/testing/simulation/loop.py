@@ -1,0 +1,292 @@
+"""The event loop of one simulated process: asyncio's interface over virtual time and a simulated network.
+
+Each process has a loop of its own, as real processes have, so what a library keeps per loop belongs to the process. What would
+leave the simulation (threads of users, sockets, subprocesses, signals, TLS) raises SimulationError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextvars import Context
+from random import Random
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
+
+from .errors import SimulationError
+from .refused import Refused
+from .scheduler import Call, Scheduler, nanoseconds
+
+__all__ = ["Network", "SimulatedLoop"]
+
+logger = logging.getLogger("rmq_async.testing.simulation")
+
+LONGEST_JOB = 0.005
+"""Seconds of a job in an executor, at most."""
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
+
+
+class Network(Protocol):
+    """The network as one process sees it."""
+
+    async def connect(
+        self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connects. Raises OSError."""
+
+    def listen(
+        self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int
+    ) -> asyncio.AbstractServer:
+        """Listens. Raises OSError for a port that is taken."""
+
+    async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
+        """Returns what ``getaddrinfo`` does. Raises socket.gaierror."""
+
+
+class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
+    """``name``: of the process, in errors. ``booted``: monotonic time of the process when the simulation began, in seconds.
+
+    ``entered`` is called before calls of this loop run, when those of another one ran before.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        name: str,
+        *,
+        chance: Random,
+        booted: float = 0.0,
+        network: Network | None = None,
+        entered: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.suspended = False
+        self.dead = False
+        self.held: deque[Call] = deque()
+        self.slow_callback_duration = 0.1
+        self.jobs = 0
+        """Number of jobs of executors that run."""
+        self._scheduler = scheduler
+        self._booted = nanoseconds(booted)
+        self._chance = chance
+        self._network = network
+        self._entered = entered
+        self._tasks = 0
+        self._thread = threading.get_ident()
+        self._debug = False
+        self._handler: ExceptionHandler | None = None
+        self._factory: Any = None
+        self._buried: set[asyncio.Task[Any]] = set()
+        self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedLoop of {self.name}>"
+
+    # -- as a runner of the scheduler
+
+    def enter(self) -> None:
+        asyncio._set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=self._generators.add, finalizer=self._finalize)
+        if self._entered is not None:
+            self._entered()
+
+    def failed(self, call: Call, error: BaseException) -> None:
+        self.call_exception_handler({"message": f"Exception in callback {call!r}", "exception": error})
+
+    def clock(self, at: int) -> float:
+        return (at + self._booted) / 1e9
+
+    # -- time and calls
+
+    def time(self) -> float:
+        """Returns the monotonic time of the process, in seconds."""
+        return (self._scheduler.now + self._booted) / 1e9
+
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
+        return cast("asyncio.Handle", self._scheduler.call_soon(self, callback, args, context))
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if threading.get_ident() != self._thread:
+            raise SimulationError(f"call_soon_threadsafe() from {threading.current_thread().name}: a simulation has one thread")
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        at = nanoseconds(when) - self._booted
+        return cast("asyncio.TimerHandle", self._scheduler.call_at(at, self, callback, args, context))
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    # -- tasks
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, T] | Generator[Any, None, T], *, name: str | None = None, **options: Any
+    ) -> asyncio.Task[T]:
+        """Names a task without a name after the process, not after a count that other simulations share."""
+        if self.dead:
+            coro.close()  # it would wait for its first step
+        self._tasks += 1
+        name = f"{self.name} task {self._tasks}" if name is None else name
+        if self._factory is not None:
+            task: asyncio.Task[T] = self._factory(self, coro, **options)
+            task.set_name(name)
+            return task
+        return asyncio.Task(cast("Coroutine[Any, Any, T]", coro), loop=self, name=name, **options)
+
+    def set_task_factory(self, factory: Any) -> None:
+        self._factory = factory
+
+    def get_task_factory(self) -> Any:
+        return self._factory
+
+    def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
+        """Runs ``func`` on the loop after a drawn delay; an executor of the user's own is not asked."""
+        future: asyncio.Future[T] = self.create_future()
+        self.jobs += 1
+        self.call_later(self.job_delay(), self._job, future, func, args)
+        return future
+
+    def job_delay(self) -> float:
+        """Draws the seconds that a job takes."""
+        return self._chance.random() * LONGEST_JOB
+
+    def _job(self, future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
+        self.jobs -= 1
+        if future.cancelled():
+            return
+        try:
+            result = func(*args)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    # -- network
+
+    async def create_connection(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int | None = None,
+        **options: Any,
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        self._check_options("create_connection", options)
+        if self._network is None:
+            raise SimulationError(f"create_connection(): {self.name} has no network")
+        if host is None or port is None:
+            raise SimulationError("create_connection() without host and port: sockets of the system are not simulated")
+        return await self._network.connect(self, protocol_factory, host, port)
+
+    async def create_server(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int | None = None,
+        **options: Any,
+    ) -> asyncio.AbstractServer:
+        self._check_options("create_server", options)
+        if self._network is None:
+            raise SimulationError(f"create_server(): {self.name} has no network")
+        if host is not None and not isinstance(host, str):
+            raise SimulationError("create_server() with several hosts is not simulated; call it for each of them")
+        return self._network.listen(self, protocol_factory, host, port or 0)
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[tuple[Any, ...]]:
+        if self._network is None:
+            raise SimulationError(f"getaddrinfo(): {self.name} has no network")
+        name = host.decode() if isinstance(host, bytes) else str(host)
+        return await self._network.resolve(self, name, int(port or 0))
+
+    def _check_options(self, call: str, options: dict[str, Any]) -> None:
+        """Refuses what would need a real socket; options that only tune one have no effect."""
+        for name in ("ssl", "sock", "local_addr"):
+            if options.get(name):
+                raise SimulationError(f"{call}({name}=...) is not simulated")
+
+    # -- life
+
+    def is_running(self) -> bool:
+        return not self.dead
+
+    def is_closed(self) -> bool:
+        return self.dead
+
+    def close(self) -> None:
+        """Ends the process: none of its calls runs any more."""
+        self.dead = True
+        self.held.clear()
+
+    def get_debug(self) -> bool:
+        return self._debug
+
+    def set_debug(self, enabled: bool) -> None:
+        self._debug = enabled
+
+    async def shutdown_asyncgens(self) -> None:
+        generators = list(self._generators)
+        self._generators.clear()
+        for generator in generators:
+            await generator.aclose()
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is no executor to end."""
+
+    def bury(self) -> None:
+        """Ends the coroutines of a process that was closed. What they do in their last steps has no effect."""
+        left = asyncio.all_tasks(self)
+        while left:
+            asyncio._set_running_loop(self)
+            for task in sorted(left, key=lambda task: task.get_name()):
+                with contextlib.suppress(Exception):  # of a process that is gone
+                    cast("Coroutine[Any, Any, object]", task.get_coro()).close()
+            self._buried |= left
+            left = asyncio.all_tasks(self) - self._buried
+        asyncio._set_running_loop(None)
+
+    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Closes an asynchronous generator that was dropped before its end."""
+        self._generators.discard(generator)
+        if not self.dead:
+            self.call_soon(lambda: self.create_task(generator.aclose()))
+
+    # -- errors
+
+    def set_exception_handler(self, handler: ExceptionHandler | None) -> None:
+        self._handler = handler
+
+    def get_exception_handler(self) -> ExceptionHandler | None:
+        return self._handler
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        logger.error("%s: %s", self.name, context.get("message"), exc_info=context.get("exception"))
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Errors of a process that has crashed are nowhere to be seen."""
+        if self.dead:
+            return
+        if self._handler is None:
+            self.default_exception_handler(context)
+            return
+        try:
+            self._handler(self, context)
+        except Exception:
+            logger.exception("%s: the exception handler failed", self.name)

@@ -1,0 +1,43 @@
+"""The methods of an event loop that would leave a simulation: each raises SimulationError and names itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from .errors import SimulationError
+
+__all__ = ["Refused"]
+
+_REASONS: Final = {
+    "sockets and files of the system are not simulated": (
+        "add_reader remove_reader add_writer remove_writer sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall "
+        "sock_sendto sock_connect sock_accept sock_sendfile connect_accepted_socket create_datagram_endpoint sendfile "
+        "create_unix_connection create_unix_server connect_read_pipe connect_write_pipe getnameinfo"
+    ),
+    "TLS is not simulated": "start_tls",
+    "a simulation has one process of the system": "subprocess_shell subprocess_exec",
+    "signals of the system are not simulated; use crash() or pause() of the machine": (
+        "add_signal_handler remove_signal_handler"
+    ),
+    "a simulation has one thread": "set_default_executor",
+    "the loops of a simulation are run by Simulation.run()": "run_forever run_until_complete stop",
+}
+
+
+def _refusal(name: str, reason: str) -> Callable[..., Any]:
+    def refuse(self: object, *args: Any, **options: Any) -> Any:
+        raise SimulationError(f"{name}(): {reason}")
+
+    refuse.__name__ = name
+    refuse.__doc__ = f"Raises SimulationError: {reason}."
+    return refuse
+
+
+class Refused:
+    """What a simulated loop refuses. Stands before ``asyncio.AbstractEventLoop`` in its bases."""
+
+
+for _reason, _names in _REASONS.items():
+    for _name in _names.split():
+        setattr(Refused, _name, _refusal(_name, _reason))

@@ -1,0 +1,64 @@
+"""Runs a task of a simulated process to its end, in this thread, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from .errors import DeadEnd, Frozen, SimulationError
+from .loop import SimulatedLoop
+from .scheduler import Scheduler
+from .waiting import waiting_tasks
+from .watchdog import LIMIT, Watchdog
+
+__all__ = ["run_task"]
+
+T = TypeVar("T")
+
+
+def run_task(
+    scheduler: Scheduler,
+    task: asyncio.Task[T],
+    loops: Callable[[], Iterable[SimulatedLoop]],
+    *,
+    seed: int,
+    limit: float = LIMIT,
+) -> T:
+    """Runs the scheduler until ``task`` is done, then ends all processes; returns the task's result or raises its error.
+
+    ``loops``: returns all loops there were, closed ones included. ``limit``: real seconds of one callback. Raises SimulationError
+    with the seed when a callback does not end, time does not move, or nothing is left to run.
+    """
+    hooks, collecting = sys.get_asyncgen_hooks(), gc.isenabled()
+    gc.collect()
+    gc.disable()
+    watchdog = Watchdog(limit)
+    try:
+        with watchdog:
+            scheduler.run(task.done, watchdog)
+        if watchdog.stack:
+            raise Frozen
+        return task.result()
+    except Frozen:
+        raise SimulationError(
+            f"seed {seed}: a callback ran for more than {limit:g} real seconds, at {_now(scheduler)}; its stack:\n{watchdog.stack}"
+        ) from None
+    except DeadEnd as error:
+        waiting = "\n".join(waiting_tasks(loop for loop in loops() if not loop.dead)) or "no task waits"
+        raise SimulationError(f"seed {seed}: {error}, at {_now(scheduler)}:\n{waiting}") from None
+    finally:
+        for loop in loops():
+            loop.close()
+        for loop in loops():
+            loop.bury()
+        asyncio._set_running_loop(None)
+        sys.set_asyncgen_hooks(*hooks)
+        if collecting:
+            gc.enable()
+
+
+def _now(scheduler: Scheduler) -> str:
+    return f"{scheduler.now / 1e9:.6f} s, iteration {scheduler.iterations:,}"

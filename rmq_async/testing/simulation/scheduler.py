@@ -1,0 +1,217 @@
+"""Virtual time: the calls of all event loops and of the network, in one order that depends on nothing but what was scheduled.
+
+Time is a whole number of nanoseconds. It stands still while calls are ready and jumps to the next timer when none is. Timers of one
+time run in the order in which they were set. An iteration is what is ready at its beginning, as in asyncio.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from heapq import heapify, heappop, heappush
+from typing import Any, Final, Protocol
+
+from .errors import DeadEnd, Frozen
+from .watchdog import Watchdog
+
+__all__ = ["Call", "Runner", "Scheduler", "nanoseconds"]
+
+MAX_STANDING: Final = 100_000
+"""Iterations without a move of the time, after which the run ends."""
+COLLECT_EVERY: Final = 50_000
+"""Iterations between two runs of the garbage collector, whose own choice of the moment would differ between runs."""
+MIN_COMPACTED: Final = 256
+"""Compact the heap only above this number of cancelled timers (compaction is O(n))."""
+
+
+class Runner(Protocol):
+    """An owner of calls: an event loop."""
+
+    suspended: bool
+    """Its calls are kept until ``resume``."""
+    dead: bool
+    """Its calls are dropped."""
+    held: deque[Call]
+
+    def clock(self, at: int) -> float:
+        """Returns the monotonic time, in seconds, of a time in nanoseconds."""
+
+    def enter(self) -> None:
+        """Called before its calls run, when those of another one ran before."""
+
+    def failed(self, call: Call, error: BaseException) -> None:
+        """Handles an error that left a call."""
+
+
+class Call:
+    """A call that is scheduled; what ``loop.call_soon`` and ``loop.call_at`` return. ``runner``: None for the network's own."""
+
+    __slots__ = ("_scheduler", "args", "at", "callback", "context", "runner", "waits")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner | None,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context,
+    ) -> None:
+        self._scheduler = scheduler
+        self.runner = runner
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = context
+        self.at = -1
+        """Time of the timer in nanoseconds; -1 for a call that is none."""
+        self.waits = False
+        """Whether it is in the heap of timers."""
+
+    def cancel(self) -> None:
+        """Drops the call, unless it has run."""
+        if self.callback is not None:
+            self.callback, self.args = None, ()
+            if self.waits:
+                self._scheduler.forget(self)
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        """Returns the time of a timer on the clock of its loop, in seconds."""
+        return self.at / 1e9 if self.runner is None else self.runner.clock(self.at)
+
+    def __repr__(self) -> str:
+        return f"<Call {self.callback!r}>"
+
+
+class Scheduler:
+    """``now``: nanoseconds since the beginning of the simulation."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.iterations = 0
+        self.calls = 0
+        """Number of calls that ran."""
+        self._ready: deque[Call] = deque()
+        self._timers: list[tuple[int, int, Call]] = []
+        self._set = 0
+        self._cancelled = 0
+        self._moved = 0
+        """Iteration in which the time moved last."""
+        self._entered: Runner | None = None
+        self._plain = Context()
+
+    def call_soon(
+        self, runner: Runner | None, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None = None
+    ) -> Call:
+        """Calls in the next iteration."""
+        call = Call(self, runner, callback, args, copy_context() if context is None else context)
+        self._ready.append(call)
+        return call
+
+    def call_at(
+        self,
+        at: int,
+        runner: Runner | None,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None = None,
+    ) -> Call:
+        """Calls at a time in nanoseconds; in the next iteration where that has passed."""
+        call = Call(self, runner, callback, args, copy_context() if context is None else context)
+        call.at = at
+        if at <= self.now:
+            self._ready.append(call)
+        else:
+            call.waits = True
+            self._set += 1
+            heappush(self._timers, (at, self._set, call))
+        return call
+
+    def after(self, delay: int, callback: Callable[..., object], *args: Any) -> Call:
+        """Calls ``delay`` nanoseconds from now, outside of any loop: an event of the network or of a machine."""
+        return self.call_at(self.now + delay, None, callback, args, self._plain)
+
+    def forget(self, call: Call) -> None:
+        """Counts a timer that was cancelled, and drops those when they are the half of all."""
+        self._cancelled += 1
+        if self._cancelled > MIN_COMPACTED and 2 * self._cancelled > len(self._timers):
+            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+            heapify(self._timers)
+            self._cancelled = 0
+
+    def resume(self, runner: Runner) -> None:
+        """Makes ready what the runner has held back."""
+        runner.suspended = False
+        held, runner.held = runner.held, deque()
+        self._ready.extend(held)
+
+    def run(self, over: Callable[[], bool], watchdog: Watchdog) -> None:
+        """Runs calls until ``over()``. Raises DeadEnd when time stands still, and when there is nothing left to run.
+
+        Raises Frozen after a callback that the watchdog has stopped; a task keeps that error to itself.
+        """
+        self._entered = None
+        while not over():
+            self.iterations += 1
+            if not self.iterations % COLLECT_EVERY:
+                gc.collect()
+            if watchdog.stack:
+                raise Frozen
+            if not self._ready and not self._next_timers():
+                raise DeadEnd("nothing is ready and nothing is scheduled")
+            if self.iterations - self._moved > MAX_STANDING:
+                raise DeadEnd(f"{MAX_STANDING:,} iterations without a move of the time, the next call is {self._ready[0]!r}")
+            ready = self._ready
+            for _ in range(len(ready)):
+                self._run(ready.popleft(), watchdog)
+
+    def _next_timers(self) -> bool:
+        """Moves the time to the earliest timer; its calls become ready."""
+        timers = self._timers
+        while timers and timers[0][2].callback is None:
+            heappop(timers)
+            self._cancelled -= 1
+        if not timers:
+            return False
+        self.now = now = timers[0][0]
+        self._moved = self.iterations
+        while timers and timers[0][0] == now:
+            call = heappop(timers)[2]
+            if call.callback is None:
+                self._cancelled -= 1
+            else:
+                call.waits = False
+                self._ready.append(call)
+        return True
+
+    def _run(self, call: Call, watchdog: Watchdog) -> None:
+        callback, runner = call.callback, call.runner
+        if callback is None:
+            return
+        if runner is None:
+            call.callback = None
+            callback(*call.args)
+            return
+        if runner.dead:
+            return
+        if runner.suspended:
+            runner.held.append(call)
+            return
+        if runner is not self._entered:
+            self._entered = runner
+            runner.enter()
+        self.calls += 1
+        watchdog.beats = self.calls
+        try:
+            call.context.run(callback, *call.args)
+        except Exception as error:  # noqa: BLE001 - as asyncio's loops do
+            runner.failed(call, error)
+
+
+def nanoseconds(seconds: float) -> int:
+    """Returns the smallest number of nanoseconds that is not less than ``seconds``."""
+    whole = -int(-seconds * 1e9 // 1)
+    return whole if whole / 1e9 >= seconds else whole + 1

@@ -1,0 +1,36 @@
+"""Shows what tasks wait for, in the error of a simulation that cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from os.path import basename
+from typing import Any
+
+__all__ = ["place_of", "waiting_tasks"]
+
+
+def place_of(task: asyncio.Task[Any]) -> str:
+    """Returns file, line and function of the innermost ``await`` of a task."""
+    inner: Any = task.get_coro()
+    place = "before its first step"
+    while inner is not None:
+        frame = _first(inner, "cr_frame", "gi_frame", "ag_frame")
+        if frame is not None:
+            place = f"{basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        inner = _first(inner, "cr_await", "gi_yieldfrom", "ag_await")
+    return place
+
+
+def waiting_tasks(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
+    """Returns a line for each unfinished task of the loops: its name, and where it waits."""
+    return [
+        f"{task.get_name()} waits at {place_of(task)}"
+        for loop in loops
+        for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    ]
+
+
+def _first(owner: object, *names: str) -> Any:
+    """Returns the first of the attributes that is there and not None."""
+    return next((found for name in names if (found := getattr(owner, name, None)) is not None), None)

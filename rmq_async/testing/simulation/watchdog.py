@@ -1,0 +1,75 @@
+"""Detects a callback that does not end: a thread that compares a counter of calls, and stops the thread that counts."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from .errors import Frozen
+
+__all__ = ["LIMIT", "Watchdog"]
+
+LIMIT: Final = 5.0
+"""Real seconds of one callback."""
+LOOKS: Final = 10
+"""Looks at the counter within the limit. They are counted, so that a process that was stopped meanwhile is not frozen."""
+
+
+class Watchdog:
+    """Watches the thread that enters it. ``beats``: any value that each callback changes.
+
+    After ``limit`` seconds without a change it keeps the stack of the thread in ``stack`` and raises Frozen there.
+    """
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self.beats = 0
+        self.limit = limit
+        self.stack = ""
+        """Of the callback that was stopped; empty while none was."""
+        self._over = threading.Event()
+        self._watched = 0
+        self._thread = threading.Thread(target=self._watch, name="rmq_async simulation watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._watched = threading.get_ident()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._over.set()
+        while self._thread.is_alive():
+            with suppress(Frozen):
+                self._thread.join()
+        if self.stack:
+            self._take_pending()
+
+    def _take_pending(self) -> None:
+        """Lets a last Frozen arrive here.
+
+        A call with None would withdraw it, but CPython 3.11 keeps the flag of its evaluation loop then: each call looks at it,
+        and under ``sys.setprofile`` the loop never goes on.
+        """
+        with suppress(Frozen):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))
+            for _ in range(1000):  # it is raised at a jump backwards
+                pass
+
+    def _watch(self) -> None:
+        seen, looks = self.beats, 0
+        while not self._over.wait(self.limit / LOOKS):
+            if self.beats != seen:
+                seen, looks = self.beats, 0
+                continue
+            looks += 1
+            if looks < LOOKS:
+                continue
+            frame = sys._current_frames().get(self._watched)
+            if not self.stack:
+                self.stack = "".join(traceback.format_stack(frame))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))
+            looks = 0  # once more, where the callback caught it
