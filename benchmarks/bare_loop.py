@@ -6,7 +6,8 @@ credits, no compression, no heartbeat, no time limit per message but a sweep eac
 would do: one ready header per queue in which only the varying fields are formatted; frames of one loop iteration leave in one
 write, a lone frame at once; a dict from opaque to future; answers decoded into one typed struct.
 
-Control requests (route, topic, offsets) use low opaques and a table of their own, so that sends pay for no branch on them.
+Control requests (route, topic, offsets) use low opaques and a table of their own, so that sends pay for no branch on them. With
+credentials they are signed; sends never are.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import os
 import secrets
 import struct
 import time
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
+
+if TYPE_CHECKING:
+    from rmq_protocol.signing import SessionCredentials
 
 __all__ = ["BareConnection", "BareError", "BareProducer", "BareResult", "connect", "route_of"]
 
@@ -78,7 +82,8 @@ _decode = msgspec.json.Decoder(Answer, strict=False).decode
 
 
 class BareConnection(asyncio.Protocol):
-    def __init__(self) -> None:
+    def __init__(self, credentials: SessionCredentials | None = None) -> None:
+        self.credentials = credentials
         self.loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self.loop.create_future()
         self.waiting: dict[int, Any] = {}
@@ -157,12 +162,16 @@ class BareConnection(asyncio.Protocol):
             self.loop.call_soon(self._flush)
         self._out.append(frame)
 
-    async def ask(self, code: int, fields: dict[str, str]) -> tuple[Answer, bytes]:
+    async def ask(self, code: int, fields: dict[str, str], content: bytes = b"") -> tuple[Answer, bytes]:
         """One control request; raises BareError for an answer with another code than 0."""
         opaque = self._control_opaque()
+        if self.credentials is not None:
+            from rmq_protocol.signing import sign  # here, so that a bare loop without credentials loads nothing of ours
+
+            fields = sign(self.credentials, fields, [content])
         header = _header(code, 0, fields, b',"opaque":%d' % opaque)
         future = self._asked[opaque] = self.loop.create_future()
-        self.transport.write(_pack_words(4 + len(header), len(header)) + header)
+        self.transport.write(_pack_words(4 + len(header) + len(content), len(header)) + header + content)
         answer, body = await asyncio.wait_for(future, 5)
         if answer.code:
             raise BareError(answer.code, answer.remark)
@@ -211,10 +220,11 @@ def _share(futures: list[asyncio.Future[BareResult]], answer: Answer) -> None:
 
 
 class BareProducer:
-    """Sends to the queues of one topic in turn, at the first master of its route."""
+    """Sends to the queues of one topic in turn, at the first master of its route. ``credentials``: of control requests."""
 
-    def __init__(self, topic: str, *, group: str = "bare_loop") -> None:
+    def __init__(self, topic: str, *, group: str = "bare_loop", credentials: SessionCredentials | None = None) -> None:
         self.topic = topic
+        self.credentials = credentials
         self.group = group
         self.connection = cast(BareConnection, None)
         self.queues = 0
@@ -231,7 +241,7 @@ class BareProducer:
     async def start(self, namesrv: str) -> None:
         route = await route_of(namesrv, self.topic)
         self.queues = route.queues
-        self.connection = await connect(route.address)
+        self.connection = await connect(route.address, self.credentials)
         self._singles = [self._template(route, queue, SEND_V2) for queue in range(route.queues)]
         self._oneways = [self._template(route, queue, SEND_V2, ONEWAY) for queue in range(route.queues)]
         self._batches = [self._template(route, queue, SEND_BATCH) for queue in range(route.queues)]
@@ -376,9 +386,10 @@ def _header(code: int, flag: int, fields: dict[str, str], more: bytes = b"") -> 
     return encode(head)[:-1] + more + b',"extFields":' + encode(fields) + b"}"
 
 
-async def connect(address: str) -> BareConnection:
+async def connect(address: str, credentials: SessionCredentials | None = None) -> BareConnection:
     host, _, port = address.rpartition(":")
-    _, connection = await asyncio.get_running_loop().create_connection(BareConnection, host.strip("[]"), int(port))
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(lambda: BareConnection(credentials), host.strip("[]"), int(port))
     return connection
 
 

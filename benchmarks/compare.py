@@ -29,6 +29,7 @@ from typing import Any, Final
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
+import compare_production as production
 import figures
 from bare_loop import BareError
 from compare_criteria import judge, sentences
@@ -36,7 +37,7 @@ from compare_peers import CLASS_PATH, CONTENDERS, PEERS, SECTIONS, Built, build,
 from compare_proxy import Proxy, ProxyError, running_proxy
 from compare_report import OURS, markdown, summary, table
 from compare_runs import Job, Run, our_command, run_once
-from one_run import BATCH, RunSpec
+from one_run import BATCH, SECRET_KEY, RunSpec
 from send import QUEUES, STORED_OVERHEAD, BenchmarkError, Target, check_disk, create_topic, target
 
 DEFAULT_MODES: Final = tuple(mode for modes in SECTIONS.values() for mode in modes if mode != "async-64")
@@ -45,7 +46,7 @@ WEIGHTS: Final = {"depth-1": 1, "adaptive-64": 14, "adaptive-1024": 30, "batch-1
 HEATED: Final = ("depth-64", "batch-8")
 HEAT_SHARE: Final = 0.03
 """Of the bytes that all runs may write, for each discarded run besides."""
-PROXY_HEATED: Final = 8.0
+HEATED_SECONDS: Final = 8.0
 BROKER: Final = "5.5.0"
 RESULTS: Final = Path(__file__).with_name("results")
 
@@ -58,8 +59,8 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {peers}; none: ours alone (default: all)")
     parser.add_argument(
         "--modes",
-        default=",".join(DEFAULT_MODES),
-        help=f"of ours, each with the peers' modes it is held against: {', '.join(CONTENDERS)} (default: all but async-64)",
+        help=f"of ours, each with the peers' modes it is held against: {', '.join(CONTENDERS)} (default: all but async-64; "
+        "with --namesrv and no --access-key without those that are signed)",
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often everything runs (default: 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="longest window of one run (default: 3)")
@@ -73,6 +74,7 @@ def option_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--topic", default="Comparison", help=f"created with {QUEUES} queues (default: Comparison)")
     parser.add_argument("--namesrv", help="host:port of a running cluster instead of one of our own")
+    parser.add_argument("--access-key", help="with --namesrv: of production messages; the secret is in RMQ_SECRET_KEY")
     parser.add_argument("--broker-pid", type=int, help="with --namesrv: the broker's process, for its CPU")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="where table, figures and picture go")
     parser.add_argument("--json", metavar="FILE", help="the JSON document also to FILE, or alone to the standard output (-)")
@@ -85,6 +87,8 @@ def option_parser() -> argparse.ArgumentParser:
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = option_parser()
     options = parser.parse_args(given)
+    given_modes = options.modes is not None
+    options.modes = options.modes if given_modes else ",".join(DEFAULT_MODES)
     for name, known in (("peers", PEERS), ("modes", CONTENDERS)):
         chosen = [each.strip() for each in getattr(options, name).split(",") if each.strip()]
         if name == "peers" and chosen == ["none"]:
@@ -96,6 +100,13 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         setattr(options, name, [each for each in known if each in chosen])
     if options.rounds < 1 or options.body < 1 or options.seconds <= 0 or options.warm_up < 0 or options.max_gb <= 0:
         _refuse("--rounds, --body, --seconds and --max-gb must be above 0, --warm-up not below")
+    options.secret_key = os.environ.get(SECRET_KEY)
+    if options.namesrv and not (options.access_key and options.secret_key):
+        if given_modes and set(options.modes) & set(production.MODES):
+            _refuse(f"--namesrv: production messages need --access-key, and {SECRET_KEY} in the environment")
+        options.modes = [mode for mode in options.modes if mode not in production.MODES]
+    if set(options.modes) <= set(production.MODES):
+        options.body = production.BODY
     return options
 
 
@@ -176,6 +187,8 @@ class Course:
             loop=self.options.loop,
             broker_pid=self.place.broker_pid,
             edges=True,
+            attributes=production.ATTRIBUTES if self.options.production else None,
+            access_key=self.place.credentials.access_key if self.place.credentials else "",
         )
         return Job(
             key=key,
@@ -184,23 +197,32 @@ class Course:
             environment=None if peer is None else self.environment,
             proxy_pid=self.proxy.pid if by_proxy and self.proxy else None,
             namesrv=self.place.namesrv,
+            credentials=self.place.credentials,
         )
 
     def heat(self) -> None:
         """A broker that has just started is slow: some discarded runs of the bare loop. So is a proxy: one through it."""
+        if self.options.production:
+            job = self.job(OURS + production.MODES[0])
+            heated = HEATED_SECONDS if self.place.directory else 0.0
+            asyncio.run(
+                run_once(msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, warm_up=heated, seconds=0.1)))
+            )
+            return
         for mode in HEATED * (2 if self.place.directory else 1):
             share = max(5 * BATCH, int(HEAT_SHARE * self.options.max_gb * 1e9 / (self.options.body + STORED_OVERHEAD)))
             spec = msgspec.structs.replace(self.job(OURS + mode).spec, side="bare", max_messages=share)
             asyncio.run(run_once(Job(key=mode, command=our_command(), spec=spec, namesrv=self.place.namesrv)))
         if self.proxy is not None and (behind := [key for keys in self.sections for key in keys if self.job(key).proxy_pid]):
             job = self.job(behind[-1])
-            spec = msgspec.structs.replace(job.spec, warm_up=PROXY_HEATED, seconds=0.1)
+            spec = msgspec.structs.replace(job.spec, warm_up=HEATED_SECONDS, seconds=0.1)
             asyncio.run(run_once(msgspec.structs.replace(job, spec=spec)))
 
     def round(self, number: int) -> dict[str, Run]:
         """Sections begin with another one each round. Within a section another side begins too, and the order is turned, so that
         ours stands in all places and next to others each time."""
         turn = number % len(self.sections)
+        once = production.run_checked if self.options.production else run_once
         runs: dict[str, Run] = {}
         for keys in self.sections[turn:] + self.sections[:turn]:
             first = number * len(keys) // self.options.rounds
@@ -208,8 +230,9 @@ class Course:
             for key in order if number % 2 == 0 else order[::-1]:
                 if self.place.directory is not None:
                     check_disk(self.place.directory)
-                run = runs[key] = asyncio.run(run_once(self.job(key)))
-                said = run.error or f"{run.rate:,.0f}/s, {run.client_us:.2f} us, {run.lost:,} lost"
+                run = runs[key] = asyncio.run(once(self.job(key)))
+                delays = f"p50 {(run.p50_us or 0) / 1000:.2f} ms, p99 {(run.p99_us or 0) / 1000:.2f} ms"
+                said = run.error or f"{run.rate:,.0f}/s, {run.client_us:.2f} us, {delays}, {run.lost:,} lost"
                 print(f"round {number + 1}/{self.options.rounds} {key}: {said}", file=sys.stderr, flush=True)
         return runs
 
@@ -226,8 +249,12 @@ def course(options: argparse.Namespace) -> Iterator[Course]:
         place = stack.enter_context(build_place(options))
         builds = build_all(options.peers, place)
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-peers-home-", ignore_cleanup_errors=True)))
-        cluster = stack.enter_context(target(options))
-        asyncio.run(create_topic(cluster.namesrv, options.topic))
+        cluster = stack.enter_context((production.production_target if options.production else target)(options))
+        if options.production:
+            said = asyncio.run(production.refuse_unsigned(cluster.namesrv, options.topic))
+            print(f"a send without a signature is refused: {said}", file=sys.stderr, flush=True)
+        else:
+            asyncio.run(create_topic(cluster.namesrv, options.topic))
         proxy = None
         needing = [name for name in builds if PEERS[name].through_proxy and builds[name].command is not None]
         if needing:
@@ -303,10 +330,15 @@ def problems_of(rounds: Sequence[Mapping[str, Run]]) -> list[str]:
 def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     try:
-        with course(options) as runs:
-            runs.heat()
-            rounds = [runs.round(number) for number in range(options.rounds)]
-            builds = dict(runs.builds)
+        rounds: list[dict[str, Run]] = [{} for _ in range(options.rounds)]
+        builds: dict[str, Built] = {}
+        with build_place(options) as options.build_dir:
+            for part in production.parts(options):
+                with course(part) as runs:
+                    runs.heat()
+                    for number, each in enumerate(rounds):
+                        each |= runs.round(number)
+                    builds = {**runs.builds, **builds}
     except (BenchmarkError, BareError, OSError) as error:
         print(f"compare.py: {error}", file=sys.stderr)
         return 2

@@ -57,6 +57,10 @@ CRITERIA: Final = (
     Criterion("adaptive-64", "client_us", JAVA_AT_64, A_THIRD, most=True),
     Criterion("batch-1", "client_us", ("java:batch-1",), 0.5, most=True),
     Criterion("batch-8", "client_us", ("java:batch-8",), 0.5, most=True),
+    Criterion("production-64", "rate", ("java:production-sync-64",), 1.6),
+    Criterion("production-64", "rate", ("java:production-async-64",), 1.6),
+    Criterion("production-64", "client_us", ("java:production-sync-64",), 0.3, most=True),
+    Criterion("production-64", "client_us", ("java:production-async-64",), 0.3, most=True),
 )
 _NAMES: Final = {
     "rate": "messages/s",

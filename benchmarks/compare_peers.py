@@ -152,6 +152,8 @@ PEERS: Final[Mapping[str, Peer]] = {
             "autobatch-1024": PeerMode("Java autoBatch, callbacks, 1024 in flight", 40),
             "batch-1": PeerMode("Java batches of 32, 1 thread", 12),
             "batch-8": PeerMode("Java batches of 32, 8 threads", 24),
+            "production-sync-64": PeerMode("Java send of production messages, 64 threads", 3, awaited=True),
+            "production-async-64": PeerMode("Java send of production messages with callbacks, 64 in flight", 3),
         },
         _java,
         warm_up=6.0,
@@ -208,6 +210,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "1024 in flight": ("depth-1024", "async-1024", "adaptive-1024"),
     "batches of 32, one at a time": ("batch-1",),
     "batches of 32, eight at a time": ("batch-8",),
+    "production messages: 1 KiB, tags, key, two properties, signed, broker with ACL; 64 in flight": ("production-64",),
 }
 CONTENDERS: Final[Mapping[str, tuple[str, ...]]] = {
     # our mode -> the modes of peers it is held against
@@ -220,6 +223,7 @@ CONTENDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "adaptive-1024": ("java:async-1024", "java:autobatch-1024"),
     "batch-1": ("java:batch-1", "go:batch-1", "messense:batch-1"),
     "batch-8": ("java:batch-8", "go:batch-8"),
+    "production-64": ("java:production-sync-64", "java:production-async-64"),
 }
 
 

@@ -65,6 +65,8 @@ def _side(runs: Sequence[Run]) -> dict[str, Any]:
     counted = [run.stored for run in usable if run.stored is not None]
     found["stored"] = sum(counted) if counted and len(counted) == len(usable) else None
     found["lost"] = sum(run.lost for run in usable)
+    looked_at = [run.read_back for run in runs if run.read_back is not None]
+    found["read_back"] = sum(looked_at) if looked_at else None
     failures: dict[str, int] = {}
     for run in runs:
         for text, number in run.failures.items():
@@ -166,6 +168,8 @@ def notes(found: Mapping[str, Any], builds: Mapping[str, str]) -> list[str]:
                 "its rate is of what was acknowledged, see visible/s"
             )
         said += [f"{title_of(key)}: failed: {number:,} x {text}" for text, number in figures["failures"].items()]
+        if figures["read_back"] and figures["rounds"]:
+            said.append(f"{title_of(key)}: {figures['read_back']:,} stored messages were read back, all as they were to be")
         if figures["proxy_us"]:
             said.append(f"{title_of(key)}: the proxy takes {figures['proxy_us']['median']:.0f} us a message besides")
         other = figures["other_cores"]

@@ -21,8 +21,10 @@ from typing import Final
 import msgspec
 from bare_loop import BareError, BareProducer
 from compare_peers import without_places
-from one_run import RunSpec, _busy_seconds, _process_seconds
+from one_run import SECRET_KEY, RunSpec, _busy_seconds, _process_seconds
 from send import stored_messages
+
+from rmq_protocol.signing import SessionCredentials
 
 __all__ = ["Job", "Run", "run_once"]
 
@@ -41,12 +43,21 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     proxy_pid: int | None = None
     namesrv: str = ""
     """Where the queues are counted."""
+    credentials: SessionCredentials | None = None
+    """Of a broker that refuses unsigned requests; the side signs with them, too."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of the side's process."""
+        secret = {} if self.credentials is None else {SECRET_KEY: self.credentials.secret_key}
+        return {**(os.environ if self.environment is None else self.environment), **secret}
 
 
 class Run(msgspec.Struct, kw_only=True):
     """Times in microseconds (``_us``) or seconds; what a side does not tell is None. ``total``: acknowledged in the whole run.
 
-    ``visible_rate``: by the queues, in the window. ``error``: why there are no figures.
+    ``visible_rate``: by the queues, in the window. ``read_back``: stored messages whose content was looked at, where it was.
+    ``error``: why there are no figures.
     """
 
     side: str
@@ -67,6 +78,7 @@ class Run(msgspec.Struct, kw_only=True):
     proxy_us: float | None = None
     other_cores: float | None = None
     stored: int | None = None
+    read_back: int | None = None
     error: str | None = None
 
     @property
@@ -93,7 +105,7 @@ async def run_once(job: Job) -> Run:
     """Never raises for what the side does: a run that ends badly has an ``error``."""
     spec = job.spec
     before = await stored_messages_of(job)
-    counter = BareProducer(spec.topic)
+    counter = BareProducer(spec.topic, credentials=job.credentials)
     await counter.start(job.namesrv)
     edges: dict[str, _Edge] = {}
     process = await asyncio.create_subprocess_exec(
@@ -102,7 +114,7 @@ async def run_once(job: Job) -> Run:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=None if job.environment is None else dict(job.environment),
+        env=job.variables,
         cwd=None if job.environment is None else job.environment["HOME"],
         limit=LINE_LIMIT,
     )
@@ -130,7 +142,7 @@ async def run_once(job: Job) -> Run:
 
 async def stored_messages_of(job: Job, at_least: int = 0) -> int:
     """As ``send.stored_messages``, which runs in a loop of its own."""
-    return await stored_messages(job.namesrv, job.spec.topic, at_least)
+    return await stored_messages(job.namesrv, job.spec.topic, at_least, credentials=job.credentials)
 
 
 async def _lines(

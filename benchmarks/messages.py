@@ -3,7 +3,7 @@
 Tags, keys, properties, signatures, hooks, traces and spans, on the official name server and broker (profile *stock*), with 64
 awaited sends in flight on uvloop. Each run of a client is a process of its own; all rows take turns with a plain producer and with
 the bare loop. What counts is the CPU of the loop's thread beside the plain producer's in the same round, and its median over the
-rounds. Needs the extra ``test``.
+rounds. ``--before CHECKOUT`` runs each row with the package of another checkout, too, in the same rounds. Needs the extra ``test``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,6 +46,7 @@ SMALL: Final = b"x" * 128
 PROPERTIES: Final = {"shop": "eu-west-1", "schema": "orders/3"}
 SHARDS: Final = [f"customer-{number}" for number in range(1000)]
 USER: Final = Credentials("alice", "her password")
+BEFORE: Final = " (before)"
 
 
 class Passing(Hook):
@@ -168,7 +170,8 @@ def signature_us() -> float:
 
 
 def compare(options: argparse.Namespace) -> int:
-    names = ["bare", "plain", *options.rows]
+    rows = ["plain", *options.rows]
+    names = ["bare", *rows, *[f"{name}{BEFORE}" for name in rows if options.before]]
     runs: dict[str, list[RunResult]] = {name: [] for name in names}
     signatures: list[float] = []
     with target(options) as place:
@@ -181,12 +184,12 @@ def compare(options: argparse.Namespace) -> int:
             for name in names[:: -1 if number % 2 else 1]:
                 if place.directory is not None:
                     check_disk(place.directory)
-                side = {"side": "bare" if name == "bare" else "ours"}
-                command = [sys.executable, __file__, "run", json.dumps(spec | side), name]
-                done = subprocess.check_output(command)
+                result = run_once(spec | {"side": "bare" if name == "bare" else "ours"}, name, options.before)
                 if number >= 0:
-                    runs[name].append(msgspec.json.decode(done.splitlines()[-1], type=RunResult))
+                    runs[name].append(result)
     show(runs, median(signatures))
+    if options.before:
+        show_change(runs)
     failed = [f"{name}: {result.failures}" for name, results in runs.items() for result in results if result.failures]
     print("\n".join(failed), end="", file=sys.stderr)
     if options.json:
@@ -194,16 +197,39 @@ def compare(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def run_once(spec: Mapping[str, Any], name: str, before: str | None) -> RunResult:
+    """One run in a process of its own. A name that ends with BEFORE imports the package from the checkout ``before``."""
+    environment = dict(os.environ)
+    if before and name.endswith(BEFORE):
+        environment["PYTHONPATH"] = os.pathsep.join([before, os.path.join(before, "protocol")])
+    command = [sys.executable, __file__, "run", json.dumps(spec), name.removesuffix(BEFORE)]
+    return msgspec.json.decode(subprocess.check_output(command, env=environment).splitlines()[-1], type=RunResult)
+
+
 def show(runs: Mapping[str, list[RunResult]], signature: float) -> None:
     print(f"{'':44}client us  x plain   quartiles      lowest - highest")
     for name, results in runs.items():
-        ratios = [result.thread_us / plain.thread_us for result, plain in zip(results, runs["plain"], strict=True)]
-        title = ROWS[name].title if name in ROWS else "bare loop"
-        low, _, high = quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+        row = name.removesuffix(BEFORE)
+        title = (ROWS[row].title if row in ROWS else "bare loop") + name[len(row) :]
         cost = median(result.thread_us for result in results)
-        print(f"{title:44}{cost:9.1f}  {median(ratios):5.2f}   {low:.2f} - {high:.2f}   {min(ratios):.2f} - {max(ratios):.2f}")
-    cost = median(result.thread_us for result in runs["plain"])
-    print(f"a bare HMAC-SHA1 and base64 {signature:.2f} us; plain and that: {(cost + signature) / cost:.2f} x plain")
+        print(f"{title:44}{cost:9.1f}  {spread(results, runs['plain' + name[len(row) :]])}")
+    for name in [each for each in runs if each.removesuffix(BEFORE) == "plain"]:
+        cost = median(result.thread_us for result in runs[name])
+        print(f"a bare HMAC-SHA1 and base64 {signature:.2f} us; {name} and that: {(cost + signature) / cost:.2f} x plain")
+        print(f"{name} beside the bare loop: {spread(runs[name], runs['bare'])}")
+
+
+def show_change(runs: Mapping[str, list[RunResult]]) -> None:
+    print(f"\n{'':44}x before  quartiles      lowest - highest")
+    for name in [each for each in runs if f"{each}{BEFORE}" in runs]:
+        print(f"{ROWS[name].title:44} {spread(runs[name], runs[name + BEFORE])}")
+
+
+def spread(results: list[RunResult], others: list[RunResult]) -> str:
+    """Ratios of CPU within the rounds: median, quartiles, lowest and highest."""
+    ratios = [result.thread_us / other.thread_us for result, other in zip(results, others, strict=True)]
+    low, _, high = quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return f"{median(ratios):5.2f}   {low:.2f} - {high:.2f}   {min(ratios):.2f} - {max(ratios):.2f}"
 
 
 def main() -> int:
@@ -214,6 +240,7 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=60_000, help="of one run at most (default: 60,000)")
     parser.add_argument("--namesrv", help="host:port of a running cluster instead of one of our own")
     parser.add_argument("--broker-pid", type=int, help="with --namesrv: the broker's process")
+    parser.add_argument("--before", metavar="CHECKOUT", help="a checkout of another version, measured in the same rounds")
     parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE")
     options = parser.parse_args()
     try:

@@ -59,15 +59,26 @@ MODES: Final = {
     "batch-1": Mode(1, "batch", 8, f"batches of {BATCH}, one at a time"),
     "batch-8": Mode(8, "batch", 10, f"batches of {BATCH}, eight at a time"),
     "oneway": Mode(1, "oneway", 4, "one-way, as fast as it goes"),
+    "production-64": Mode(64, "production", 4, "await send of production messages, 64 in flight"),
 }
 
 
-METHODS: Final = {
-    "send": "send", "keyed": "send", "async": "send_async", "adaptive": "send", "batch": "send_batch", "oneway": "send_oneway"
+BARE_METHODS: Final = {
+    "send": "send", "keyed": "send", "async": "send", "adaptive": "send_adaptive", "batch": "send_batch", "oneway": "send_oneway"
 }  # fmt: skip
-"""Of our producer, by kind."""
-BARE_METHODS: Final = {**METHODS, "async": "send", "adaptive": "send_adaptive"}
-"""Of the bare loop, which has no callbacks and no keys."""
+"""Of the bare loop, which has no callbacks and no keys, by kind."""
+METHODS: Final = {**BARE_METHODS, "async": "send_async", "adaptive": "send", "production": "send"}
+"""Of our producer."""
+SECRET_KEY: Final = "RMQ_SECRET_KEY"
+"""Of the environment: other users of a machine see arguments."""
+
+
+class Attributes(msgspec.Struct, frozen=True):
+    """What a message carries beside its body."""
+
+    tags: str
+    keys: str
+    properties: dict[str, str]
 
 
 class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -84,6 +95,10 @@ class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
     broker_pid: int | None = None
     edges: bool = False
     """Whether a line says when the window begins and ends, for one who watches from outside."""
+    attributes: Attributes | None = None
+    """Of production messages."""
+    access_key: str = ""
+    """With one requests are signed; the secret is in the environment."""
 
 
 class RunResult(msgspec.Struct, kw_only=True):
@@ -167,11 +182,13 @@ async def bare_load(spec: RunSpec) -> Load:
 
 async def our_load(spec: RunSpec) -> Load:
     """The public API as its users call it; the messages are built inside the measured loop."""
-    from rmq_async import Message, Producer  # here, so that the bare loop's process is as bare as its loop
+    from rmq_async import Credentials, Message, Producer  # here, so that the bare loop's process is as bare as its loop
 
     options: dict[str, Any] = {"batching": True} if MODES[spec.mode].kind == "adaptive" else {}
     if not spec.compress:
         options["compress_over"] = 1 << 31
+    if spec.access_key:
+        options["credentials"] = Credentials(spec.access_key, os.environ[SECRET_KEY])
     producer = Producer("benchmark", namesrv=spec.namesrv, **options)
     await producer.start()
     instance = producer._instance
@@ -184,6 +201,8 @@ async def our_load(spec: RunSpec) -> Load:
         next_key = cycle([f"key-{number}" for number in range(KEYS)]).__next__
         send = lambda message: producer.send(message, key=next_key())  # noqa: E731
     payload = (lambda: [Message(topic, body) for _ in range(BATCH)]) if kind == "batch" else (lambda: Message(topic, body))
+    if (carried := spec.attributes) is not None:
+        payload = lambda: Message(topic, body, tags=carried.tags, keys=carried.keys, properties=carried.properties)  # noqa: E731
     return Load(send, payload, lambda: sum(connection.writes for connection in pool.connections), producer.stop)
 
 

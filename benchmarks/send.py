@@ -21,16 +21,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
 from bare_loop import BareError, BareProducer, connect, route_of
-from one_run import BATCH, MODES, RunResult, RunSpec
+from one_run import BARE_METHODS, BATCH, MODES, RunResult, RunSpec
 from report import over_limits, summary, table
 
+if TYPE_CHECKING:
+    from rmq_async.testing.cluster import RealCluster
+    from rmq_protocol.signing import SessionCredentials
+
 DEFAULT_MODES: Final = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "adaptive-1024", "oneway")
+SHARED: Final = [mode for mode, each in MODES.items() if each.kind in BARE_METHODS]
+"""Modes that the bare loop has too."""
 QUEUES: Final = 8
 DISK_LIMIT: Final = 0.88
 """Fuller than this nothing is started: from 85 % on a broker deletes messages, at 90 % it refuses them."""
@@ -45,17 +51,18 @@ class BenchmarkError(Exception):
 
 
 class Target(NamedTuple):
-    """``directory``: where the broker's store is, when it is ours."""
+    """``directory``: where the broker's store is, when it is ours. ``credentials``: of a broker that refuses unsigned requests."""
 
     namesrv: str
     broker_pid: int | None = None
     directory: Path | None = None
+    credentials: SessionCredentials | None = None
 
 
 def option_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--modes", default=",".join(DEFAULT_MODES), help=f"of {', '.join(MODES)} (default: {', '.join(DEFAULT_MODES)})"
+        "--modes", default=",".join(DEFAULT_MODES), help=f"of {', '.join(SHARED)} (default: {', '.join(DEFAULT_MODES)})"
     )
     parser.add_argument("--body", type=int, default=128, help="bytes of each message's body (default: 128)")
     parser.add_argument("--no-compression", action="store_true", help="ours compresses no body; the bare loop never does")
@@ -77,9 +84,9 @@ def option_parser(name: str, description: str | None) -> argparse.ArgumentParser
 def arguments(parser: argparse.ArgumentParser, given: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(given)
     options.modes = [mode.strip() for mode in options.modes.split(",") if mode.strip()]
-    unknown = [mode for mode in options.modes if mode not in MODES]
+    unknown = [mode for mode in options.modes if mode not in SHARED]
     if unknown or not options.modes:
-        parser.error(f"--modes: {', '.join(unknown) or 'none given'}; there are {', '.join(MODES)}")
+        parser.error(f"--modes: {', '.join(unknown) or 'none given'}; there are {', '.join(SHARED)}")
     if options.rounds < 1 or options.body < 1 or options.seconds <= 0 or options.warm_up < 0 or options.max_gb <= 0:
         parser.error("--rounds, --body, --seconds and --max-gb must be above 0, --warm-up not below")
     return options
@@ -91,17 +98,24 @@ def target(options: argparse.Namespace) -> Iterator[Target]:
     if options.namesrv:
         yield Target(options.namesrv, options.broker_pid)
         return
+    with started_cluster("stock") as cluster:
+        broker = cluster.brokers[0]
+        yield Target(cluster.namesrv, broker.pid, broker.directory)
+
+
+@contextmanager
+def started_cluster(profile: str) -> Iterator[RealCluster]:
+    """A cluster of one broker in its own processes, which ends with the block. Raises BenchmarkError where it does not start."""
     from rmq_async.testing.cluster import ClusterError, RealCluster
 
     check_disk(Path(tempfile.gettempdir()))
-    cluster = RealCluster(profile="stock", small=False)
+    cluster = RealCluster(profile=profile, small=False)
     try:
         asyncio.run(cluster.start())
     except ClusterError as error:
         raise BenchmarkError(f"no cluster: {error}") from error
     try:
-        broker = cluster.brokers[0]
-        yield Target(cluster.namesrv, broker.pid, broker.directory)
+        yield cluster
     finally:
         asyncio.run(cluster.stop())
 
@@ -113,14 +127,14 @@ def check_disk(directory: Path) -> None:
         raise BenchmarkError(f"the disk of {directory} is {share:.0%} full; above {DISK_LIMIT:.0%} nothing is measured")
 
 
-async def create_topic(namesrv: str, topic: str) -> None:
+async def create_topic(namesrv: str, topic: str, credentials: SessionCredentials | None = None) -> None:
     """Gives the first broker the topic and waits until the name server knows it."""
     try:
         if (await route_of(namesrv, topic)).queues == QUEUES:
             return
     except BareError:
         pass
-    broker = await connect((await route_of(namesrv, "TBW102")).address)
+    broker = await connect((await route_of(namesrv, "TBW102")).address, credentials)
     fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES)}
     fields |= {"perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
     await broker.ask(UPDATE_TOPIC, fields)
@@ -136,10 +150,12 @@ async def create_topic(namesrv: str, topic: str) -> None:
         await asyncio.sleep(0.1)
 
 
-async def stored_messages(namesrv: str, topic: str, at_least: int = 0, patience: float = 10.0) -> int:
+async def stored_messages(
+    namesrv: str, topic: str, at_least: int = 0, patience: float = 10.0, *, credentials: SessionCredentials | None = None
+) -> int:
     """How many messages the topic holds, by the broker's offsets. The broker indexes after it answers, so look again until
     there are ``at_least`` so many, or nothing has changed for a second, or patience ends."""
-    producer = BareProducer(topic)
+    producer = BareProducer(topic, credentials=credentials)
     await producer.start(namesrv)
     deadline = time.monotonic() + patience
     found, since = -1, time.monotonic()

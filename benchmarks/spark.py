@@ -32,6 +32,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
 from send import BenchmarkError, Target, stored_messages, target
+from spark_report import beyond_limits, ratios, table
 from spark_yardsticks import QUEUES, in_process, register_generator
 
 if TYPE_CHECKING:
@@ -39,12 +40,6 @@ if TYPE_CHECKING:
 
 NARROW: Final = "queueId,offset,body"
 MICRO_BATCHES: Final = 10
-LIMITS: Final = {
-    "read, of the lower of generator and plain pull": 1.0,
-    "narrowed read, of the read of all columns": 1.5,
-    "write, of the plain process": 0.7,
-}
-"""At least; the generator counts half."""
 TUNED: Final = {
     "maxTransferCountOnMessageInMemory": "1024",
     "maxTransferBytesOnMessageInMemory": str(1024 * 1024),
@@ -52,8 +47,6 @@ TUNED: Final = {
     "maxTransferBytesOnMessageInDisk": str(1024 * 1024),
 }
 """What a broker gives for one pull."""
-EMPTY_TRIGGER_MS: Final = 300
-WORKER_GROWTH_MIB: Final = 150
 
 
 def option_parser() -> argparse.ArgumentParser:
@@ -339,52 +332,6 @@ def broker(options: argparse.Namespace) -> Iterator[Target]:
         yield Target(cluster.namesrv)
     finally:
         asyncio.run(cluster.stop())
-
-
-# -- results
-
-
-def ratios(figures: dict[str, list[float]]) -> dict[str, list[float]]:
-    """By the names of ``LIMITS``, one for each round."""
-    found: dict[str, list[float]] = {}
-    if "read" in figures:
-        lower = [min(0.5 * one, other) for one, other in zip(figures["generator"], figures["plain pull"], strict=True)]
-        pairs = {
-            "read, of the lower of generator and plain pull": (figures["read"], lower),
-            "read, of the generator": (figures["read"], figures["generator"]),
-            "read, of the plain pull": (figures["read"], figures["plain pull"]),
-            "narrowed read, of the read of all columns": (figures["narrowed read"], figures["read"]),
-        }
-        found |= {name: [a / b for a, b in zip(*pair, strict=True)] for name, pair in pairs.items()}
-    if "write" in figures:
-        found["write, of the plain process"] = [a / b for a, b in zip(figures["write"], figures["plain send"], strict=True)]
-    return found
-
-
-def beyond_limits(result: dict[str, Any]) -> list[str]:
-    found = [
-        f"{name}: x {median(result['ratios'][name]):.2f}, at least {limit:g} is wanted"
-        for name, limit in LIMITS.items()
-        if name in result["ratios"] and median(result["ratios"][name]) < limit
-    ]
-    facts = result["facts"]
-    idle = facts.get("empty trigger, ms")
-    if idle is not None and idle > EMPTY_TRIGGER_MS:
-        found.append(f"an empty trigger takes {idle:.0f} ms, at most {EMPTY_TRIGGER_MS} are wanted")
-    if facts["worker growth, MiB"] > WORKER_GROWTH_MIB:
-        found.append(f"a worker grew by {facts['worker growth, MiB']:.0f} MiB, at most {WORKER_GROWTH_MIB} are wanted")
-    return found
-
-
-def table(result: dict[str, Any]) -> str:
-    lines = [f"{name:48} {median(rates):>12,.0f} /s   {spread(rates, ',.0f')}" for name, rates in result["rates"].items()]
-    lines += [f"{name:48} {median(values):>14.2f}   {spread(values, '.2f')}" for name, values in result["ratios"].items()]
-    lines += [f"{name:48} {value!s:>12}" for name, value in result["facts"].items()]
-    return "\n".join(lines)
-
-
-def spread(values: list[float], form: str) -> str:
-    return "" if len(values) == 1 else f"rounds {' '.join(format(value, form) for value in values)}"
 
 
 def measure(options: argparse.Namespace, namesrv: str, place: Path) -> dict[str, Any]:

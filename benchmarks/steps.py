@@ -22,7 +22,7 @@ import msgspec
 
 from rmq_async import Message, Producer, run
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.producer import producer as module
+from rmq_async.producer import fast_path as module
 from rmq_async.transport.pending import Pending
 
 AT_ONCE: Final = 64
@@ -33,7 +33,7 @@ STEPS: Final = (
     ("is it a plain message", "started = monotonic()"),
     ("clock, deadline, lane of the topic", "if lane is None:"),
     ("credits, there and back", "if (gathering := lane.gathering)"),
-    ("next queue, its connection", "ids = sender.ids"),
+    ("next queue, its connection", "unique_id = ids.next_at(started)"),
     ("unique id", "future: asyncio.Future[SendReply]"),
     ("future", "first_deadline = sender.first_deadline"),
     ("frame, entry in the table, gathering and writing", "error: RocketMQError | None = None"),
@@ -66,7 +66,7 @@ class Taker:
 
 def cut(marker: str) -> Send:
     """``Producer.send``, which returns before the first line that holds ``marker``."""
-    lines = textwrap.dedent(inspect.getsource(module.Producer.send)).split("\n")
+    lines = textwrap.dedent(inspect.getsource(Producer.send)).split("\n")
     at = next(number for number, line in enumerate(lines) if marker in line)
     indent = len(lines[at]) - len(lines[at].lstrip())
     names = dict(vars(module))
@@ -81,7 +81,7 @@ async def measured(rounds: int) -> dict[str, float]:
         await producer.send(message)
         lane = producer._sender.lanes["Steps"]
         connection = producer._sender.connections[lane.next().address]
-        real, connection._writer._transport = connection._writer._transport, Nowhere()  # type: ignore[assignment]
+        real, connection.requests.writer._transport = connection.requests.writer._transport, Nowhere()  # type: ignore[assignment]
         ways = [(name, cut(marker)) for name, marker in STEPS]
         best: dict[str, float] = {}
         for _ in range(rounds):
@@ -90,19 +90,19 @@ async def measured(rounds: int) -> dict[str, float]:
                 for _ in range(AT_ONCE):
                     await way(producer, message)
                 _keep(best, name, start)
-                connection._table.clear()
-                connection._writer.frames.clear()
+                connection.requests.entries.clear()
+                connection.requests.writer.frames.clear()
                 await asyncio.sleep(0)
             start = time.perf_counter()
             for _ in range(AT_ONCE):
                 Message("Steps", message.body)
             _keep(best, "Message", start)
-            connection._table.update({opaque: _entry(opaque) for opaque in range(FIRST, FIRST + AT_ONCE)})
+            connection.requests.entries.update({opaque: _entry(opaque) for opaque in range(FIRST, FIRST + AT_ONCE)})
             answers = b"".join([_framed(ANSWER % opaque) for opaque in range(FIRST, FIRST + AT_ONCE)])
             start = time.perf_counter()
             connection.data_received(answers)
             _keep(best, "reading the answer", start)
-        connection._writer._transport = real
+        connection.requests.writer._transport = real
     names = [name for name, _ in STEPS]
     before = [0.0, *[best[name] for name in names[:-1]]]
     steps = {name: best[name] - less for name, less in zip(names, before, strict=True)}

@@ -19,6 +19,8 @@ from rmq_protocol.send_codec import FIRST_OPAQUE, SendTemplate
 
 from .benchmark_runs import BENCHMARKS, run
 
+pytestmark = pytest.mark.wall_clock
+
 MODES = ("depth-1", "depth-64", "batch-1", "batch-8", "adaptive-64", "async-64", "oneway")
 
 
@@ -48,6 +50,21 @@ async def test_the_benchmark_of_spark_says_what_it_takes_and_refuses_the_rest() 
     assert "delete; there are read, write, stream" in error
     code, _, error = await run("spark.py", "--tuned", "--namesrv", "a:1")
     assert (code, "--tuned is of a broker of our own" in error) == (2, True)
+
+
+def test_spark_ratios_beyond_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import spark_report
+
+    rates = {"generator": [300.0], "plain pull": [100.0], "read": [90.0], "narrowed read": [180.0]}
+    result = {"rates": rates, "ratios": spark_report.ratios(rates), "facts": {"worker growth, MiB": 151.0}}
+    found = spark_report.beyond_limits(result)
+    assert [each.partition(":")[0].partition(" by ")[0] for each in found] == [
+        "read, of the lower of generator and plain pull",
+        "a worker grew",
+    ]
+    assert "x 0.90" in found[0]
+    assert "narrowed read, of the read of all columns" in spark_report.table(result)
 
 
 @pytest.mark.parametrize(
@@ -242,3 +259,16 @@ def test_unique_ids_of_the_bare_loop_differ(bare_loop: ModuleType) -> None:
     for _ in range(10_000):
         ids.add(decode_batch(bare._batched(b""))[0].properties)
     assert len(ids) == 10_000
+
+
+async def test_real_messages_are_measured_beside_another_checkout(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    async with EmbeddedRocketMQ() as server:
+        bounds = ("--rounds", "1", "--seconds", "0.1", "--messages", "2000", "--with", "keys", "real-signed")
+        before = ("--before", str(BENCHMARKS.parent), "--json", str(file))
+        code, out, error = await run("messages.py", "--namesrv", server.namesrv, *bounds, *before)
+    assert code == 0, error
+    runs = json.loads(file.read_bytes())["runs"]
+    assert list(runs) == ["bare", *[f"{row}{end}" for end in ("", " (before)") for row in ("plain", "keys", "real-signed")]]
+    assert all(each["messages"] > 0 and not each["failures"] for results in runs.values() for each in results)
+    assert "x before" in out

@@ -22,11 +22,17 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
     import compare
     import compare_criteria
     import compare_peers
+    import compare_production
     import compare_report
     import compare_runs
 
     return SimpleNamespace(
-        main=compare, criteria=compare_criteria, peers=compare_peers, report=compare_report, Run=compare_runs.Run
+        main=compare,
+        criteria=compare_criteria,
+        peers=compare_peers,
+        production=compare_production,
+        report=compare_report,
+        Run=compare_runs.Run,
     )
 
 
@@ -279,3 +285,22 @@ def test_exit_codes(
     assert compare.main.main(given) == code
     assert said in capsys.readouterr().err
     assert (tmp_path / "compare.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({}, ""),
+        ({"tags": "other"}, "tags are 'other'"),
+        ({"keys": ("k", "l")}, "keys are ('k', 'l')"),
+        ({"user_properties": {}}, "properties are {}"),
+        ({"body": b"y"}, "body are b'y'"),
+    ],
+)
+def test_fault_of_a_stored_message_names_what_differs(compare: Any, changed: dict[str, Any], fault: str) -> None:
+    production = compare.production
+    wanted = production.ATTRIBUTES
+    stored = {"tags": wanted.tags, "keys": (wanted.keys,), "user_properties": wanted.properties, "body": b"x" * production.BODY}
+    found = production.fault_of(SimpleNamespace(**(stored | changed)))
+    assert found.startswith(fault)
+    assert bool(found) is bool(fault)

@@ -4,21 +4,28 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.LongAdder;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * The official Java client, one measured run. Modes: sync-N (N threads), async-N (one thread, N under way, callbacks),
- * autobatch-N (the same with setAutoBatch(true)), batch-N (N threads, 32 messages a call).
+ * autobatch-N (the same with setAutoBatch(true)), batch-N (N threads, 32 messages a call), each also with "production-" before it.
+ *
+ * With an access_key in the specification requests are signed by AclClientRPCHook, with the secret in RMQ_SECRET_KEY. With attributes
+ * in it, each message carries these tags, keys and properties.
  *
  * Automatic batching only serves calls without a timeout of their own, so no call has one: the producer's is 3 s for all.
  */
@@ -30,6 +37,10 @@ public final class Peer {
     private final JSONObject spec;
     private final String topic;
     private final byte[] body;
+    private final boolean withAttributes;
+    private final String tags;
+    private final String keys;
+    private final Map<String, String> properties = new LinkedHashMap<>();
     private final DefaultMQProducer producer;
     private final LongAdder count = new LongAdder();
     private final Map<String, LongAdder> failures = new ConcurrentHashMap<>();
@@ -43,7 +54,14 @@ public final class Peer {
         topic = spec.getString("topic");
         body = new byte[spec.getIntValue("body")];
         Arrays.fill(body, (byte) 'x');
-        producer = new DefaultMQProducer("benchmark");
+        JSONObject attributes = spec.getJSONObject("attributes");
+        withAttributes = attributes != null;
+        tags = withAttributes ? attributes.getString("tags") : null;
+        keys = withAttributes ? attributes.getString("keys") : null;
+        if (withAttributes) {
+            attributes.getJSONObject("properties").forEach((name, value) -> properties.put(name, (String) value));
+        }
+        producer = new DefaultMQProducer("benchmark", signing(spec.getString("access_key")));
         producer.setNamesrvAddr(spec.getString("namesrv"));
         producer.setSendMsgTimeout(3000);
         producer.setInstanceName("peer-" + ProcessHandle.current().pid());
@@ -54,8 +72,24 @@ public final class Peer {
         System.exit(0);
     }
 
+    private static RPCHook signing(String accessKey) {
+        if (accessKey == null || accessKey.isEmpty()) {
+            return null;
+        }
+        return new AclClientRPCHook(new SessionCredentials(accessKey, System.getenv("RMQ_SECRET_KEY")));
+    }
+
+    private Message message() {
+        if (!withAttributes) {
+            return new Message(topic, body);
+        }
+        Message message = new Message(topic, tags, keys, body);
+        properties.forEach(message::putUserProperty);
+        return message;
+    }
+
     private void run() throws Exception {
-        String mode = spec.getString("mode");
+        String mode = spec.getString("mode").replaceFirst("^production-", "");
         String kind = mode.substring(0, mode.indexOf('-'));
         int depth = Integer.parseInt(mode.substring(mode.indexOf('-') + 1));
         if (kind.equals("autobatch")) {
@@ -94,7 +128,7 @@ public final class Peer {
         while (!stop) {
             long begun = System.nanoTime();
             try {
-                accept(producer.send(new Message(topic, body)), 1);
+                accept(producer.send(message()), 1);
                 taken(timed, begun);
             } catch (Exception error) {
                 failed(error, 1);
@@ -107,7 +141,7 @@ public final class Peer {
             long begun = System.nanoTime();
             List<Message> messages = new ArrayList<>(BATCH);
             for (int number = 0; number < BATCH; number++) {
-                messages.add(new Message(topic, body));
+                messages.add(message());
             }
             try {
                 accept(producer.send(messages), BATCH);
@@ -126,7 +160,7 @@ public final class Peer {
             boolean timed = depth < 64 || number++ % SAMPLED == 0;
             long begun = System.nanoTime();
             try {
-                producer.send(new Message(topic, body), new SendCallback() {
+                producer.send(message(), new SendCallback() {
                     @Override
                     public void onSuccess(SendResult result) {
                         accept(result, 1);
