@@ -7,8 +7,9 @@ Rules, each read from the syntax trees alone (nothing is imported):
 - long-files: files above 450 lines;
 - parameters: functions with more than seven parameters, public ones excepted;
 - complexity: functions with a cyclomatic complexity above 15 (``producer/fast_path.py`` is exempt);
-- private-reads: attributes with a leading underscore that tests read from an object other than ``self`` or ``cls``;
-- words: words that the prose of docstrings, comments, errors and logs does without.
+- private-reads: attributes with a leading underscore that tests read, set or patch, by any means, on objects that are not
+  their own, and names with one that they import;
+- words: words that the prose of docstrings, comments, errors, logs and pages does without.
 
 ``limits`` in tools/house.json holds the figure that each rule may have; a figure below its limit asks for a lower limit, so that no
 rule loses what was gained. ``words_allowed`` there holds quotes and terms, each with its reason.
@@ -30,6 +31,8 @@ from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = "rmq_async"
+PUBLIC_PACKAGES: Final = ("", "embedded", "outbox", "spark", "spark/pipelines", "testing")
+"""Packages whose names users import."""
 SETTINGS: Final = Path(__file__).with_name("house.json")
 MAX_LINES: Final = 450
 MAX_PARAMETERS: Final = 7
@@ -38,6 +41,10 @@ WORDS: Final = re.compile(r"\b(whoever|whatever|whom|nobody|told|tells?|telling)
 BRANCHES: Final = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.comprehension, ast.match_case,
 )  # fmt: skip
+BY_NAME: Final = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter", "object", "patch"})
+"""Functions that take an attribute's name as a text: built-in ones, and those of monkeypatch, operator and mock."""
+DOCUMENTED: Final = frozenset({"_replace", "_asdict", "_fields", "_make", "_exit"})
+"""Public all the same: of named tuples, which keep names without an underscore for their fields, and of os."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -189,14 +196,32 @@ def functions(path: Path) -> Iterator[tuple[Function, bool]]:
 
 @cache
 def public_names() -> frozenset[str]:
-    """What users import: names of the ``__all__`` of the package's own and its sub-packages' ``__init__``."""
+    """Names that users import: those of the ``__init__`` of PUBLIC_PACKAGES. A name there that is a module (``spark.pipelines``)
+    stands for the ``__all__`` of that module.
+
+    Commands of ``rmq`` are not among them, although ``cli`` has packages with an ``__all__``: users call them with options.
+    """
     found: set[str] = set()
-    for path in sources(PACKAGE):
-        if path.name == "__init__.py":
-            for node in ast.walk(tree_of(path)):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-                    found.add(node.value)
+    for package in PUBLIC_PACKAGES:
+        folder = ROOT / PACKAGE / package
+        for name in _identifiers(tree_of(folder / "__init__.py")):
+            module = folder / f"{name}.py"
+            found |= _exports(tree_of(module)) if module.exists() else {name}
     return frozenset(found)
+
+
+def _identifiers(tree: ast.Module) -> set[str]:
+    """All texts that may be names: packages that load lazily write theirs in tables."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in texts if text.isidentifier()}
+
+
+def _exports(tree: ast.Module) -> set[str]:
+    """The names of ``__all__``."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(each, ast.Name) and each.id == "__all__" for each in node.targets):
+            return set(ast.literal_eval(node.value))
+    return set()
 
 
 def parameters() -> Iterator[Finding]:
@@ -241,16 +266,51 @@ def _complexity_of(function: Function) -> int:
 
 
 def private_reads() -> Iterator[Finding]:
+    """Of objects that are not the test's own: by name, by getattr and the like, by monkeypatching, and by import."""
+    classes = {
+        node.name: node for path in sources("tests") for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
+    }
     for path in sources("tests"):
+        own = {
+            id(inner): _members(node, classes)
+            for node in ast.walk(tree_of(path))  # outer classes first: the innermost one counts
+            if isinstance(node, ast.ClassDef)
+            for inner in ast.walk(node)
+        }
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Attribute) and _private(node.attr):
-                owner = node.value
-                if not (isinstance(owner, ast.Name) and owner.id in ("self", "cls")):
-                    yield Finding(place(path, node.lineno), f".{node.attr}")
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr"):
-                name = node.args[1] if len(node.args) > 1 else None
-                if isinstance(name, ast.Constant) and _private(str(name.value)):
-                    yield Finding(place(path, node.lineno), f"{node.func.id} of {name.value}")
+            for name in _private_names(node, own.get(id(node), frozenset())):
+                yield Finding(place(path, getattr(node, "lineno", 1)), name)
+
+
+def _private_names(node: ast.AST, own: frozenset[str]) -> Iterator[str]:
+    """``own``: members of the class that the node is in."""
+    if isinstance(node, ast.Attribute) and _private(node.attr):
+        on_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        if not (on_self and node.attr in own) and node.attr not in DOCUMENTED:
+            yield f".{node.attr}"
+    elif isinstance(node, ast.Call):
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if function in BY_NAME:
+            for argument in node.args:
+                text = argument.value if isinstance(argument, ast.Constant) else None
+                if isinstance(text, str) and _private(text.rpartition(".")[2]) and text.replace(".", "").isidentifier():
+                    yield f"{function} of {text}"
+    elif isinstance(node, ast.ImportFrom):
+        yield from [f"import of {alias.name}" for alias in node.names if _private(alias.name)]
+
+
+def _members(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> frozenset[str]:
+    """Names that a class of the tests, or a base of it that is one too, defines or assigns."""
+    found: set[str] = set()
+    for inner in ast.walk(node):
+        if isinstance(inner, Function):
+            found.add(inner.name)
+        elif isinstance(inner, ast.Attribute | ast.Name) and isinstance(inner.ctx, ast.Store):
+            found.add(inner.attr if isinstance(inner, ast.Attribute) else inner.id)
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in classes and classes[base.id] is not node:
+            found |= _members(classes[base.id], classes)
+    return frozenset(found)
 
 
 def _private(name: str) -> bool:
@@ -260,11 +320,16 @@ def _private(name: str) -> bool:
 def words() -> Iterator[Finding]:
     settings: dict[str, Any] = json.loads(SETTINGS.read_text())
     allowed = settings["words_allowed"]
-    for path in [path for folder in settings["words_in"] for path in sources(folder)]:
-        for line, text in _prose(path):
+    for path in [path for place in settings["words_in"] for path in _prose_files(ROOT / place)]:
+        for line, text in enumerate(path.read_text().splitlines(), 1) if path.suffix == ".md" else _prose(path):
             for word in WORDS.findall(text):
                 if not any(quote in text for quote in allowed):
                     yield Finding(place(path, line), word)
+
+
+def _prose_files(place: Path) -> list[Path]:
+    """``place``: a module or page, or a folder of them."""
+    return sorted([*place.rglob("*.py"), *place.rglob("*.md")]) if place.is_dir() else [place]
 
 
 def _prose(path: Path) -> Iterator[tuple[int, str]]:
