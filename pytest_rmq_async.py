@@ -50,8 +50,8 @@ def rocketmq_cluster(
     request: pytest.FixtureRequest, rocketmq_cluster_options: dict[str, Any]
 ) -> Iterator[RealCluster | ExternalCluster]:
     """The official name server and broker, once for the session: ``.namesrv``, and ``.brokers[0].stop()``, ``kill()``,
-    ``start()`` (coroutines, on any loop), ``pause()`` and ``resume()`` (plain calls). Whatever a test left stopped or paused
-    runs again when the next test that asks for this fixture begins.
+    ``start()`` (coroutines, on any loop), ``pause()`` and ``resume()`` (plain calls). Servers that a test left stopped or paused
+    run again before the next test with this fixture begins.
 
     NAMESRV_ADDR set: that cluster instead, without controls. Without Java, or without Maven at the first time, the test is
     skipped with the reason; with RMQ_REQUIRE_CLUSTER=1 it fails.

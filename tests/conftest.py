@@ -55,11 +55,27 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _compares_real_time(item):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
     def turn(item: pytest.Item) -> int:
         turns = (REAL_SERVERS, (), (SPARK,), LAST)
         return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 1)
 
     items.sort(key=turn)
+
+
+def _compares_real_time(item: pytest.Item) -> bool:
+    """Returns whether a failed ``item`` may run once more: a neighbour on the machine can take the time that it measures.
+
+    True for tests marked ``wall_clock`` and those of modules that measure with ``timed``. Random tests get no second run, which
+    would draw other numbers.
+    """
+    if not isinstance(item, pytest.Function) or hasattr(item.obj, "hypothesis"):
+        return False
+    measures = hasattr(item.module, "timed") or item.get_closest_marker("wall_clock") is not None
+    return measures and "seeded" not in item.function.__code__.co_names
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -85,5 +101,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("golden vectors")
     for name, tally in _tallies.items():
         terminalreporter.line(f"{name}: {tally}")
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"failed once, ran again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
     for where in canaries.found:
         terminalreporter.write_line(f"A SECRET IN THE LOG: {where}", red=True)

@@ -11,6 +11,7 @@ from rmq_async import ConnectionLostError, Message, Producer, RocketMQError
 from rmq_async.testing import Direction, FaultProxy
 
 from .cluster.history import Copy, History, faults, verdict
+from .instances import client_of
 from .producer.support import GRACE, Taken, until
 
 Send = Callable[[Producer, str, str], Awaitable[Any]]
@@ -19,7 +20,8 @@ Send = Callable[[Producer, str, str], Awaitable[Any]]
 async def answered(producer: Producer) -> None:
     """Waits until nothing is under way: a real broker may answer the heartbeat of a new connection after the sends on it, and
     these bytes are not those that are to be cut."""
-    await until(lambda: not any(connection.in_flight for connection in producer._sender.connections.values()), 10)
+    connections = (await client_of(producer)).pool.open
+    await until(lambda: not any(connection.requests.in_flight for connection in connections.values()), 10)
 
 
 async def length_of(direction: Direction, call: Callable[[], Awaitable[object]]) -> int:
@@ -42,14 +44,14 @@ class Judge:
     """What calls of ``timeout`` seconds said, and how long they took. ``lag``: by how much the loop itself was late, all in all."""
 
     def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self.history = History()
         self.outcomes: Counter[str] = Counter()
-        self._taken = Taken()
+        self.taken = Taken()
 
     async def call(self, name: str, sending: Awaitable[Any]) -> Any:
         """The result of a call or its error; it ends by its deadline."""
-        began, late = monotonic(), self._taken.lag
+        began, late = monotonic(), self.taken.lag
         outcome: Any
         try:
             outcome = await sending
@@ -58,12 +60,12 @@ class Judge:
             self.history.gave_up(name, error, monotonic() - began)
         else:
             self.history.succeeded(name, outcome, monotonic() - began)
-        assert self.history.seconds[name] <= self._timeout + GRACE + 2 * (self._taken.lag - late)
+        assert self.history.seconds[name] <= self.timeout + GRACE + 2 * (self.taken.lag - late)
         self.outcomes[type(outcome).__name__] += 1
         return outcome
 
     def close(self, what: str, read: list[Copy]) -> None:
-        self._taken.stop()
+        self.taken.stop()
         print(f"{what}: {verdict(self.history, read)}; {dict(self.outcomes)}, slowest {self.history.slowest:.3f} s")
         assert faults(self.history, read) == []
 
@@ -89,7 +91,7 @@ class CutSends:
         self.judge = judge
         self.send = send
         self.way = way
-        self._told: dict[str, tuple[Any, bool]] = {}
+        self.outcomes: dict[str, tuple[Any, bool]] = {}
 
     async def run(self, producer: Producer, proxy: FaultProxy, topic: str, points: Callable[[int], Sequence[int]]) -> None:
         """``points``: where to cut, given the length of what is cut."""
@@ -106,17 +108,17 @@ class CutSends:
                 await again(lambda: self.send(producer, topic, "warm-1"))
             await answered(producer)
             direction.cut_after(at, reset=bool(retries))
-            self._told[name] = await self.judge.call(name, self.send(producer, topic, name)), at >= length
+            self.outcomes[name] = await self.judge.call(name, self.send(producer, topic, name)), at >= length
             direction.clear()
             warm = not retries or at >= length  # the connection is ending, though the call needed no retry
         assert sum(at < length for at in chosen) <= direction.injected["cut"] <= len(chosen)
 
     def hold_against(self, stored: Iterable[Copy]) -> None:
         """All that is in the topic now."""
-        read = [copy for copy in stored if copy.name in self._told]
+        read = [copy for copy in stored if copy.name in self.outcomes]
         self.judge.close(f"{self.send.__name__} cut {self.way}", read)
         copies = Counter(copy.name for copy in read)
-        for name, (outcome, whole) in self._told.items():
+        for name, (outcome, whole) in self.outcomes.items():
             seen = f"{name}: {outcome!r}, {copies[name]} copies"
             failed = isinstance(outcome, RocketMQError)
             lost = isinstance(outcome, ConnectionLostError) and outcome.maybe_stored and name.endswith("-0")

@@ -7,9 +7,12 @@ import contextlib
 import gc
 import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
 
-__all__ = ["nothing_is_left", "sockets"]
+import pytest
+
+__all__ = ["made_of", "nothing_is_left", "sockets"]
 
 
 def sockets() -> set[int]:
@@ -20,6 +23,22 @@ def sockets() -> set[int]:
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 found.add(int(name))
     return found
+
+
+def made_of(kinds: Iterable[type], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Returns a list to which every object of these classes is added when it is made."""
+    things: list[Any] = []
+    for kind in kinds:
+        monkeypatch.setattr(kind, "__init__", _noting(kind.__init__, things))  # type: ignore[misc]
+    return things
+
+
+def _noting(init: Callable[..., None], things: list[Any]) -> Callable[..., None]:
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        things.append(self)
+
+    return noted
 
 
 @contextlib.asynccontextmanager

@@ -89,7 +89,7 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"topics": "orders"}, "topics must be a sequence"),
         ({"topics": 7}, "topics"),
         ({"hooks": 7}, "hooks must be a sequence"),
-        ({"hooks": [object()]}, "is no Hook object"),
+        ({"hooks": [object()]}, "is not a Hook object"),
         ({"queue_selector": 7}, "queue_selector must be a function"),
         ({"queue_selector": dict}, "queue_selector"),
         ({"latency_fault": "on"}, "latency_fault"),

@@ -12,8 +12,9 @@ import pytest
 
 import rmq_async.embedded
 import rmq_async.testing  # noqa: F401 - for the errors they may define
-from rmq_async import MessageQueue, errors
+from rmq_async import MessageQueue
 from rmq_async.errors import Attempt, BrokerSystemError, RocketMQError, SendError
+from rmq_async.tracebacks import own_copy
 
 ATTEMPTS = [
     Attempt(MessageQueue("t", "a", 0), "127.0.0.1:1", 0.5, BrokerSystemError("full", broker="a"), False),
@@ -75,7 +76,7 @@ def test_an_own_copy_keeps_the_cause_and_gathers_no_traceback() -> None:
     with pytest.raises(SendError) as caught:
         raise SendError("both failed", ATTEMPTS, code=1) from ATTEMPTS[0].error
     error = caught.value
-    twin = errors.own_copy(error)
+    twin = own_copy(error)
     assert told(twin) == told(error)
     assert twin.__cause__ is error.__cause__ is ATTEMPTS[0].error
     assert twin.__suppress_context__

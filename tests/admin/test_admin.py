@@ -30,6 +30,7 @@ from rmq_protocol.message import MessageQueue
 
 from ..client.support import FakeBroker, route, until
 from ..consumer.support import put
+from ..instances import client_of
 from ..transport.peer import Link
 from .support import Cluster
 
@@ -73,7 +74,7 @@ async def test_sharers_of_the_client_see_new_queues_at_once() -> None:
     async with embedded() as (_, admin), PullConsumer("g", client=admin.config) as consumer:
         await admin.create_topic("t", queues=1)
         await consumer.queues("t")
-        routes = consumer._client().routes
+        routes = (await client_of(consumer)).routes
         old = routes.cached("t")
         assert old is not None
         await admin.create_topic("t", queues=4)
@@ -182,7 +183,7 @@ async def test_a_topic_nobody_knows_has_no_route() -> None:
         with pytest.raises(TopicNotFoundError) as caught:
             await admin.topic_route("nobody")
         assert caught.value.address == server.namesrv
-        assert admin._client().routes.topics == ()
+        assert (await client_of(admin)).routes.topics == ()
 
 
 async def test_the_cluster_is_shown() -> None:
@@ -257,5 +258,5 @@ async def test_cancelling_a_creation_leaves_nothing(steps: int) -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        instance = admin._client()
+        instance = await client_of(admin)
         await until(lambda: not any(connection.pending for connection in instance.pool.connections))

@@ -36,40 +36,40 @@ PATIENCE: Final = 5.0
 
 class Relay:
     def __init__(self, server: EmbeddedRocketMQ, rule: Rule) -> None:
-        self._server = server
-        self._rule = rule
-        self._listeners: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._addresses: dict[bytes, bytes] = {}
+        self.server = server
+        self.rule = rule
+        self.listeners: list[asyncio.Server] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.addresses: dict[bytes, bytes] = {}
         self.namesrv = ""
 
     async def __aenter__(self) -> Self:
-        for address in self._server.brokers.values():
-            self._addresses[address.encode()] = (await self._listen(address, True)).encode()
-        self.namesrv = await self._listen(self._server.namesrv, False)
+        for address in self.server.brokers.values():
+            self.addresses[address.encode()] = (await self.listen(address, True)).encode()
+        self.namesrv = await self.listen(self.server.namesrv, False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    async def _listen(self, upstream: str, broker: bool) -> str:
+    async def listen(self, upstream: str, broker: bool) -> str:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
-            self._tasks.add(task)
+            self.tasks.add(task)
             with suppress(ConnectionError, asyncio.CancelledError):
-                await self._between(reader, writer, upstream, broker)
-            self._tasks.discard(task)
+                await self.between(reader, writer, upstream, broker)
+            self.tasks.discard(task)
 
         listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-        self._listeners.append(listener)
+        self.listeners.append(listener)
         return f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
 
-    async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: str, broker: bool) -> None:
+    async def between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: str, broker: bool) -> None:
         host, _, port = upstream.rpartition(":")
         server_reader, server_writer = await asyncio.open_connection(host, int(port))
 
@@ -78,7 +78,7 @@ class Relay:
             while data := await reader.read(65536):
                 for frame in decoder.feed(data):
                     command = decode_command(frame)
-                    fate = self._rule(command, frame) or Fate((frame,))
+                    fate = self.rule(command, frame) or Fate((frame,))
                     for forwarded in fate.forward:
                         server_writer.write(encoded(forwarded))
                     if fate.answer is not None:
@@ -91,7 +91,7 @@ class Relay:
                 for frame in decoder.feed(data):
                     body = frame.body
                     if not broker:
-                        for own, ours in self._addresses.items():
+                        for own, ours in self.addresses.items():
                             body = body.replace(own, ours)
                     writer.write(encoded(Frame(frame.serialize_type, frame.header, body)))
             writer.close()

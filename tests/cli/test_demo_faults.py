@@ -28,16 +28,16 @@ class Once:
     """Does ``then`` to the first send that matches and remembers it; everything else passes."""
 
     def __init__(self, tags: str, then: Rule) -> None:
-        self._tags = tags
-        self._then = then
+        self.tags = tags
+        self.then = then
         self.request: RemotingCommand | None = None
 
     def __call__(self, command: RemotingCommand, frame: Frame) -> Fate | None:
         wanted = command.code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
-        if not wanted or self.request is not None or self._tags != tags_of(command):
+        if not wanted or self.request is not None or self.tags != tags_of(command):
             return None
         self.request = command
-        return self._then(command, frame)
+        return self.then(command, frame)
 
     @property
     def msg_id(self) -> str:

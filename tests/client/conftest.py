@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async.client import instance
-
+from ..instances import registered
 from ..leftovers import sockets
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 from .support import until
@@ -25,5 +24,5 @@ async def nothing_left(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[di
     yield errors
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, 1.0)
     await until(lambda: sockets() <= before, 1.0)
-    assert not instance._instances
+    assert not registered()
     assert not errors

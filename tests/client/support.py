@@ -6,9 +6,8 @@ import asyncio
 import os
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any
 
 from rmq_async.client import ClientInstance
@@ -19,6 +18,7 @@ from rmq_protocol.heartbeat import HeartbeatData, decode_heartbeat
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
 from ..transport.peer import Link, Peer
+from ..waiting import until as until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 CLUSTER = RequestCode.GET_BROKER_CLUSTER_INFO
@@ -40,12 +40,12 @@ class FakeNameServer(Peer):
     """
 
     def __init__(self, **routes: Any) -> None:
-        super().__init__(self._answer)
+        super().__init__(self.serve)
         self.routes: dict[str, Any] = routes
         self.asked: Counter[str] = Counter()
         self.cluster = b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
 
-    def _answer(self, link: Link, request: RemotingCommand) -> None:
+    def serve(self, link: Link, request: RemotingCommand) -> None:
         if request.code != ROUTE:
             link.reply(request, body=self.cluster)
             return
@@ -67,12 +67,12 @@ class FakeBroker(Peer):
     """Answers heartbeats and farewells with success and keeps them; anything else echoes."""
 
     def __init__(self) -> None:
-        super().__init__(self._answer)
+        super().__init__(self.serve)
         self.beats: list[HeartbeatData] = []
         self.farewells: list[dict[str, str | None]] = []
         self.silent = False
 
-    def _answer(self, link: Link, request: RemotingCommand) -> None:
+    def serve(self, link: Link, request: RemotingCommand) -> None:
         if request.code == RequestCode.HEART_BEAT:
             self.beats.append(decode_heartbeat(request.body))
         elif request.code == RequestCode.UNREGISTER_CLIENT:
@@ -92,14 +92,6 @@ async def client(*name_servers: Peer, **options: Any) -> AsyncIterator[ClientIns
 
 def config_of(*name_servers: Peer, **options: Any) -> ClientConfig:
     return ClientConfig(namesrv=[server.address for server in name_servers], **({"request_timeout": 1.0} | options))
-
-
-async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
-    """Waits until the condition holds; fails when it does not come to hold."""
-    deadline = monotonic() + timeout
-    while not condition():
-        assert monotonic() < deadline, "what the test waits for did not happen"
-        await asyncio.sleep(0.001)
 
 
 def fork() -> int:

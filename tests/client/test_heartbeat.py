@@ -7,12 +7,14 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
+from typing import Any
 
 import pytest
 
+from rmq_async import machine
 from rmq_async.client import ClientInstance, heartbeat
 from rmq_async.errors import ConfigError
-from rmq_async.transport import CloseReason
+from rmq_async.transport import CloseReason, Connection
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, decode_heartbeat
@@ -186,12 +188,12 @@ async def test_two_unanswered_heartbeats_close_the_connection_as_dead() -> None:
         await instance.unregister_producer("p", 1.0)
 
 
-async def test_a_group_that_leaves_at_once_is_not_announced() -> None:
+async def test_heartbeat_of_group_leaving_at_once_is_not_sent() -> None:
     async with cluster() as (server, [broker]), client(server) as instance:
         await instance.routes.get("t", 1.0)
         connection = await instance.pool.connect(broker.address, 1.0)
         instance.register_producer("p")
-        instance.heartbeats._announce()
+        await asyncio.sleep(0)  # it has been announced, and the heartbeat has not begun
         await instance.unregister_producer("p", 1.0)
         await asyncio.sleep(0.05)
         assert broker.beats == []
@@ -225,29 +227,59 @@ async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: p
         await instance.unregister_producer("p", 0.2)
 
 
-async def test_a_broker_that_left_the_route_is_not_remembered_for_its_refusals(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_forgotten_when_broker_leaves_route(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is reported once; anew after the broker was in no route, and not for a connect that began before it left."""
+
+    def reports() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        return sorted(broker.address for broker in brokers for text in texts if f"broker {broker.address}" in text)
+
     async with cluster(brokers=2) as (server, brokers), client(server) as instance:
-        addresses = {broker.address for broker in brokers}
+        staying, leaving = brokers
+        both, heartbeats, pool = server.routes["t"], instance.heartbeats, instance.pool
         for broker in brokers:
             broker.answer = lambda link, request: link.reply(request, code=16, remark="no", body=b"")
         instance.register_producer("p")
         await instance.routes.get("t", 1.0)
-        for address in addresses:
-            await instance.pool.connect(address, 1.0)
-        heartbeats = instance.heartbeats
-        await until(lambda: heartbeats._reported == addresses)
-        heartbeats.round()
-        assert heartbeats._reported == addresses
-        server.routes["t"] = route(brokers[0].address, name="broker-0")
+        for broker in brokers:
+            await pool.connect(broker.address, 1.0)
+        known = sorted(broker.address for broker in brokers)
+        await until(lambda: reports() == known)
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, "monotonic", lambda: monotonic() + 3600)  # the last heartbeats were long ago
+            heartbeats.round()
+        await until(lambda: staying.received == leaving.received == 2)
+        await asyncio.sleep(0.02)
+        assert reports() == known, "they are reported once"
+
+        await leaving.stop()
+        await until(lambda: pool.get(leaving.address) is None)
+        connect, left = pool.connect, asyncio.Event()
+
+        async def slow(address: str, *rest: Any) -> Connection:
+            await left.wait()
+            return await connect(address, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "connect", slow)
+            heartbeats.round()
+            await asyncio.sleep(0)
+        caplog.clear()
+        server.routes["t"] = route(staying.address, name="broker-0")
         await instance.routes.refresh_all()
         heartbeats.round()
-        assert heartbeats._reported == {brokers[0].address}
-        await brokers[1].stop()
-        await until(lambda: instance.pool.get(brokers[1].address) is None)
-        caplog.clear()
-        await heartbeats._connect(brokers[1].address)  # was under way when the broker left
-        assert heartbeats._reported == {brokers[0].address}
-        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        left.set()
+        await until(lambda: pool.trouble(leaving.address) is not None and not pool.connecting(leaving.address))
+        await asyncio.sleep(0.02)
+        assert reports() == []
+
+        await leaving.start()
+        server.routes["t"] = both
+        await instance.routes.refresh_all()
+        heartbeats.round()
+        await until(lambda: reports() == [leaving.address])
         await instance.unregister_producer("p", 0.2)
 
 
@@ -311,7 +343,9 @@ def told(broker: FakeBroker, link: int = 0) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("before", [True, False])
-async def test_when_a_group_leaves_another_one_joins_anew_where_replies_are_waited_for(before: bool) -> None:
+async def test_when_a_group_leaves_another_one_joins_anew_where_replies_are_waited_for(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With any group a broker drops the client's id, and only a group that it did not know brings that back."""
     async with cluster() as (server, [broker]), client(server) as instance:
         for group in ("p1", "p2", "p3"):
@@ -320,19 +354,21 @@ async def test_when_a_group_leaves_another_one_joins_anew_where_replies_are_wait
         await instance.pool.connect(broker.address, 1.0)
         await until(lambda: broker.beats)
         if before:
-            await instance.heartbeats.meet([broker.address], 1.0)
+            await instance.heartbeats.introduce([broker.address], 1.0)
         await instance.unregister_producer("p2", 1.0)
         expected = [(BEAT, "p1,p2,p3"), (UNREGISTER, "p2")]
         if not before:
-            instance.heartbeats._announce()
+            with monkeypatch.context() as patch:
+                patch.setattr(machine, "monotonic", lambda: monotonic() + 3600)  # the last heartbeat was long ago
+                instance.heartbeats.round()
             expected += [(BEAT, "p1,p3")]
             await until(lambda: len(told(broker)) == 3)
             await asyncio.sleep(0.02)
             assert told(broker) == expected
-        await instance.heartbeats.meet([broker.address], 1.0)
+        await instance.heartbeats.introduce([broker.address], 1.0)
         expected += [(UNREGISTER, "p1"), (BEAT, "p1,p3")]
         assert told(broker) == expected
-        await instance.heartbeats.meet([broker.address], 1.0)
+        await instance.heartbeats.introduce([broker.address], 1.0)
         await asyncio.gather(*[instance.unregister_producer(group, 1.0) for group in ("p1", "p3")])
         assert sorted(told(broker)[len(expected) :]) == [(UNREGISTER, "p1"), (UNREGISTER, "p3")]
 
@@ -342,13 +378,14 @@ async def test_a_former_connection_that_ends_takes_the_id_along(monkeypatch: pyt
     async with cluster() as (server, [broker]), client(server) as instance:
         instance.register_producer("p")
         await instance.routes.get("t", 1.0)
-        await instance.heartbeats.meet([broker.address], 1.0)
+        await instance.heartbeats.introduce([broker.address], 1.0)
         broker.answer = lambda link, request: link.reply(request, code=1500, remark="go away", body=b"")
         former = instance.pool.get(broker.address)
         assert former is not None
-        await former.request(RemotingCommand(code=BEAT, body=instance.heartbeats._body), 1.0)
-        broker.answer = broker._answer
-        await instance.heartbeats.meet([broker.address], 1.0)
+        (beat,) = [request.body for request in broker.requests if request.code == BEAT]
+        await former.request(RemotingCommand(code=BEAT, body=beat), 1.0)
+        broker.answer = broker.serve
+        await instance.heartbeats.introduce([broker.address], 1.0)
         assert (former.closed.done(), told(broker, 1)) == (False, [(BEAT, "p")])
         await until(lambda: len(told(broker, 1)) == 3)
         assert former.closed.done()

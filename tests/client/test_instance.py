@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from rmq_async.client import ClientInstance
-from rmq_async.client import instance as module
 from rmq_async.config import ClientConfig
 from rmq_async.errors import (
     BrokerNotFoundError,
@@ -27,6 +26,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.ids import unpack_unique_id
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
+from ..instances import registered
 from ..transport.peer import Link, Peer, silence
 from .support import FakeBroker, FakeNameServer, client, config_of, fork, ours, route, until
 
@@ -110,7 +110,7 @@ async def test_a_given_address_goes_into_the_client_id_and_the_message_ids() -> 
 async def test_a_start_without_name_servers_says_what_to_give() -> None:
     with pytest.raises(NameServerError, match="no name server is configured"):
         await ClientInstance.acquire(ClientConfig())
-    assert (ours(), module._instances) == ([], {})
+    assert (ours(), registered()) == ([], {})
 
 
 async def test_a_start_that_nobody_answers_ends_in_time_and_leaves_nothing() -> None:
@@ -119,7 +119,7 @@ async def test_a_start_that_nobody_answers_ends_in_time_and_leaves_nothing() -> 
         with pytest.raises(NameServerError, match="no answer"):
             await ClientInstance.acquire(config_of(silent, request_timeout=0.3))
         assert 0.25 < monotonic() - start < 2
-        assert (ours(), module._instances) == ([], {})
+        assert (ours(), registered()) == ([], {})
         await until(lambda: silent.link.lost.done())
 
 
@@ -129,7 +129,7 @@ async def test_a_start_that_is_refused_says_so() -> None:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(NameServerError, match="cannot connect"):
             await ClientInstance.acquire(ClientConfig(namesrv=address))
-    assert (ours(), module._instances) == ([], {})
+    assert (ours(), registered()) == ([], {})
 
 
 async def test_any_answer_of_a_name_server_is_good_enough_to_start() -> None:
@@ -144,7 +144,7 @@ async def test_all_who_wait_for_a_failing_start_are_told_and_the_next_one_tries_
         failures = await asyncio.gather(*[ClientInstance.acquire(config) for _ in range(5)], return_exceptions=True)
         assert all(isinstance(failure, NameServerError) for failure in failures)
         assert len({id(failure) for failure in failures}) == 5
-        server.answer = server._answer
+        server.answer = server.serve
         instance = await ClientInstance.acquire(config)
         await instance.release()
 
@@ -161,7 +161,7 @@ async def test_cancelling_a_start_leaves_nothing(steps: int) -> None:
             await outcome.release()
         else:
             assert isinstance(outcome, asyncio.CancelledError)
-        assert (ours(), module._instances) == ([], {})
+        assert (ours(), registered()) == ([], {})
 
 
 @pytest.mark.parametrize("steps", range(10))
@@ -365,6 +365,6 @@ async def test_a_loop_that_was_closed_under_a_client_is_forgotten() -> None:
             loop.close()
 
         await asyncio.to_thread(run)
-        assert len(module._instances) == 1
+        assert len(registered()) == 1
         async with client(server):
-            assert len(module._instances) == 1
+            assert len(registered()) == 1

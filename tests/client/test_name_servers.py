@@ -27,12 +27,17 @@ def refuse(link: Link, request: RemotingCommand) -> None:
     link.reply(request, code=1, remark="name server not ready", body=b"")
 
 
+def new_pool() -> ConnectionPool:
+    return ConnectionPool(ClientConfig(namesrv="127.0.0.1:1"))
+
+
 @asynccontextmanager
-async def name_servers(*peers: Peer) -> AsyncIterator[NameServers]:
+async def name_servers(*peers: Peer, pool: ConnectionPool | None = None) -> AsyncIterator[NameServers]:
     """Asked in the order given, so that a test knows who is first."""
-    pool = ConnectionPool(ClientConfig(namesrv="127.0.0.1:1"))
-    servers = NameServers(pool, [peer.address for peer in peers])
-    servers._addresses = [peer.address for peer in peers]
+    pool, addresses = pool or new_pool(), tuple(peer.address for peer in peers)
+    servers = NameServers(pool, addresses)
+    while servers.addresses != addresses:  # each begins with another one
+        servers = NameServers(pool, addresses)
     try:
         yield servers
     finally:
@@ -40,14 +45,14 @@ async def name_servers(*peers: Peer) -> AsyncIterator[NameServers]:
 
 
 async def test_without_addresses_there_is_nothing_to_start() -> None:
-    pool = ConnectionPool(ClientConfig(namesrv="127.0.0.1:1"))
+    pool = new_pool()
     with pytest.raises(NameServerError, match="NAMESRV_ADDR"):
         NameServers(pool, [])
     await pool.aclose()
 
 
 async def test_every_client_starts_with_another_server() -> None:
-    pool = ConnectionPool(ClientConfig(namesrv="127.0.0.1:1"))
+    pool = new_pool()
     firsts = {NameServers(pool, ["a:1", "b:2", "c:3"]).addresses[0] for _ in range(200)}
     assert firsts == {"a:1", "b:2", "c:3"}
     await pool.aclose()
@@ -160,18 +165,20 @@ async def test_text_of_a_server_is_escaped_and_cut() -> None:
 
 @pytest.mark.parametrize("steps", range(12))
 async def test_cancelling_a_request_leaves_no_entry(steps: int) -> None:
-    async with Peer(silence) as first, Peer(silence) as second, name_servers(first, second) as servers:
+    pool = new_pool()
+    async with Peer(silence) as first, Peer(silence) as second, name_servers(first, second, pool=pool) as servers:
         call = asyncio.ensure_future(servers.request(ASK, 5.0))
         for _ in range(steps):
             await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await until(lambda: not any(connection.pending for connection in servers._pool.connections))
+        await until(lambda: not any(connection.pending for connection in pool.connections))
 
 
 async def test_a_server_in_back_off_is_asked_after_the_others() -> None:
-    async with Peer() as first, Peer() as second, Peer() as third, name_servers(first, second, third) as servers:
+    pool = new_pool()
+    async with Peer() as first, Peer() as second, Peer() as third, name_servers(first, second, third, pool=pool) as servers:
         await servers.request(ASK, 1.0)
         await first.stop()
         await second.stop()
@@ -183,4 +190,4 @@ async def test_a_server_in_back_off_is_asked_after_the_others() -> None:
         assert (await servers.request(ASK, 3.0))[1] in (first.address, second.address)
         assert monotonic() - start < 2.0
         with pytest.raises(RequestTimeoutError):
-            await servers._one(first.address, RemotingCommand(code=1), 0.0)
+            await pool.request(first.address, RemotingCommand(code=1), 0.0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rmq_async.client import route_table
 from rmq_async.client.name_servers import NameServers, NoUsableAnswerError
 from rmq_async.client.route_table import RouteTable, TopicRoute
 from rmq_async.config import ClientConfig
@@ -323,15 +324,15 @@ async def test_a_round_of_refreshes_stops_at_the_first_silence() -> None:
 
 async def test_a_look_takes_nothing_into_use() -> None:
     async with FakeNameServer(t=route()) as server, table(server) as routes:
-        assert (await routes.look("t", 1.0)).topic == "t"
+        assert (await routes.fetch("t", 1.0)).topic == "t"
         assert routes.topics == ()
         await routes.get("t", 1.0)
         server.routes["t"] = route(queues=7)
-        assert len((await routes.look("t", 1.0)).publish_queues) == 7
+        assert len((await routes.fetch("t", 1.0)).publish_queues) == 7
         assert queues(routes) == 7
         server.routes.clear()
         with pytest.raises(TopicNotFoundError):
-            await routes.look("t", 1.0)
+            await routes.fetch("t", 1.0)
 
 
 async def test_a_thousand_errors_make_few_refreshes() -> None:
@@ -347,13 +348,16 @@ async def test_a_thousand_errors_make_few_refreshes() -> None:
         assert server.asked["t"] == 3
 
 
-async def test_an_error_after_the_end_begins_nothing() -> None:
+async def test_refresh_soon_after_close_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_table, "REFRESH_SPACING", 0.05)
     async with FakeNameServer(t=route()) as server, table(server) as routes:
         await routes.get("t", 1.0)
         await asyncio.gather(*routes.close(), return_exceptions=True)
         for _ in range(3):
             routes.refresh_soon("t")
-        assert (routes.lookups, routes._timers) == (0, {})
+        assert routes.lookups == 0
+        await asyncio.sleep(0.1)
+        assert (routes.lookups, server.asked["t"]) == (0, 1)
 
 
 # Brokers.

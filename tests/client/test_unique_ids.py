@@ -11,7 +11,7 @@ from datetime import datetime
 
 import pytest
 
-from rmq_async.client import unique_ids
+from rmq_async import machine
 from rmq_async.client.unique_ids import UniqueIds, packed_ip
 from rmq_protocol.ids import unpack_unique_id
 
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that stands still until it is moved."""
     clock = Clock(time.time())
-    monkeypatch.setattr(unique_ids, "_time", clock)
+    monkeypatch.setattr(machine, "time", clock)
     return clock
 
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The same for the monotonic one."""
     ticks = Clock(100.0)
-    monkeypatch.setattr(unique_ids, "_monotonic", ticks)
+    monkeypatch.setattr(machine, "monotonic", ticks)
     return ticks
 
 

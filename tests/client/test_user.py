@@ -56,7 +56,7 @@ async def test_start_stop_and_start_a_step_apart(name: str) -> None:
         assert isinstance(second, ClientStateError)
         assert "stopping" in str(second)
         async with user:
-            assert "started" in repr(user)
+            assert "running" in repr(user)
         assert "stopped" in repr(user)
 
 

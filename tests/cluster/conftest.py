@@ -80,14 +80,14 @@ class SharedClusters:
     """Those of ``SHARED`` that run."""
 
     def __init__(self) -> None:
-        self._running: dict[str, RealCluster | ExternalCluster] = {}
+        self.running: dict[str, RealCluster | ExternalCluster] = {}
 
     def get(self, name: str) -> Any:
         """Starts it where it does not run."""
         address = os.environ.get("NAMESRV_ADDR")
         if address and name == "old_cluster":
             pytest.skip(f"NAMESRV_ADDR names the cluster to test, {OLD_VERSION} is left out")
-        if name not in self._running:
+        if name not in self.running:
             found: RealCluster | ExternalCluster
             if address and name == "cluster":
                 found = ExternalCluster(address)
@@ -95,17 +95,17 @@ class SharedClusters:
                 found = SHARED[name]()
                 require(found.version)
             run(found.start())
-            self._running[name] = found
-        return self._running[name]
+            self.running[name] = found
+        return self.running[name]
 
     def stop(self, names: Iterable[str]) -> None:
         for name in names:
-            found = self._running.pop(name, None)
+            found = self.running.pop(name, None)
             if isinstance(found, RealCluster):
                 run(found.stop())
 
     def stop_all(self) -> None:
-        self.stop([*self._running])
+        self.stop([*self.running])
 
 
 @pytest.hookimpl(trylast=True)

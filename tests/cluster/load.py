@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from rmq_async import Admin, Message, Producer, RocketMQError
 from rmq_async.testing.cluster import RealCluster, Server
-from rmq_async.transport import CloseReason, Connection
+from rmq_async.transport import CloseReason, Connection, ConnectionPool
 
+from ..instances import client_of
 from .accounting import read_all, stored_count
 from .history import Copy, History, copies, verdict
 
@@ -37,15 +38,15 @@ class Load:
         self.rate = rate
         self.history = History()
         self.ended: list[Ended] = []
-        self._producer = producer
+        self.producer = producer
         self.lag = 0.0
         """Seconds by which the loop, or the machine, was late at most: no send is better than that."""
-        self._stopping = False
-        self._task = asyncio.ensure_future(self._run())
+        self.stopping = False
+        self.task = asyncio.ensure_future(self.run())
 
     async def stop(self) -> None:
-        self._stopping = True
-        await self._task
+        self.stopping = True
+        await self.task
 
     def between(self, start: float, end: float) -> list[Ended]:
         return [each for each in self.ended if start <= each.at < end]
@@ -53,11 +54,11 @@ class Load:
     def first_success_since(self, when: float) -> float | None:
         return next((each.at for each in self.ended if each.at >= when and each.broker is not None), None)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         start, made, calls = monotonic(), 0, set[asyncio.Task[None]]()
-        while not self._stopping:
+        while not self.stopping:
             while made < (monotonic() - start) * self.rate:
-                call = asyncio.ensure_future(self._send(str(made)))
+                call = asyncio.ensure_future(self.send(str(made)))
                 calls.add(call)
                 call.add_done_callback(calls.discard)
                 made += 1
@@ -66,10 +67,10 @@ class Load:
             self.lag = max(self.lag, monotonic() - asleep - 0.002)
         await asyncio.gather(*calls)
 
-    async def _send(self, name: str) -> None:
+    async def send(self, name: str) -> None:
         began = monotonic()
         try:
-            result = await self._producer.send(Message(self.topic, name.encode()))
+            result = await self.producer.send(Message(self.topic, name.encode()))
         except RocketMQError as error:
             now = monotonic()
             self.history.gave_up(name, error, now - began)
@@ -83,11 +84,13 @@ class Load:
 class Watch:
     """The connections the producer has at this moment, to see later which of them were lost."""
 
-    def __init__(self, producer: Producer) -> None:
-        instance = producer._instance
-        assert instance is not None
-        self.pool = instance.pool
-        self.connections: tuple[Connection, ...] = self.pool.connections
+    def __init__(self, pool: ConnectionPool) -> None:
+        self.pool = pool
+        self.connections: tuple[Connection, ...] = pool.connections
+
+    @classmethod
+    async def of(cls, producer: Producer) -> Watch:
+        return cls((await client_of(producer)).pool)
 
     @property
     def lost(self) -> int:
@@ -125,7 +128,7 @@ async def settled(namesrv: str, topic: str) -> list[Copy]:
 
 async def until_used(producer: Producer, broker: Server) -> None:
     """Until the producer is connected to the broker again, which its next look at the route leads to."""
-    pool, start = Watch(producer).pool, monotonic()
+    pool, start = (await client_of(producer)).pool, monotonic()
     while pool.get(broker.address) is None:
         assert monotonic() - start < 10.0, f"{broker.name} is not used again"
         await asyncio.sleep(0.02)

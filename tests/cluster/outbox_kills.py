@@ -54,11 +54,11 @@ class Service:
 
     def __init__(self, role: str, settings: Settings) -> None:
         self.role = role
-        self._settings = settings
+        self.settings = settings
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        settings = msgspec.json.encode(self._settings).decode()
+        settings = msgspec.json.encode(self.settings).decode()
         command = [sys.executable, "-W", "error", str(SERVICE), self.role, settings]
         self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
 

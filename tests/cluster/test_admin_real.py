@@ -27,6 +27,8 @@ from rmq_async import (
 from rmq_async.errors import BrokerError, ClientStateError, GroupNotOnlineError, QueryNotFoundError
 from rmq_async.testing.cluster import RealCluster
 
+from ..instances import client_of
+
 NOWHERE = "F" * 24 + "0000"
 
 
@@ -255,7 +257,7 @@ async def _order_of(admin: Admin, topic: str) -> str | None:
     from rmq_protocol.command import RemotingCommand
 
     fields: dict[str, str | None] = {"namespace": "ORDER_TOPIC_CONFIG", "key": topic}
-    answer, _ = await admin._client().name_servers.request(RemotingCommand(code=101, ext_fields=fields), 5.0)
+    answer, _ = await (await client_of(admin)).name_servers.request(RemotingCommand(code=101, ext_fields=fields), 5.0)
     return (answer.ext_fields or {}).get("value")
 
 

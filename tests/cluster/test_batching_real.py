@@ -13,6 +13,7 @@ import pytest
 from rmq_async import Admin, Batching, Message, MessageQueue, Producer, SendResult, errors, run
 from rmq_async.testing.cluster import RealCluster
 
+from ..producer.support import core_of, gathers_nothing
 from .accounting import judge, read_all
 
 MESSAGES = 2000
@@ -109,10 +110,8 @@ def test_a_broker_killed_and_started_under_load_loses_nothing_acknowledged(two_b
                 await asyncio.sleep(0.1)
             over = True
             await asyncio.gather(*workers)
-            batcher = producer._sender.batcher
-            assert batcher is not None
-            assert not batcher.requests
-            assert producer._sender.credits.taken == 0
+            assert gathers_nothing(core_of(producer).batcher)
+            assert producer.health().unanswered == 0
         read = [found.body.decode() for found in await read_all(two_brokers.namesrv, topic)]
         verdict = judge(attempted, list(acknowledged), read)
         retried = sum(result.attempts > 1 for result in acknowledged.values())

@@ -24,6 +24,7 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 
 from ..consumer.support import collect, each, put
+from ..instances import client_of
 
 
 def new_topic() -> str:
@@ -94,7 +95,7 @@ async def test_the_broker_lists_each_group_once_until_it_leaves(cluster: RealClu
     config = ClientConfig(namesrv=cluster.namesrv, heartbeat_interval=1.0, instance_name=uuid.uuid4().hex)
     async with Admin(namesrv=cluster.namesrv) as admin:
         await admin.create_topic(topic, queues=1)
-        watcher = admin._client()
+        watcher = await client_of(admin)
         queue = (await watcher.routes.get(topic, 3.0)).publish_queues[0]
 
         async def producers(group: str) -> list[str]:
@@ -106,7 +107,7 @@ async def test_the_broker_lists_each_group_once_until_it_leaves(cluster: RealClu
             return await connected(watcher, queue.broker_name, topic, code, consumerGroup=group)
 
         async with PullConsumer("GC", client=config) as consumer:
-            instance = consumer._client()
+            instance = await client_of(consumer)
             instance.register_producer("GP1")
             instance.register_producer("GP2")
             await consumer.pull(queue, 0)

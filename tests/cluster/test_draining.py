@@ -28,6 +28,8 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, to_ext
 
+from ..instances import client_of
+
 NO_POLLS = {"route_poll_interval": 600.0}
 
 
@@ -37,8 +39,8 @@ def new(kind: str) -> str:
 
 async def asked(admin: Admin, address: str, code: int, body: bytes = b"", **fields: Any) -> RemotingCommand:
     """The broker's answer to a request that the public names do not make."""
-    async with admin._call() as instance:
-        return await instance.pool.request(address, RemotingCommand(code=code, ext_fields=fields, body=body), 10.0)
+    pool = (await client_of(admin)).pool
+    return await pool.request(address, RemotingCommand(code=code, ext_fields=fields, body=body), 10.0)
 
 
 @asynccontextmanager

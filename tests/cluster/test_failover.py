@@ -47,7 +47,7 @@ def test_a_broker_shut_down_in_order_fails_and_loses_nothing(
     async def main() -> None:
         victim = chance.choice(two_brokers.brokers)
         async with loaded(two_brokers) as (load, producer):
-            watch = Watch(producer)
+            watch = await Watch.of(producer)
             await asyncio.sleep(chance.uniform(0.0, 1.0))
             await victim.stop()
             await victim.start()
@@ -68,7 +68,7 @@ def test_the_only_broker_killed_fails_sends_in_time_and_serves_them_again(
     async def main() -> None:
         victim = chance.choice(two_brokers.brokers)
         async with loaded(two_brokers, broker=victim.name) as (load, producer):
-            watch = Watch(producer)
+            watch = await Watch.of(producer)
             await asyncio.sleep(chance.uniform(0.0, 1.0))
             await victim.kill()
             killed = monotonic()
@@ -102,7 +102,7 @@ def test_a_paused_broker_costs_no_send_more_than_its_cap(two_brokers: RealCluste
     async def main() -> None:
         victim = chance.choice(two_brokers.brokers)
         async with loaded(two_brokers, latency_fault=False) as (load, producer):
-            watch = Watch(producer)
+            watch = await Watch.of(producer)
             connection = watch.pool.get(victim.address)
             assert connection is not None
             await asyncio.sleep(chance.uniform(0.0, 1.0))

@@ -54,7 +54,7 @@ async def killed_three_times(cluster: RealCluster, chance: random.Random) -> Non
     lost_connections = 0
     async with Producer("killed", namesrv=namesrv, route_poll_interval=1.0) as producer, load_on(producer, topic, 500) as load:
         for _ in range(3):
-            watch = Watch(producer)
+            watch = await Watch.of(producer)
             await asyncio.sleep(chance.uniform(0.0, 0.7))
             await victim.kill()
             await asyncio.sleep(chance.uniform(0.0, 0.5))

@@ -46,7 +46,7 @@ async def going_away(cluster: RealCluster) -> None:
     ):
         load = Load(producer, topic)
         await asyncio.sleep(1.0)
-        watch = Watch(producer)
+        watch = await Watch.of(producer)
         (old,) = (each for each in watch.connections if each.address == leaving.address)
         (queue,) = (each for each in await consumer.queues(topic) if each[1:] == (leaving.name, 0))
         os.kill(leaving.pid, signal.SIGTERM)

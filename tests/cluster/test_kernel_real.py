@@ -24,6 +24,7 @@ from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.constants import RequestCode
 
 from ..embedded.test_second_port import check_second_port, check_unit_flags
+from ..instances import client_of
 
 AnyCluster = RealCluster | ExternalCluster
 
@@ -82,9 +83,9 @@ def test_every_form_and_way_is_stored_as_it_was_meant(each_cluster: AnyCluster, 
             await admin.create_topic(topic, queues=2)
         async with Producer(fresh("kernel"), namesrv=namesrv, topics=[topic], **options) as sender:
             count = await send_in_every_way(sender, topic)
-            assert sender._instance is not None
-            addresses = {connection.address for connection in sender._instance.pool.connections}
-            masters = sender._instance.routes.master_addresses()
+            client = await client_of(sender)
+            addresses = {connection.address for connection in client.pool.connections}
+            masters = client.routes.master_addresses()
         assert {vip_address(address) for address in masters} <= addresses or "vip_channel" not in options
         found = await read(namesrv, topic, **naming)
         assert len(found) == count

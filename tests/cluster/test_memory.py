@@ -17,6 +17,7 @@ import uvloop
 from rmq_async import Admin, Message, Producer, run
 from rmq_async.testing.cluster import RealCluster
 
+from ..instances import client_of
 from .accounting import stored_count
 
 WORKERS = 64
@@ -98,17 +99,17 @@ class Counts:
 
     def __init__(self) -> None:
         self.tasks = self.timers = 0
-        self._inside = False
+        self.inside = False
 
     def timer(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if self._inside:
+        if self.inside:
             return make(*arguments, **options)
         self.timers += 1
-        self._inside = True
+        self.inside = True
         try:
             return make(*arguments, **options)
         finally:
-            self._inside = False
+            self.inside = False
 
 
 def counting(loop_class: type[asyncio.AbstractEventLoop], counts: Counts) -> Callable[[], asyncio.AbstractEventLoop]:
@@ -147,9 +148,8 @@ def test_10000_sends_make_no_task_no_timer_and_few_writes(
             async def send_batch(number: int) -> None:
                 await producer.send_batch([Message(topic, b"." * 128)] * 4)
 
-            assert producer._instance is not None
             await in_flight(2_000, send)
-            (connection,) = [each for each in producer._instance.pool.connections if each.address == cluster.brokers[0].address]
+            connection = (await client_of(producer)).pool.open[cluster.brokers[0].address]
             for way, workers, number in (
                 (send, 64, 10_000),
                 (send, 1, 1_000),

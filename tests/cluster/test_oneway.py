@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rmq_async import Admin, BackpressureError, Message, Producer, run
-from rmq_async.producer.oneway import OnewayPacing
+from rmq_async.producer.oneway.pacing import OnewayPacing
 from rmq_async.testing.cluster import RealCluster
-from rmq_async.transport import Connection
+from rmq_async.transport import RequestTable
 
 from .accounting import read_all, stored_count
 from .conftest import started
@@ -33,31 +33,31 @@ class Frames:
         self.slowest = 0.0
         closed = OnewayPacing.closed
         submit_oneway, submit_plain, start_send = (
-            Connection.submit_oneway,
-            Connection.submit_plain_oneway,
-            Connection.start_send,
+            RequestTable.submit_oneway,
+            RequestTable.submit_single_oneway,
+            RequestTable.start_send,
         )
 
-        def counted_oneway(connection: Connection, *arguments: Any) -> None:
+        def counted_oneway(table: RequestTable, *arguments: Any) -> None:
             self.oneway += 1
-            submit_oneway(connection, *arguments)
+            submit_oneway(table, *arguments)
 
-        def counted_plain(connection: Connection, *arguments: Any) -> None:
+        def counted_plain(table: RequestTable, *arguments: Any) -> None:
             self.oneway += 1
-            submit_plain(connection, *arguments)
+            submit_plain(table, *arguments)
 
-        def counted_send(connection: Connection, *arguments: Any) -> Any:
+        def counted_send(table: RequestTable, *arguments: Any) -> Any:
             self.ordinary += 1
-            return start_send(connection, *arguments)
+            return start_send(table, *arguments)
 
         def timed(pacing: OnewayPacing, window: int, opened_at: float, *, answered: bool) -> None:
             self.slowest = max(self.slowest, monotonic() - opened_at)
             closed(pacing, window, opened_at, answered=answered)
 
         monkeypatch.setattr(OnewayPacing, "closed", timed)
-        monkeypatch.setattr(Connection, "submit_oneway", counted_oneway)
-        monkeypatch.setattr(Connection, "submit_plain_oneway", counted_plain)
-        monkeypatch.setattr(Connection, "start_send", counted_send)
+        monkeypatch.setattr(RequestTable, "submit_oneway", counted_oneway)
+        monkeypatch.setattr(RequestTable, "submit_single_oneway", counted_plain)
+        monkeypatch.setattr(RequestTable, "start_send", counted_send)
 
 
 async def new_topic(cluster: RealCluster, broker: str | None = None) -> str:
@@ -167,7 +167,7 @@ def test_oneway_sends_wait_for_a_broker_that_does_not_keep_up(
             before = sent
             broker.pause()
             try:
-                with pytest.raises(BackpressureError, match="did not work off"):
+                with pytest.raises(BackpressureError, match="did not answer"):
                     await some(5000)
             finally:
                 broker.resume()

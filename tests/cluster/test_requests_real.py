@@ -10,6 +10,8 @@ import pytest
 from rmq_async import Admin, Message, MessageExt, Producer, PullConsumer, errors, run
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 
+from ..instances import client_of
+
 LARGE = b"large " * 20_000
 
 
@@ -39,7 +41,7 @@ def test_questions_get_their_answers_and_silence_is_told(each_cluster: RealClust
                 with pytest.raises(errors.ReplyTimeoutError):
                     await asking.request(Message(topic, b"silence"), timeout=1.0)
                 async with Producer("leaves", namesrv=namesrv, instance_name="asks", topics=[topic]) as leaving:
-                    assert leaving._instance is asking._instance
+                    assert await client_of(leaving) is await client_of(asking)
                 replies.append(await asking.request(Message(topic, b"and now?"), timeout=10.0))
             finally:
                 answering.cancel()
@@ -47,8 +49,7 @@ def test_questions_get_their_answers_and_silence_is_told(each_cluster: RealClust
             questions.append(b"and now?")
             assert [reply.body for reply in replies] == [LARGE if body == b"large" else b"re:" + body for body in questions]
             assert {reply.topic.partition("_")[2] for reply in replies} == {"REPLY_TOPIC"}
-            instance = asking._instance
-            assert instance is not None
+            instance = await client_of(asking)
             await replying.reply(unanswered[0], b"too late")
             assert (len(instance.replies), instance.replies.strays) == (0, 1)
             await asking.stop()

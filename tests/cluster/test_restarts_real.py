@@ -35,48 +35,48 @@ class Sends:
 
     def __init__(self, topic: str, broker: str, plain: Producer, gathering: Producer) -> None:
         self.plain, self.chosen = History(), History()
-        self._topic = topic
-        self._broker = broker
-        self._producers = (plain, gathering)
-        self._calls: set[asyncio.Task[None]] = set()
-        self._number = 0
-        self._stopping = False
-        self._task = asyncio.create_task(self._run())
+        self.topic = topic
+        self.broker = broker
+        self.producers = (plain, gathering)
+        self.calls: set[asyncio.Task[None]] = set()
+        self.number = 0
+        self.stopping = False
+        self.task = asyncio.create_task(self.run())
 
     async def stop(self) -> None:
-        self._stopping = True
-        await self._task
-        await asyncio.gather(*self._calls)
+        self.stopping = True
+        await self.task
+        await asyncio.gather(*self.calls)
 
     @property
     def under_way(self) -> int:
-        return len(self._calls)
+        return len(self.calls)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         began = monotonic()
-        while not self._stopping:
-            while self._number < (monotonic() - began) * RATE:
-                call = asyncio.create_task(self._one(self._number))
-                self._calls.add(call)
-                call.add_done_callback(self._calls.discard)
-                self._number += 1
+        while not self.stopping:
+            while self.number < (monotonic() - began) * RATE:
+                call = asyncio.create_task(self.one(self.number))
+                self.calls.add(call)
+                call.add_done_callback(self.calls.discard)
+                self.number += 1
             await asyncio.sleep(0.005)
 
-    async def _one(self, number: int) -> None:
+    async def one(self, number: int) -> None:
         name, began = str(number), monotonic()
         chosen = number % 3 == 0
         history = self.chosen if chosen else self.plain
         try:
-            result = await self._way(number, chosen)(Message(self._topic, name.encode()))
+            result = await self.way(number, chosen)(Message(self.topic, name.encode()))
         except RocketMQError as error:
             history.gave_up(name, error, monotonic() - began)
         else:
             history.succeeded(name, result, monotonic() - began)
 
-    def _way(self, number: int, chosen: bool) -> Callable[[Message], Awaitable[SendResult]]:
-        producer = self._producers[number % 2]
+    def way(self, number: int, chosen: bool) -> Callable[[Message], Awaitable[SendResult]]:
+        producer = self.producers[number % 2]
         if chosen and number % 4 == 0:
-            return lambda message: producer.send(message, queue=MessageQueue(self._topic, self._broker, number % QUEUES))
+            return lambda message: producer.send(message, queue=MessageQueue(self.topic, self.broker, number % QUEUES))
         if chosen:
             return lambda message: producer.send(message, key=str(number % 50))
 

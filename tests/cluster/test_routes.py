@@ -26,6 +26,7 @@ from rmq_protocol.command import decode_command
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.frame import FrameDecoder
 
+from ..instances import client_of
 from .accounting import judge, read_all
 from .conftest import started
 
@@ -37,12 +38,12 @@ class CountingProxy:
         self.target = target
         self.routes: Counter[str] = Counter()
         self.address = ""
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.writers: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self.target.rpartition(":")
         server_reader, server_writer = await asyncio.open_connection(host, int(port))
-        self._writers |= {writer, server_writer}
+        self.writers |= {writer, server_writer}
         await asyncio.gather(self._pass(reader, server_writer, FrameDecoder()), self._pass(server_reader, writer, None))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: FrameDecoder | None) -> None:
@@ -56,9 +57,9 @@ class CountingProxy:
         writer.close()
 
     async def close(self) -> None:
-        for writer in self._writers:
+        for writer in self.writers:
             writer.close()
-        for writer in self._writers:
+        for writer in self.writers:
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
@@ -79,9 +80,8 @@ def new_topic(kind: str = "routes") -> str:
     return f"{kind}-{uuid.uuid4().hex[:12]}"
 
 
-def route_of(producer: Producer, topic: str) -> TopicRoute | None:
-    assert producer._instance is not None
-    return producer._instance.routes.cached(topic)
+async def route_of(producer: Producer, topic: str) -> TopicRoute | None:
+    return (await client_of(producer)).routes.cached(topic)
 
 
 @pytest.mark.parametrize("created", [True, False], ids=["known", "made by sending"])
@@ -136,8 +136,7 @@ def test_name_servers_die_one_after_the_other_and_forget_and_sends_go_on(two_bro
             Producer("routes", namesrv=two_brokers.namesrv, route_poll_interval=0.5) as producer,
             sending(producer, known) as acknowledged,
         ):
-            assert producer._instance is not None
-            in_use = producer._instance.name_servers
+            in_use = (await client_of(producer)).name_servers
             first, second = sorted(two_brokers.nameservers, key=lambda server: in_use.addresses.index(server.address))
 
             await first.kill()
@@ -155,7 +154,7 @@ def test_name_servers_die_one_after_the_other_and_forget_and_sends_go_on(two_bro
             assert len(acknowledged) - sent > 20
 
             route = await forgotten(two_brokers, producer, known)
-            assert route_of(producer, known) is route
+            assert await route_of(producer, known) is route
             sent = len(acknowledged)
             await asyncio.sleep(0.5)
             print(f"with both back, answering 17, {len(acknowledged) - sent} sends succeeded on the old route")
@@ -195,18 +194,17 @@ async def forgotten(cluster: RealCluster, producer: Producer, topic: str) -> Top
 
     The producer itself has asked and was told 17 when this returns; should a broker have been faster, they are restarted.
     """
-    assert producer._instance is not None
     for _ in range(5):
         for server in cluster.nameservers:
             await server.kill()
-        route = route_of(producer, topic)
+        route = await route_of(producer, topic)
         for server in cluster.nameservers:
             server.spawn()
         for server in cluster.nameservers:
             await server.wait_port(monotonic() + 30.0)
         with suppress(NameServerError):
             try:
-                await producer._instance.routes.look(topic, 2.0)
+                await (await client_of(producer)).routes.fetch(topic, 2.0)
             except TopicNotFoundError:
                 return route
     pytest.fail("a broker registered each time before the producer asked")

@@ -12,13 +12,14 @@ import psutil
 import pytest
 
 from rmq_async import Admin, ClientConfig, Message, Producer, PullConsumer, run
-from rmq_async.client import instance
 from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster
 from rmq_async.transport import Connection
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.json_body import decode_body
+
+from ..instances import client_of, registered
 
 HEARTBEAT = 1.0
 
@@ -89,7 +90,7 @@ def test_two_producers_and_a_consumer_are_one_client_until_the_last_stops(
         for queue in await consumer.queues(topic):
             await consumer.pull(queue, 0)
 
-        name_server = first._instance.name_servers.addresses[0] if first._instance is not None else ""
+        name_server = (await client_of(first)).name_servers.addresses[0]
         addresses = {name_server, *(broker.address for broker in two_brokers.brokers)}
         print(f"sockets: {sockets(two_brokers)}")
         assert sockets(two_brokers) == dict.fromkeys(addresses, 1)
@@ -119,7 +120,7 @@ def test_two_producers_and_a_consumer_are_one_client_until_the_last_stops(
         await second.stop()
         assert await producers(two_brokers, "second") == set()
         assert sockets(two_brokers) == {}
-        assert not [key for key in instance._instances if key[2].instance_name == name]
+        assert not [key for key in registered() if key[2].instance_name == name]
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(main())

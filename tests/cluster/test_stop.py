@@ -17,11 +17,13 @@ import psutil
 import pytest
 
 from rmq_async import Admin, ClientStateError, Message, Producer, RocketMQError, SendResult, run
-from rmq_async.client import instance
-from rmq_async.producer.sender import Sender
+from rmq_async.client.instance import ClientInstance
+from rmq_async.producer.core import ProducerCore
 from rmq_async.testing.cluster import RealCluster
 from rmq_async.transport import Connection
 
+from ..instances import client_of, registered
+from ..producer.support import core_of
 from .accounting import judge, read_all
 
 Runner = Callable[[Coroutine[Any, Any, None]], None]
@@ -39,12 +41,15 @@ def chance() -> random.Random:
 class Remains:
     """Made while a producer runs; ``check`` after its stop."""
 
-    def __init__(self, producer: Producer) -> None:
-        assert producer._instance is not None
-        self.config = producer._instance.config
-        self.sender: Sender = producer._sender
-        self.connections: tuple[Connection, ...] = producer._instance.pool.connections
+    def __init__(self, client: ClientInstance, sender: ProducerCore) -> None:
+        self.config = client.config
+        self.sender = sender
+        self.connections: tuple[Connection, ...] = client.pool.connections
         assert self.connections
+
+    @classmethod
+    async def of(cls, producer: Producer) -> Remains:
+        return cls(await client_of(producer), core_of(producer))
 
     def check(self) -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -55,8 +60,8 @@ class Remains:
             assert (connection.pending, connection.buffered_bytes) == (0, 0)
         for credit in (self.sender.credits, self.sender.oneway_credits):
             assert (credit.taken, credit.taken_bytes, credit.waiting) == (0, 0, 0)
-        assert self.sender.calls == set()
-        assert not [key for key in instance._instances if key[2] == self.config]
+        assert self.sender.dispatch.calls == set()
+        assert not [key for key in registered() if key[2] == self.config]
         gc.collect()  # what should have been closed and was not warns now
 
 
@@ -77,7 +82,7 @@ def test_1000_sends_cancelled_at_random_moments_leave_nothing(
         names = [str(number) for number in range(1000)]
         async with Producer("stop", namesrv=cluster.namesrv, async_limit=200) as producer:
             await producer.send(Message(topic, b"warm"))
-            remains = Remains(producer)
+            remains = await Remains.of(producer)
 
             async def one(name: str) -> None:
                 message = Message(topic, name.encode() + b" " * chance.choice([0, 0, 0, 5000, 70_000]))
@@ -124,7 +129,7 @@ def test_a_stop_without_patience_ends_every_send_under_way(two_brokers: RealClus
         producer = Producer("stop", namesrv=two_brokers.namesrv)
         await producer.start()
         await producer.send(Message(topic, b"warm"))
-        remains = Remains(producer)
+        remains = await Remains.of(producer)
 
         async def begin(numbers: range) -> None:
             for number in numbers:
@@ -171,7 +176,7 @@ def test_a_patient_stop_lets_every_send_finish(cluster: RealCluster, runner: Run
         producer = Producer("stop", namesrv=cluster.namesrv)
         await producer.start()
         await producer.send(Message(topic, b"warm"))
-        remains = Remains(producer)
+        remains = await Remains.of(producer)
         futures = [await producer.send_async(Message(topic, b"%d" % number)) for number in range(2000)]
         for _ in range(100):
             await producer.send_oneway(Message(topic, b"one-way"))
@@ -191,7 +196,7 @@ def test_a_cancelled_stop_leaves_nothing_either(cluster: RealCluster, chance: ra
             producer = Producer("stop", namesrv=cluster.namesrv)
             await producer.start()
             await producer.send(Message(topic, b"warm"))
-            remains = Remains(producer)
+            remains = await Remains.of(producer)
             futures = [await producer.send_async(Message(topic, b"x")) for _ in range(200)]
             stopping = asyncio.ensure_future(producer.stop())
             await asyncio.sleep(0)  # one that is cancelled before it began has done nothing, and the producer runs on

@@ -25,7 +25,8 @@ from rmq_async import (
     TransactionStatus,
     run,
 )
-from rmq_async.producer.ending import End
+from rmq_async.producer.transactions.checks import Checks
+from rmq_async.producer.transactions.end_transaction import End
 from rmq_async.testing.cluster import RealCluster
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionStatus
@@ -113,12 +114,18 @@ def test_what_is_committed_at_once_or_when_asked_is_seen_once_and_nothing_else(f
     run(main())
 
 
-def test_a_real_broker_that_refuses_an_end_is_heard(feature_cluster: RealCluster) -> None:
+def test_a_real_broker_that_refuses_an_end_is_heard(feature_cluster: RealCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[End] = []
+    ending = Checks.ending
+
+    def noted(self: Checks, address: str, end: End, chosen: Any) -> Any:
+        ends.append(end)
+        return ending(self, address, end, chosen)
+
+    monkeypatch.setattr(Checks, "ending", noted)
+
     def execute(message: Message, change: Callable[[End], None]) -> TransactionStatus:
-        checks = producer._checks
-        assert checks is not None
-        ((running,),) = checks._under_way.values()
-        change(running.end)
+        change(ends[-1])
         return COMMIT
 
     def other_group(end: End) -> None:

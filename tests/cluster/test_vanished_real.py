@@ -107,9 +107,9 @@ class Seen:
         try:
             await each(messages, lambda message: offsets.append(message.queue_offset))
         except OffsetRangeError as error:
-            await self._judge(f"read {tags}", start, tags, offsets, error)
+            await self.judge(f"read {tags}", start, tags, offsets, error)
         else:
-            await self._judge(f"read {tags}", start, tags, offsets)
+            await self.judge(f"read {tags}", start, tags, offsets)
 
     async def run_task(self, here: Worker, start: int, tags: str) -> None:
         """The same for a task of Spark."""
@@ -124,11 +124,11 @@ class Seen:
         try:
             await asyncio.to_thread(work)
         except OffsetRangeError as error:
-            await self._judge(f"task {tags}", start, tags, offsets, error)
+            await self.judge(f"task {tags}", start, tags, offsets, error)
         else:
-            await self._judge(f"task {tags}", start, tags, offsets)
+            await self.judge(f"task {tags}", start, tags, offsets)
 
-    async def _judge(self, what: str, start: int, tags: str, offsets: list[int], error: OffsetRangeError | None = None) -> None:
+    async def judge(self, what: str, start: int, tags: str, offsets: list[int], error: OffsetRangeError | None = None) -> None:
         """Notes an error that comes while the broker's minimum offset still says that all is there."""
         if error is None:
             assert offsets == [offset for offset in range(start, start + READ) if tags == "*" or offset % 2]

@@ -21,14 +21,24 @@ from rmq_protocol.stored import encode_stored
 from rmq_protocol.topics import TopicConfigAndQueueMapping
 
 from ..client.support import FakeBroker, FakeNameServer, route
+from ..instances import client_of
 from ..transport.peer import Link
 
 TOPIC = "t"
 
 
+def bodies(count: int, mark: str = "m") -> list[bytes]:
+    return [f"{mark}{number}".encode() for number in range(count)]
+
+
+def under_way(consumer: PullConsumer) -> set[object]:
+    """Requests whose answers a consumer still waits for, and its readings."""
+    return {*consumer._calls, *consumer._readers}
+
+
 async def put(user: PullConsumer | Admin, queue: MessageQueue, bodies: Iterable[bytes], *, tags: str | None = None) -> None:
     """Stores the messages in the queue, in order."""
-    instance = user._client()
+    instance = await client_of(user)
     properties = encode_properties({"TAGS": tags} if tags else {}).decode()
     for body in bodies:
         header = SendMessageRequestHeaderV2(
@@ -73,9 +83,8 @@ class ScriptedBroker(FakeBroker):
         self.settings = TopicConfigAndQueueMapping(TOPIC)
         self.settings_asked = 0
         self.pulls: list[PullMessageRequestHeader] = []
-        self.answer = self._serve
 
-    def _serve(self, link: Link, request: RemotingCommand) -> None:
+    def serve(self, link: Link, request: RemotingCommand) -> None:
         if request.code == RequestCode.GET_MAX_OFFSET:
             self._send(link, make_response(request, 0, None, {"offset": str(self.high)}))
         elif request.code == RequestCode.GET_MIN_OFFSET:
@@ -95,7 +104,7 @@ class ScriptedBroker(FakeBroker):
             }
             self._send(link, make_response(request, code, "said the script", ext, body))
         else:
-            self._answer(link, request)
+            super().serve(link, request)
 
     def _send(self, link: Link, response: RemotingCommand) -> None:
         link.reply(

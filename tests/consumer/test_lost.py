@@ -14,12 +14,14 @@ from rmq_async.consumer import continuity
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import BrokerError, RemoteProtocolError
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.message import Message
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 from rmq_protocol.topics import LogicQueueMappingItem, TopicConfigAndQueueMapping, TopicQueueMappingDetail
 
+from ..transport.peer import Link
 from .support import TOPIC, collect, each, embedded, offsets_by_queue, put, record, scripted
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
@@ -304,6 +306,36 @@ async def test_following_with_tags_checks_now_and_then(monkeypatch: pytest.Monke
         with pytest.raises(OffsetRangeError) as caught:
             await asyncio.wait_for(following, 5)
         assert caught.value.lost == (range(500, 1700),)
+
+
+async def test_a_slow_check_in_long_steps_names_all_that_is_lost() -> None:
+    """Each pull takes a third of ``request_timeout`` and leads 800 offsets on: the check goes on to its end."""
+    stop = 8000
+
+    async def later(link: Link, request: RemotingCommand) -> None:
+        await asyncio.sleep(0.1)
+        serve(link, request)
+
+    def answer(link: Link, request: RemotingCommand) -> None:
+        header = request.ext_fields or {}
+        if request.code == RequestCode.PULL_MESSAGE and header.get("subscription") == "*":
+            tasks.append(asyncio.ensure_future(later(link, request)))
+        else:
+            serve(link, request)
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        offset = int(header.queueOffset)
+        return (
+            (0, stop + 1, record(stop, properties=b"TAGS\x01a\x02")) if offset >= stop else (20, min(offset + 800, stop), b"")
+        )
+
+    tasks: list[asyncio.Task[None]] = []
+    async with scripted(pull, request_timeout=0.3) as (broker, consumer):
+        serve, broker.answer, broker.high = broker.answer, answer, stop + 1
+        with pytest.raises(OffsetRangeError) as caught:
+            await collect(consumer.read(TOPIC, start={Q0: 0}, tags="a"))
+        assert caught.value.lost == (range(stop),)
+        assert len(tasks) >= 10
 
 
 @pytest.mark.parametrize("acting", [False, True])

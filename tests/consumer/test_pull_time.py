@@ -12,7 +12,7 @@ import pytest
 from rmq_async import MessageQueue, OffsetRangeError, PullStatus, RequestTimeoutError
 from rmq_async.consumer import continuity, reading
 from rmq_async.transport import Threads
-from rmq_async.transport.threads import MOST
+from rmq_async.transport.threads import MAX_THREADS
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader
@@ -20,6 +20,8 @@ from rmq_protocol.headers import PullMessageRequestHeader
 from ..transport.peer import Link
 from ..transport.support import Exact
 from .support import TOPIC, collect, record, scripted
+
+pytestmark = pytest.mark.wall_clock
 
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
 
@@ -66,7 +68,7 @@ async def test_an_answer_that_waited_for_the_caller(monkeypatch: pytest.MonkeyPa
             if len(found) == 1:
                 await asyncio.sleep(1.8)  # more than the 0.05 + 0.8 + 0.8 s that the next answer, which is there, had in all
                 work = partial(time.sleep, 0.15)  # of other clients: the decoding waits for a thread
-                busy = [asyncio.ensure_future(threads.run(work, monotonic() + 30)) for _ in range(MOST)]
+                busy = [asyncio.ensure_future(threads.run(work, monotonic() + 30)) for _ in range(MAX_THREADS)]
         await asyncio.gather(*busy)
         threads.close()
         assert found == [*range(20)]

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rmq_async import BrokerNotFoundError, MessageQueue, OffsetRangeError, PullConsumer
-from rmq_async.consumer import continuity
+from rmq_async.consumer import continuity, reading
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
@@ -102,6 +102,50 @@ async def test_a_queue_that_returns_goes_on(caplog: pytest.LogCaptureFixture) ->
         broker.name_server.routes[TOPIC] = route(broker.address, queues=1)
         await until(lambda: (0, 6) in found)
         assert found == [(0, offset) for offset in range(7)]
+
+
+async def test_a_refusal_before_the_route_is_polled(caplog: pytest.LogCaptureFixture) -> None:
+    """The broker refuses reads at once, the poll of the route is far away: the route is asked for, and the stream goes on."""
+    caplog.set_level(logging.INFO)
+    closed, end = False, 5
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        return (16, 0, b"") if closed else stored(header, end)
+
+    async with scripted(pull, route_poll_interval=600.0) as (broker, consumer), followed(consumer) as found:
+        await until(lambda: len(found) == 5)
+        broker.name_server.routes[TOPIC] = route(broker.address, queues=1, perm=2)
+        closed = True
+        await until(lambda: "no longer in its topic's route" in caplog.text, 20)
+        closed, end = False, 7
+        broker.name_server.routes[TOPIC] = route(broker.address, queues=1)
+        await consumer.queues(TOPIC)
+        await until(lambda: (0, 6) in found)
+        assert found == [(0, offset) for offset in range(7)]
+
+
+async def test_places_of_queues_that_left_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three queues that leave, the places of the last two are kept; the first begins anew."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(reading, "MOST_GONE", 2)
+    closed: set[int] = set()
+
+    def pull(header: PullMessageRequestHeader) -> tuple[int, int, bytes]:
+        return (16, 0, b"") if header.queueId in closed else stored(header, 2)
+
+    async with scripted(pull, queues=3, route_poll_interval=600.0) as (broker, consumer), followed(consumer) as found:
+        await until(lambda: len(found) == 6)
+        for count in (2, 1, 0):
+            broker.name_server.routes[TOPIC] = route(broker.address, queues=max(count, 1), perm=6 if count else 2)
+            closed.add(count)
+            await until(lambda count=count: caplog.text.count("no longer in its topic's route") == 3 - count, 20)
+        closed.clear()
+        broker.name_server.routes[TOPIC] = route(broker.address, queues=3)
+        await consumer.queues(TOPIC)
+        await until(lambda: len(found) == 8)
+        assert found[6:] == [(2, 0), (2, 1)]
 
 
 async def test_a_queue_made_anew_is_read_from_its_first(caplog: pytest.LogCaptureFixture) -> None:

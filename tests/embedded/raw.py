@@ -27,9 +27,9 @@ class RawClient:
         self.writer: asyncio.StreamWriter
         self.last_frame: Frame | None = None
         self.pushed: list[RemotingCommand] = []
-        self._decoder = FrameDecoder()
-        self._ready: list[Frame] = []
-        self._opaques = itertools.count(1)
+        self.decoder = FrameDecoder()
+        self.ready: list[Frame] = []
+        self.opaques = itertools.count(1)
 
     async def __aenter__(self) -> Self:
         host, _, port = self.address.rpartition(":")
@@ -52,7 +52,7 @@ class RawClient:
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"", *, flag: int = 0, version: int = 513
     ) -> int:
         """Sends a request and returns its opaque."""
-        opaque = next(self._opaques)
+        opaque = next(self.opaques)
         command = RemotingCommand(
             code=code, opaque=opaque, flag=flag, ext_fields=None if ext is None else dict(ext), body=body, version=version
         )
@@ -61,12 +61,12 @@ class RawClient:
 
     async def read(self, timeout: float = 3.0) -> RemotingCommand:
         """The next frame. Raises EOFError where the server has closed."""
-        while not self._ready:
+        while not self.ready:
             data = await asyncio.wait_for(self.reader.read(65536), timeout)
             if not data:
                 raise EOFError("the server has closed the connection")
-            self._ready = self._decoder.feed(data)
-        self.last_frame = self._ready.pop(0)
+            self.ready = self.decoder.feed(data)
+        self.last_frame = self.ready.pop(0)
         return decode_command(self.last_frame)
 
     async def ask(self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"", **options: Any) -> RemotingCommand:

@@ -28,6 +28,7 @@ from rmq_protocol.heartbeat import (
     java_hash,
 )
 
+from .inside import broker_of
 from .raw import RawClient
 
 HEARTBEAT = RequestCode.HEART_BEAT
@@ -35,7 +36,7 @@ UNREGISTER = RequestCode.UNREGISTER_CLIENT
 
 
 def clients(server: EmbeddedRocketMQ) -> ClientTable:
-    return server._brokers[0].state.clients
+    return broker_of(server).state.clients
 
 
 def consumer(group: str = "CG", *subscriptions: SubscriptionData) -> ConsumerData:
@@ -227,7 +228,7 @@ async def test_clients_without_heartbeats_are_forgotten(
         await asyncio.sleep(0.15)
         await beat(broker, "c2", consumer_data_set=(consumer("CG"),))
         broker.pushed.clear()
-        server._brokers[0].tick()
+        broker_of(server).tick()
         assert await silent.is_closed()
         assert (await broker.request()).code == 40
         assert clients(server).producers == {}

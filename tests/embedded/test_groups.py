@@ -12,6 +12,7 @@ from rmq_protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupWrappe
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 
+from .inside import broker_of
 from .raw import RawClient
 
 PUT = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
@@ -69,7 +70,7 @@ async def test_a_list_with_one_bad_name_makes_none(server: EmbeddedRocketMQ, bro
         29,
         "The specified group: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
     )
-    assert server._brokers[0].state.groups.get("A") is None
+    assert broker_of(server).state.groups.get("A") is None
 
 
 @pytest.mark.parametrize(

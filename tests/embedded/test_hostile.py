@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded import server as embedded_server
+from rmq_async.embedded.server import Connection
 from rmq_async.embedded.service import BaseService
+from rmq_async.embedded.sockets import descriptor_limit
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
 from rmq_protocol.constants import MAX_FRAME_SIZE, RESPONSE_FLAG, RequestCode, SerializeType
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
+from .inside import broker_of, congested, name_server_of
 from .raw import RawClient, pull_fields, send_fields
 
 GARBAGE = {
@@ -83,14 +87,14 @@ async def test_unfinished_frames_are_bounded_over_all_connections(
         assert not await small.is_closed(0.1)
         assert (await broker.send("T")).code == 0
     await broker.ask(9999)
-    assert server._brokers[0].listener._unfinished == 0
+    assert broker_of(server).listener._unfinished == 0
 
 
 async def test_a_connection_that_held_too_much_is_dropped_and_counted_once(
     server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rmq_async.embedded.server.MAX_UNFINISHED", 1_000_000)
-    listener = server._brokers[0].listener
+    listener = broker_of(server).listener
     await broker.ask(9999)
     (small,) = listener.connections
     async with RawClient(server.brokers["broker-a"]) as other:
@@ -106,27 +110,47 @@ async def test_a_connection_that_held_too_much_is_dropped_and_counted_once(
     assert listener._unfinished == small.unfinished == 0
 
 
-async def test_one_client_that_sends_as_fast_as_it_can_leaves_the_others_their_turns(
-    server: EmbeddedRocketMQ, broker: RawClient
+@pytest.fixture
+def transports(monkeypatch: pytest.MonkeyPatch) -> dict[Connection, asyncio.Transport]:
+    """Of the connections that a server accepts from now on."""
+    found: dict[Connection, asyncio.Transport] = {}
+    connection_made = Connection.connection_made
+
+    def noted(connection: Connection, transport: Any) -> None:
+        found[connection] = transport
+        connection_made(connection, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", noted)
+    return found
+
+
+@pytest.fixture
+def quick_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that start from now on look for idle connections every 50 ms."""
+    monkeypatch.setattr(embedded_server, "_SCAN_INTERVAL", 0.05)
+
+
+async def test_connection_reading_pauses_after_large_read(
+    transports: dict[Connection, asyncio.Transport], server: EmbeddedRocketMQ, broker: RawClient
 ) -> None:
     await broker.ask(9999)
-    (connection,) = server._brokers[0].listener.connections
-    assert connection._transport is not None
+    (connection,) = broker_of(server).listener.connections
+    transport = transports[connection]
     frame = b"".join(encode_command(RemotingCommand(code=310, ext_fields={**send_fields("T")}, body=bytes(1000))))
     connection.data_received(frame * 150)
-    assert not connection._transport.is_reading()
+    assert not transport.is_reading()
     await asyncio.sleep(0)
-    assert connection._transport.is_reading()
+    assert transport.is_reading()
     connection.data_received(frame * 50)
-    assert connection._transport.is_reading()
+    assert transport.is_reading()
     for _ in range(200):
         assert (await broker.read()).code == 0
     connection.data_received(frame * 150)
     server.stall()
     await asyncio.sleep(0)
-    assert not connection._transport.is_reading()
+    assert not transport.is_reading()
     server.resume()
-    assert connection._transport.is_reading()
+    assert transport.is_reading()
 
 
 async def test_a_client_that_does_not_read_is_not_served_further(server: EmbeddedRocketMQ, broker: RawClient) -> None:
@@ -140,9 +164,8 @@ async def test_a_client_that_does_not_read_is_not_served_further(server: Embedde
             await asyncio.sleep(0.01)
         served = server.requests[11]
         assert 1 <= served < 30
-        connection = next(each for each in server._brokers[0].listener.connections if each.congested)
-        assert connection._transport is not None
-        assert connection._transport.get_write_buffer_size() < 4_000_000
+        connection = next(iter(congested(server)))
+        assert connection.unread < 4_000_000
         for _ in range(5000):
             greedy.write(9999)
         for _ in range(10):
@@ -161,11 +184,11 @@ async def test_held_pulls_wait_for_a_congested_client(server: EmbeddedRocketMQ, 
         greedy.write(11, pull_fields("U", sysFlag="6", suspendTimeoutMillis="20000"))
         for _ in range(50):
             greedy.write(11, pull_fields("T"))
-        while not any(each.congested for each in server._brokers[0].listener.connections):
+        while not congested(server):
             await asyncio.sleep(0.01)
         await broker.send("U", b"1")
         await broker.send("U", b"2")
-        assert len(server._brokers[0].held) == 1
+        assert len(broker_of(server).held) == 1
         greedy.writer.transport.resume_reading()  # type: ignore[attr-defined]
         answers = {answer.opaque: answer for answer in [await greedy.read() for _ in range(51)]}
         assert {answer.code for answer in answers.values()} == {0}
@@ -177,7 +200,7 @@ async def test_unread_answers_are_bounded_over_all_connections(
 ) -> None:
     monkeypatch.setattr("rmq_async.embedded.server.MAX_UNREAD", 10_000_000)
     await broker.send("T", bytes(4_000_000))
-    listener = server._brokers[0].listener
+    listener = broker_of(server).listener
     greedy = []
     for _ in range(6):
         client = RawClient(server.brokers["broker-a"])
@@ -206,45 +229,39 @@ async def test_answers_that_wait_for_a_client_are_lost_on_one_that_does_not_read
         asked = await broker.request()
         while asked.code != RequestCode.GET_CONSUMER_RUNNING_INFO:
             asked = await broker.request()
-        while not any(each.congested for each in server._brokers[0].listener.connections):
+        while not congested(server):
             admin.write(11, pull_fields("T"))
             await asyncio.sleep(0.01)
-        connection = next(each for each in server._brokers[0].listener.connections if each.congested)
+        connection = next(iter(congested(server)))
         unread = connection.unread
         broker.answer(asked, 0, None, None, bytes(8_000_000))
         await broker.ask(9999)
         assert connection.unread <= unread
 
 
-async def test_a_client_that_never_reads_is_closed_as_idle(
-    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+async def test_connection_never_read_is_closed_as_idle(
+    quick_scans: None, server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker.send("T", bytes(4_000_000))
     for _ in range(5):
         broker.write(11, pull_fields("T"))
-    while not any(each.congested for each in server._brokers[0].listener.connections):
+    while not congested(server):
         await asyncio.sleep(0.01)
-    listener = server._brokers[0].listener
-    monkeypatch.setattr("rmq_async.embedded.server.IDLE_TIMEOUT", 0.2)
-    await asyncio.sleep(0.3)
-    assert listener._scan is not None
-    listener._scan.cancel()
-    listener._scan_idle()
-    await asyncio.sleep(0.05)
-    assert server.statistics("broker-a").connections == 0
+    monkeypatch.setattr(embedded_server, "IDLE_TIMEOUT", 0.2)
+    async with asyncio.timeout(5.0):
+        while server.statistics("broker-a").connections:
+            await asyncio.sleep(0.01)
 
 
-async def test_idle_connections_are_closed(
-    server: EmbeddedRocketMQ, broker: RawClient, names: RawClient, monkeypatch: pytest.MonkeyPatch
+async def test_connection_idle_is_closed(
+    quick_scans: None, server: EmbeddedRocketMQ, broker: RawClient, names: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq_async.embedded.server.IDLE_TIMEOUT", 0.2)
-    await asyncio.sleep(0.3)
-    await broker.ask(9999)
-    for service in server._services:
-        assert service.listener._scan is not None
-        service.listener._scan.cancel()
-        service.listener._scan_idle()
-    assert await names.is_closed()
+    monkeypatch.setattr(embedded_server, "IDLE_TIMEOUT", 1.0)
+    closed = asyncio.ensure_future(names.is_closed(5.0))
+    while not closed.done():
+        assert (await broker.ask(9999)).code == 3
+        await asyncio.sleep(0.02)
+    assert await closed
     assert (await broker.ask(9999)).code == 3
 
 
@@ -303,16 +320,17 @@ FIELDS = {
 }
 
 
-async def test_a_process_keeps_descriptors_for_other_things(
-    server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch
+async def test_connection_beyond_descriptor_limit_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await broker.ask(9999)
-    listener = server._brokers[0].listener
-    assert listener._most_in_process == resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 128
-    monkeypatch.setattr(listener, "_most_in_process", 1)
-    async with RawClient(server.brokers["broker-a"]) as second:
-        assert await second.is_closed()
-    assert (await broker.ask(9999)).code == 3
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert (descriptor_limit(), embedded_server.RESERVED_DESCRIPTORS) == (limit, 128)
+    monkeypatch.setattr(embedded_server, "RESERVED_DESCRIPTORS", limit - 1)
+    async with EmbeddedRocketMQ() as server, RawClient(server.brokers["broker-a"]) as broker:
+        await broker.ask(9999)
+        async with RawClient(server.brokers["broker-a"]) as second:
+            assert await second.is_closed()
+        assert (await broker.ask(9999)).code == 3
 
 
 async def test_codes_that_are_none_are_counted_up_to_a_bound(
@@ -377,7 +395,7 @@ async def test_no_bytes_raise_anything_but_a_protocol_error(server: EmbeddedRock
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    broker, names = server._brokers[0], server._name_server
+    broker, names = broker_of(server), name_server_of(server)
     peer = Peer()
     connection: Any = peer
     frames = corpus(rng, {*broker.handlers, *names.handlers, 9999})
@@ -414,7 +432,7 @@ async def test_an_error_of_ours_is_answered_with_1(
     def broken(*args: object) -> None:
         raise KeyError("bug")
 
-    monkeypatch.setitem(server._brokers[0].handlers, RequestCode.GET_MAX_OFFSET, broken)
+    monkeypatch.setitem(broker_of(server).handlers, RequestCode.GET_MAX_OFFSET, broken)
     response = await broker.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})
     assert (response.code, response.remark) == (1, "KeyError: 'bug'")
     assert "failed" in caplog.text

@@ -11,11 +11,12 @@ from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, Unl
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageQueue
 
+from .inside import broker_of
 from .raw import RawClient
 
 
 class Time:
-    """What the locks see instead of the module ``time``."""
+    """What the locks see instead of ``machine``."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -27,7 +28,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr("rmq_async.embedded.locks.time", time)
+    monkeypatch.setattr("rmq_async.embedded.locks.machine", time)
     return time
 
 
@@ -68,9 +69,9 @@ async def test_locks_end_unless_renewed(server: EmbeddedRocketMQ, broker: RawCli
     time.now += 1
     assert await lock(broker, "c2", 0, 1) == {1}
     time.now += LOCK_LIFE
-    assert len(server._brokers[0].state.locks) == 2
-    server._brokers[0].tick()
-    assert len(server._brokers[0].state.locks) == 0
+    assert len(broker_of(server).state.locks) == 2
+    broker_of(server).tick()
+    assert len(broker_of(server).state.locks) == 0
 
 
 async def test_locks_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:

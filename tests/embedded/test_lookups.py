@@ -15,10 +15,10 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.ids import unpack_offset_id
 from rmq_protocol.stored import decode_messages
 
+from .inside import START, broker_of, log_of
 from .raw import RawClient, oneway, send_fields
 
 QUERY = RequestCode.QUERY_MESSAGE
-START = 1_700_000_000_000
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ async def test_what_is_forgotten_is_not_found(server: EmbeddedRocketMQ, broker: 
     assert await query(broker, "k", "U") == [b"1"]
     server.clear()
     assert await query(broker, "k") == await query(broker, "k", "U") == []
-    assert server._log.memory == len(server._log.keys) == 0
+    assert log_of(server).memory == len(log_of(server).keys) == 0
     write(broker, b"3", KEYS="k")
     assert await query(broker, "k") == [b"3"]
 
@@ -168,7 +168,7 @@ async def test_the_index_counts_against_the_memory_bound() -> None:
             write(broker, b"%d" % number, KEYS=f"all of {number % 7}")
             if number % 1000 == 999:
                 assert await query(broker, "3999") == ([b"3999"] if number == 3999 else [])
-        log = server._log
+        log = log_of(server)
         assert log.memory <= limit
         low = await broker.offset(RequestCode.GET_MIN_OFFSET, "T")
         assert 0 < low < 4000
@@ -228,7 +228,7 @@ async def test_a_message_of_many_keys_is_a_step_of_its_own(broker: RawClient, se
     for _ in range(20):
         write(broker, b"x", KEYS=" ".join(keys))
     await broker.offset(RequestCode.GET_MAX_OFFSET, "T")
-    log = server._log
+    log = log_of(server)
     assert not log.index(5000)
     assert len(log.keys) == 6001
     assert len(await query(broker, keys[-1])) == 20
@@ -272,7 +272,7 @@ async def test_queries_of_those_who_left_or_when_the_server_stops_leave_nothing(
     broker.write(QUERY, fields("1"))
     await broker.writer.drain()
     await server.stop()
-    assert not server._brokers[0]._lookups._waiting
+    assert not broker_of(server)._lookups._waiting
     await server.start()
     async with RawClient(server.brokers["broker-a"]) as again:
         assert await query(again, "nope") == []

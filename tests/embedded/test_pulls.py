@@ -14,6 +14,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader, from_ext
 from rmq_protocol.stored import decode_messages
 
+from .inside import broker_of
 from .raw import RawClient, pull_fields, send_fields
 
 SUSPEND = {"sysFlag": "6"}
@@ -246,11 +247,11 @@ async def test_forgetting_the_held_pulls_of_a_connection_looks_at_no_others_and_
     await broker.create_topic("T")
     answered: list[int] = []
     held = HeldPulls(lambda connection, command, response: answered.append(command.opaque))
-    queue = server._brokers[0].state.topics.ensure("T").queue(0)
+    queue = broker_of(server).state.topics.ensure("T").queue(0)
     header = from_ext(PullMessageRequestHeader, {**pull_fields("T")})
     async with RawClient(server.brokers["broker-a"]) as other:
         await other.ask(9999)
-        first, second = server._brokers[0].listener.connections
+        first, second = broker_of(server).listener.connections
         for opaque in range(600):
             command = RemotingCommand(code=11, opaque=opaque)
             held.hold(Counted(first if opaque % 2 else second, command, header, queue, None), 20_000)
@@ -269,9 +270,9 @@ async def test_a_connection_that_ends_takes_its_held_pulls_along(server: Embedde
     async with RawClient(server.brokers["broker-a"]) as consumer:
         consumer.write(11, pull_fields("T", suspendTimeoutMillis="300", **SUSPEND))
         await asyncio.sleep(0.05)
-        assert len(server._brokers[0].held) == 1
+        assert len(broker_of(server).held) == 1
     await broker.ask(9999)
-    assert len(server._brokers[0].held) == 0
+    assert len(broker_of(server).held) == 0
     await fill(broker, 2)
     await asyncio.sleep(0.4)
     assert (await broker.pull("T")).code == 0

@@ -13,6 +13,7 @@ from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, en
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.stored import decode_messages
 
+from .inside import broker_of, congested
 from .raw import RawClient, oneway, pull_fields, send_fields
 
 TOPIC = "DefaultCluster_REPLY_TOPIC"
@@ -117,7 +118,7 @@ async def test_a_client_that_goes_or_stays_silent_fails_the_reply(
     await asker.request()
     asker.writer.close()
     assert (await broker.read()).code == 1
-    assert len(server._brokers[0].calls) == 0
+    assert len(broker_of(server).calls) == 0
 
 
 async def test_only_the_client_asked_can_answer(server: EmbeddedRocketMQ, broker: RawClient, asker: RawClient) -> None:
@@ -155,7 +156,7 @@ async def test_nothing_is_left_of_requests_when_the_server_stops(
     broker.write(V2, reply(), b"x")
     await asker.request()
     await server.stop()
-    assert len(server._brokers[0].calls) == 0
+    assert len(broker_of(server).calls) == 0
 
 
 async def test_running_information_comes_from_the_client(broker: RawClient, asker: RawClient) -> None:
@@ -213,7 +214,7 @@ async def test_consumers_that_are_not_there_or_too_old_are_1(
 async def test_a_client_that_does_not_read_is_not_asked(server: EmbeddedRocketMQ, broker: RawClient, asker: RawClient) -> None:
     await broker.send("T", bytes(4_000_000))
     asker.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    while not any(each.congested for each in server._brokers[0].listener.connections):
+    while not congested(server):
         asker.write(11, pull_fields("T"))
         await asyncio.sleep(0.01)
     assert (await broker.ask(V2, reply(), b"x")).code == 1

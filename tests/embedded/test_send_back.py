@@ -15,6 +15,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
 
+from .inside import START, broker_of, log_of
 from .raw import UNIQUE_ID, RawClient
 
 BACK = RequestCode.CONSUMER_SEND_MSG_BACK
@@ -25,7 +26,7 @@ ADDED = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON":
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(1_700_000_000_000)
+    return ManualClock(START)
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ async def test_the_settings_of_the_group_say_how_many_retry_queues_there_are(
     await group(broker, retry_queue_nums=0)
     assert (await send_back(broker, message.commit_log_offset)).code == 0
     await clock.advance(7200)
-    assert len(server._log) == 1
+    assert len(log_of(server)) == 1
     await group(broker, retry_queue_nums=3)
     for _ in range(40):
         await send_back(broker, message.commit_log_offset, 1)
@@ -190,13 +191,13 @@ async def test_a_retry_topic_that_nobody_may_write_to_gets_nothing(server: Embed
     await broker.create_topic(RETRY, perm="4")
     refused = await send_back(broker, message.commit_log_offset)
     assert (refused.code, refused.remark) == (16, f"the topic[{RETRY}] sending message is forbidden")
-    assert len(server._log) == 1
+    assert len(log_of(server)) == 1
 
 
 async def test_the_unit_mode_marks_the_retry_topic(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     message = await stored(server, broker)
     await send_back(broker, message.commit_log_offset, unitMode="true")
-    topic = server._brokers[0].state.topics.get(RETRY)
+    topic = broker_of(server).state.topics.get(RETRY)
     assert topic is not None
     assert (topic.config.topic_sys_flag, topic.config.read_queue_nums, topic.config.perm) == (2, 1, 6)
 
@@ -207,7 +208,7 @@ async def test_a_name_that_is_no_groups_is_26(server: EmbeddedRocketMQ, broker: 
     refused = await send_back(broker, message.commit_log_offset, group=name)
     assert refused.code == 26
     assert (refused.remark or "").startswith(f"subscription group not exist, {name} \n")
-    assert len(server._log) == 1
+    assert len(log_of(server)) == 1
 
 
 @pytest.mark.parametrize("offset", [1, -1, 2**63 - 1, -(2**63)])
@@ -215,7 +216,7 @@ async def test_an_offset_without_a_message_is_refused(server: EmbeddedRocketMQ, 
     await stored(server, broker)
     refused = await send_back(broker, offset)
     assert (refused.code, refused.remark) == (1, f"look message by offset failed, {offset}")
-    assert len(server._log) == 1
+    assert len(log_of(server)) == 1
 
 
 async def test_messages_of_other_brokers_cannot_be_sent_back(server: EmbeddedRocketMQ, broker: RawClient) -> None:
@@ -236,7 +237,7 @@ async def test_properties_with_no_room_for_a_retry_are_13(server: EmbeddedRocket
     room = 32767 - len(properties_text({**SENT, **ADDED, "K": ""}))
     message = await stored(server, broker, properties={**SENT, "K": "v" * room})
     assert [(await send_back(broker, message.commit_log_offset, level)).code for level in (1, -1)] == [13, 13]
-    assert len(server._log) == 1
+    assert len(log_of(server)) == 1
 
 
 async def test_retry_topics_count_among_the_topics(
@@ -336,7 +337,7 @@ async def test_sends_to_the_retry_topic_of_a_name_that_is_no_groups_are_26(serve
         refused = await broker.send(name)
         assert refused.code == 26
         assert refused.ext_fields == {"TRACE_ON": "true", "MSG_REGION": "DefaultRegion"}
-    assert len(server._log) == 0
+    assert len(log_of(server)) == 0
 
 
 async def test_old_consumers_retries_of_committed_messages_are_no_half_messages(

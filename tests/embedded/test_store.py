@@ -100,16 +100,9 @@ def packed(draft: Draft, offset: int, position: int, store_time_ms: int, store_h
         draft.queue_id,
         offset,
         position,
-        draft.body,
-        encode_properties(draft.properties),
-        draft.flag,
-        draft.sys_flag,
-        draft.born_time_ms,
-        draft.born_host,
+        draft.content(encode_properties(draft.properties)),
         store_time_ms,
         store_host,
-        draft.reconsume_times,
-        draft.prepared_offset,
     )
 
 

@@ -16,6 +16,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import QueueData, decode_route
 from rmq_protocol.topics import TopicConfig, decode_topic_config
 
+from .inside import broker_of, log_of
 from .raw import RawClient, pull_fields
 
 
@@ -159,11 +160,11 @@ async def test_a_deleted_topic_is_gone_with_all_it_had(server: EmbeddedRocketMQ,
     async with RawClient(server.brokers["broker-a"]) as consumer:
         consumer.write(11, pull_fields("T", 1, sysFlag="6", suspendTimeoutMillis="20000"))
         await consumer.ask(9999)
-        memory = server._log.memory
+        memory = log_of(server).memory
         assert (await broker.ask(delete, {"topic": "T"})).code == 0
         waited = await consumer.read()
         assert (waited.code, (waited.remark or "").splitlines()[0]) == (17, "topic[T] not exist, apply first please! ")
-    assert server._log.memory < memory - 2000
+    assert log_of(server).memory < memory - 2000
     assert len(server.messages("T")) == 0
     assert len(server.messages("U")) == 1
     assert (await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 17
@@ -176,7 +177,7 @@ async def test_a_deleted_topic_is_gone_with_all_it_had(server: EmbeddedRocketMQ,
     for _ in range(3):
         await broker.send("U")
     server.clear()
-    assert server._log.memory == 0
+    assert log_of(server).memory == 0
 
 
 async def test_topics_that_no_user_may_delete(broker: RawClient) -> None:
@@ -190,7 +191,7 @@ async def test_topics_that_no_user_may_delete(broker: RawClient) -> None:
 
 
 async def test_queues_in_use_are_bounded(server: EmbeddedRocketMQ, broker: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq_async.embedded.topics.MAX_QUEUES_IN_USE", server._brokers[0].state.topics.queues_in_use + 2)
+    monkeypatch.setattr("rmq_async.embedded.topics.MAX_QUEUES_IN_USE", broker_of(server).state.topics.queues_in_use + 2)
     await broker.create_topic("T", 8)
     assert [(await broker.pull("T", queue_id)).code for queue_id in range(3)] == [19, 19, 1]
     refused = await broker.send("T", queue=5)

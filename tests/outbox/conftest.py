@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -75,6 +76,16 @@ async def server(clean: None) -> AsyncIterator[EmbeddedRocketMQ]:
 async def producer(server: EmbeddedRocketMQ) -> AsyncIterator[Producer]:
     async with Producer("orders", namesrv=server.namesrv) as started:
         yield started
+
+
+@pytest.fixture
+def make(engine: AsyncEngine, producer: Producer, table: str) -> Callable[..., Outbox]:
+    """Makes outboxes on the test's table, for tests that need settings of their own."""
+
+    def made(**settings: Any) -> Outbox:
+        return Outbox(engine, producer, table=table, **{"poll_interval": 0.02} | settings)
+
+    return made
 
 
 @pytest.fixture

@@ -7,13 +7,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import MetaData, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.outbox import Outbox, OutboxStatus
+from rmq_async.outbox import Outbox, OutboxStatus, outbox_table
+from rmq_async.outbox.relay import Relay
+from rmq_async.outbox.store import Store
 
-__all__ = ["Sessions", "bodies", "on_postgresql", "on_sqlite", "prepare_sqlite", "rows", "settled", "until"]
+__all__ = [
+    "Sessions", "bodies", "on_postgresql", "on_sqlite", "prepare_sqlite", "relay_of", "rows", "settled", "store_of", "until",
+]  # fmt: skip
 
 Sessions = async_sessionmaker[AsyncSession]
 
@@ -53,6 +57,17 @@ async def rows(engine: AsyncEngine, table: str) -> list[Any]:
     """Whole rows, by id."""
     async with engine.connect() as connection:
         return list((await connection.execute(text(f"SELECT * FROM {table} ORDER BY id"))).mappings())
+
+
+def store_of(engine: AsyncEngine, table: str, *, owner: str = "another", lease: float = 60.0) -> Store:
+    """What an outbox on the table asks the database by, for an owner of its own."""
+    return Store(engine, outbox_table(MetaData(), table), owner, lease)
+
+
+def relay_of(outbox: Outbox) -> Relay:
+    """The loops of an outbox that runs."""
+    assert outbox._relay is not None
+    return outbox._relay
 
 
 def bodies(server: EmbeddedRocketMQ, topic: str = "T") -> list[bytes]:

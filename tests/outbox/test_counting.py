@@ -9,7 +9,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 
-from .support import settled
+from .support import settled, store_of
 
 
 async def test_an_outbox_counts_what_it_has_sent_and_not_what_others_have(
@@ -38,7 +38,7 @@ async def test_an_outbox_counts_what_it_has_sent_and_not_what_others_have(
 async def test_what_is_behind_a_failed_message_of_its_key_cannot_be_sent(engine: AsyncEngine, table: str) -> None:
     outbox = Outbox(engine, Producer("g", namesrv="127.0.0.1:1"), table=table)
     await outbox.create_table()
-    store = outbox._store
+    store = store_of(engine, table)
 
     async def add(topic: str, key: str | None = None) -> int:
         async with engine.begin() as connection:

@@ -15,19 +15,14 @@ from sqlalchemy.pool import NullPool
 from rmq_async import ClientStateError, ConfigError, ForkedError, Message, Producer, WrongLoopError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
-from rmq_async.producer.life import ProducerState
+from rmq_async.outbox.store import Store
+from rmq_async.producer import ProducerState
 
-from .support import Sessions, on_postgresql, on_sqlite, rows, settled, until
+from .support import Sessions, on_postgresql, on_sqlite, relay_of, rows, settled, until
 
 
 async def states(engine: AsyncEngine, table: str) -> list[tuple[str, str | None]]:
     return [(row["state"], row["owner"]) for row in await rows(engine, table)]
-
-
-def running(outbox: Outbox) -> Any:
-    relay = outbox._relay
-    assert relay is not None
-    return relay
 
 
 # -- what a stop leaves
@@ -36,7 +31,12 @@ def running(outbox: Outbox) -> Any:
 @pytest.mark.parametrize("method", ["owned", "body"])
 @on_sqlite
 async def test_a_stop_gives_back_what_the_database_was_asked_about(
-    method: str, outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str
+    method: str,
+    outbox: Outbox,
+    sessions: Sessions,
+    engine: AsyncEngine,
+    table: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = asyncio.Event()
 
@@ -44,7 +44,7 @@ async def test_a_stop_gives_back_what_the_database_was_asked_about(
         asked.set()
         await asyncio.sleep(30)
 
-    setattr(outbox._store, method, never)
+    monkeypatch.setattr(Store, method, never)
     size = 100_000 if method == "body" else 10
     if method == "owned":
         async with sessions.begin() as session:
@@ -59,9 +59,14 @@ async def test_a_stop_gives_back_what_the_database_was_asked_about(
 
 @on_sqlite
 async def test_a_stop_gives_back_what_it_had_no_time_to_begin(
-    outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str, server: EmbeddedRocketMQ
+    outbox: Outbox,
+    sessions: Sessions,
+    engine: AsyncEngine,
+    table: str,
+    server: EmbeddedRocketMQ,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    owned = outbox._store.owned
+    owned = Store.owned
 
     async def last(*given: Any) -> Any:
         found = await owned(*given)
@@ -69,7 +74,7 @@ async def test_a_stop_gives_back_what_it_had_no_time_to_begin(
         return found
 
     stopping: list[asyncio.Task[None]] = []
-    outbox._store.owned = last  # type: ignore[method-assign]
+    monkeypatch.setattr(Store, "owned", last)
     async with sessions.begin() as session:
         for key in (None, None, "a", "a", "b"):
             await outbox.add(session, Message("T", b"x", sharding_key=key))
@@ -137,7 +142,7 @@ async def test_a_stop_that_is_cancelled_leaves_no_task(outbox: Outbox, sessions:
     server.stall("broker-b")
     async with sessions.begin() as session:
         await outbox.add(session, Message("T", b"x"))
-    await until(lambda: running(outbox).sending.in_hand == 1)
+    await until(lambda: relay_of(outbox).sending.in_hand == 1)
     before = asyncio.all_tasks()
     stopping = asyncio.create_task(outbox.stop(20.0))
     await asyncio.sleep(0.05)
@@ -169,14 +174,14 @@ def test_an_outbox_belongs_to_its_loop(tmp_path: Path) -> None:
 
     with asyncio.Runner() as first:
         first.run(begin())
-        old = outbox._relay
+        old = relay_of(outbox)
         with asyncio.Runner() as second:
             second.run(elsewhere())
-        assert outbox._relay is old
+        assert relay_of(outbox) is old
 
     async def again() -> None:
         await outbox.start()
-        assert outbox._relay is not old
+        assert relay_of(outbox) is not old
         await outbox.stop()
 
     asyncio.run(again())
@@ -390,9 +395,9 @@ async def test_a_table_that_is_missing_or_another_one_is_told(engine: AsyncEngin
 
 
 async def test_starting_and_stopping_twice_is_harmless(outbox: Outbox, sessions: Sessions) -> None:
-    relay = outbox._relay
+    relay = relay_of(outbox)
     await asyncio.gather(outbox.start(), outbox.start())
-    assert outbox._relay is relay
+    assert relay_of(outbox) is relay
     await asyncio.gather(outbox.stop(), outbox.stop())
     async with sessions.begin() as session:
         await outbox.add(session, Message("T", b"x"))

@@ -13,28 +13,29 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rmq_async import Message, Producer, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
+from rmq_async.outbox.store import Store
 
-from .support import Sessions, on_postgresql, on_sqlite, rows, settled, until
+from .support import Sessions, on_postgresql, on_sqlite, relay_of, rows, settled, store_of, until
 
 
 @on_postgresql
 async def test_a_row_that_somebody_locks_costs_no_hot_loop(
-    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+    make: Any, engine: AsyncEngine, table: str, sessions: Sessions, server: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows behind it are found, taken, and given back."""
-    outbox = Outbox(engine, producer, table=table, poll_interval=0.2, batch_size=2)
+    outbox = make(poll_interval=0.2, batch_size=2)
     await outbox.create_table()
     async with sessions.begin() as session:
         for number in range(3):
             await outbox.add(session, Message("T", b"%d" % number, sharding_key="k"))
-    claim, claims = outbox._store.claim, 0
+    claim, claims = Store.claim, 0
 
     async def counted(*given: Any, **more: Any) -> Any:
         nonlocal claims
         claims += 1
         return await claim(*given, **more)
 
-    outbox._store.claim = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(Store, "claim", counted)
     async with engine.begin() as connection:
         await connection.execute(text(f"SELECT 1 FROM {table} ORDER BY id LIMIT 1 FOR UPDATE"))
         await outbox.start()
@@ -63,8 +64,7 @@ async def test_what_is_added_first_and_committed_last_is_sent_first_where_both_w
     async with sessions() as first, sessions() as second:
         await outbox.add(first, Message("T", b"1", sharding_key="k"))
         await outbox.add(second, Message("T", b"2", sharding_key="k"))
-        relay = outbox._relay
-        assert relay is not None
+        relay = relay_of(outbox)
         relay.sending.room.clear()  # it is busy meanwhile
         await second.commit()
         await first.commit()
@@ -112,7 +112,7 @@ async def test_a_row_that_failed_for_good_holds_back_its_key_and_no_other(
 ) -> None:
     server.fail_next(13)
     await add(sessions, outbox, 3)
-    await until(lambda: bool(outbox._relay and outbox._relay.sending.failures))
+    await until(lambda: bool(relay_of(outbox).sending.failures))
     await add(sessions, outbox, 3, key="other")
     await add(sessions, outbox, 3, topic="Other")
     await until(lambda: len(server.messages("Other")) == 3 and first_seen(server).get("other") == numbered(3))
@@ -128,11 +128,11 @@ async def test_a_relay_waits_for_the_rows_that_another_one_has(
     engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
     await outbox.stop()
-    other = Outbox(engine, producer, table=table)
+    other = store_of(engine, table)
     await add(sessions, outbox, 3)
-    held, _ = await other._store.claim(1, [], only=False, in_hand=[])
+    held, _ = await other.claim(1, [], only=False, in_hand=[])
     assert await outbox.relay_once() == 0
-    await other._store.record([], [], [row.id for row in held])
+    await other.record([], [], [row.id for row in held])
     assert await outbox.relay_once() == 3
     assert [message.body for message in server.messages("T")] == numbered(3)
 

@@ -6,7 +6,7 @@ import pytest
 
 from rmq_async import InvalidMessageError, RocketMQError
 from rmq_async.errors import BrokerError, MessageIllegalError, RequestTimeoutError, SendError, SystemBusyError
-from rmq_async.outbox.policy import LONGEST_PAUSE, LONGEST_PROBE_PAUSE, Troubles, given_up, pause_before, told
+from rmq_async.outbox.policy import LONGEST_PAUSE, LONGEST_PROBE_PAUSE, FailedTopics, error_text, given_up, pause_before
 
 
 def caused(cause: BaseException) -> SendError:
@@ -47,12 +47,12 @@ def test_a_pause_is_never_nothing() -> None:
 
 
 def test_an_error_is_told_on_one_line_and_cut() -> None:
-    assert told(ValueError("a\nb\x00")) == "ValueError: a b\\x00"
-    assert len(told(ValueError("x" * 5000))) < 1100
+    assert error_text(ValueError("a\nb\x00")) == "ValueError: a b\\x00"
+    assert len(error_text(ValueError("x" * 5000))) < 1100
 
 
 def test_a_topic_in_trouble_is_looked_at_ever_more_seldom_until_it_succeeds() -> None:
-    troubles, now, pauses = Troubles(1.0), 100.0, []
+    troubles, now, pauses = FailedTopics(1.0), 100.0, []
     for _ in range(6):
         troubles.failed("T", now, now)
         assert "T" in troubles
@@ -70,14 +70,14 @@ def test_a_topic_in_trouble_is_looked_at_ever_more_seldom_until_it_succeeds() ->
 
 
 def test_sends_that_began_before_the_last_look_count_once() -> None:
-    troubles = Troubles(1.0)
+    troubles = FailedTopics(1.0)
     for _ in range(50):
         troubles.failed("T", 10.0, 11.0)
     assert troubles.next_due() == 12.0
 
 
 def test_a_failure_that_began_before_a_success_says_nothing() -> None:
-    troubles = Troubles(1.0)
+    troubles = FailedTopics(1.0)
     troubles.succeeded("T", 10.0)
     troubles.failed("T", 9.0, 11.0)
     assert troubles.topics() == []
@@ -86,7 +86,7 @@ def test_a_failure_that_began_before_a_success_says_nothing() -> None:
 
 
 def test_topics_in_trouble_do_not_share_it() -> None:
-    troubles = Troubles(1.0)
+    troubles = FailedTopics(1.0)
     troubles.failed("A", 1.0, 1.0)
     troubles.failed("B", 5.0, 5.0)
     assert troubles.due(2.5) == ["A"]
@@ -96,7 +96,7 @@ def test_topics_in_trouble_do_not_share_it() -> None:
 
 def test_troubles_without_failures_are_forgotten() -> None:
     """The rows of 1,000 topics were purged, or another relay sends them: no look says more about them."""
-    troubles = Troubles(1.0)
+    troubles = FailedTopics(1.0)
     for number in range(1000):
         troubles.failed(f"T{number}", 0.0, 1.0)
     troubles.failed("still", 1.0, 1.0)

@@ -14,25 +14,26 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rmq_async import Admin, ConfigError, Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
+from rmq_async.outbox.store import Store
 from rmq_protocol.constants import RequestCode
 
-from .support import Sessions, bodies, on_sqlite, rows, settled, until
+from .support import Sessions, bodies, on_sqlite, relay_of, rows, settled, store_of, until
 
 
 @on_sqlite
 async def test_what_could_not_be_written_for_longer_than_a_lease_is_not_sent_again(
-    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+    make: Any, sessions: Sessions, server: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox(engine, producer, table=table, poll_interval=0.02, lease=0.8)
+    outbox = make(lease=0.8)
     await outbox.create_table()
-    record, until_when = outbox._store.record, monotonic() + 1.2
+    record, until_when = Store.record, monotonic() + 1.2
 
-    async def away(*outcomes: Any) -> None:
+    async def away(*given: Any) -> None:
         if monotonic() < until_when:
             raise OSError("away")
-        await record(*outcomes)
+        await record(*given)
 
-    outbox._store.record = away  # type: ignore[method-assign]
+    monkeypatch.setattr(Store, "record", away)
     async with outbox:
         async with sessions.begin() as session:
             await outbox.add(session, Message("T", b"keyed", sharding_key="k"))
@@ -43,17 +44,17 @@ async def test_what_could_not_be_written_for_longer_than_a_lease_is_not_sent_aga
 
 @on_sqlite
 async def test_a_row_whose_lease_ends_while_it_is_handed_over_is_sent_once(
-    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+    make: Any, engine: AsyncEngine, table: str, sessions: Sessions, server: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox(engine, producer, table=table, poll_interval=0.02, lease=0.8)
+    outbox = make(lease=0.8)
     await outbox.create_table()
-    owned = outbox._store.owned
+    owned = Store.owned
 
     async def slow(*given: Any) -> Any:
         await until(lambda: bool(server.messages("T")))
         return await owned(*given)
 
-    outbox._store.owned = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(Store, "owned", slow)
     server.delay(0.15)
     async with outbox:
         async with sessions.begin() as session:
@@ -92,9 +93,9 @@ async def test_a_large_window_is_not_too_large_for_sqlite(
             connection.driver_connection._conn.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
 
         event.listen(engine.sync_engine, "connect", as_it_comes)
-    in_hand = list(range(10**6, 10**6 + 40_000))
-    assert await outbox._store.blocked(ids[3:], in_hand) == ids[3:]
-    assert await outbox._store.blocked(ids[3:], in_hand + ids) == []
+    in_hand, store = list(range(10**6, 10**6 + 40_000)), store_of(engine, table)
+    assert await store.blocked(ids[3:], in_hand) == ids[3:]
+    assert await store.blocked(ids[3:], in_hand + ids) == []
 
 
 # -- what is due
@@ -129,9 +130,9 @@ async def test_a_pass_sends_up_to_a_batch_of_what_is_due(
 async def test_a_row_is_taken_when_the_lease_of_its_sender_is_over_and_not_before(
     engine: AsyncEngine, producer: Producer, outbox: Outbox, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
-    dead, store = another(engine, producer, table, lease=0.5), outbox._store
+    dead, store = store_of(engine, table, owner="dead", lease=0.5), store_of(engine, table)
     await add(sessions, outbox, Message("T", b"x"))
-    (taken,), _ = await dead._store.claim(10, [], only=False, in_hand=[])
+    (taken,), _ = await dead.claim(10, [], only=False, in_hand=[])
     assert taken.message.body == b"x"
     assert await store.claim(10, [], only=False, in_hand=[]) == ([], [])
     assert await outbox.relay_once() == 0
@@ -190,15 +191,15 @@ async def test_two_outboxes_share_the_work_and_send_nothing_twice(
     pair = [another(engine, producer, table, batch_size=20) for _ in range(2)]
     for each in pair:
         await each.start()
-    relays = [each._relay for each in pair]
+    relays = [relay_of(each) for each in pair]
     await settled(outbox)
     for each in pair:
         await each.stop()
     assert bodies(server) == [message.body for message in messages]
-    shares = [relay.sending.sent for relay in relays if relay is not None]
+    shares = [relay.sending.sent for relay in relays]
     assert sum(shares) == 300
     assert all(shares)
-    assert {relay.sending.in_hand for relay in relays if relay is not None} == {0}
+    assert {relay.sending.in_hand for relay in relays} == {0}
 
 
 @on_sqlite
@@ -363,18 +364,23 @@ async def test_what_is_refused_together_is_sent_one_by_one(
 
 @on_sqlite
 async def test_few_large_bodies_are_in_memory_at_a_time(
-    engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
+    engine: AsyncEngine,
+    producer: Producer,
+    table: str,
+    sessions: Sessions,
+    server: EmbeddedRocketMQ,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outbox = Outbox(engine, producer, table=table, poll_interval=0.02)
     await outbox.create_table()
-    read = outbox._store.body
+    read = Store.body
     send, under_way, most = producer.send, 0, 0
 
-    async def reading(row: int) -> bytes | None:
+    async def reading(store: Store, row: int) -> bytes | None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        return await read(row)
+        return await read(store, row)
 
     async def sending(*given: Any, **options: Any) -> Any:
         nonlocal under_way
@@ -383,7 +389,7 @@ async def test_few_large_bodies_are_in_memory_at_a_time(
         finally:
             under_way -= 1
 
-    outbox._store.body = reading  # type: ignore[method-assign]
+    monkeypatch.setattr(Store, "body", reading)
     producer.send = sending  # type: ignore[method-assign]
     large = [bytes([number]) * 100_000 for number in range(30)]
     async with outbox:

@@ -22,9 +22,9 @@ async def producer(server: EmbeddedRocketMQ) -> Any:
 
 
 @pytest.fixture
-def make(engine: AsyncEngine, producer: Producer, table: str) -> Any:
+def make(make: Any) -> Any:
     def made(**options: Any) -> Outbox:
-        return Outbox(engine, producer, table=table, **{"poll_interval": 0.02, "stuck_after": 0.3} | options)
+        return make(**{"stuck_after": 0.3} | options)
 
     return made
 

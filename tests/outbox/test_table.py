@@ -18,7 +18,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox, outbox_table
 
-from .support import Sessions, rows, settled
+from .support import Sessions, rows, settled, store_of
 
 LISTS = {"ids": [1, 2, 3], "in_hand": [1, 2], "topics": ["T"]}
 GIVEN = {
@@ -64,13 +64,13 @@ async def outbox(engine: AsyncEngine, table: str) -> Outbox:
     ],
 )  # fmt: skip
 async def test_every_look_goes_by_an_index(name: str, index: str, outbox: Outbox, engine: AsyncEngine, table: str) -> None:
-    statements = outbox._store.statements
+    statements = store_of(engine, table).statements
     statement = statements.claim(only=name == "claim_only") if name.startswith("claim") else getattr(statements, name)
     assert f"ix_{table}_{index}" in await plan(outbox, engine, statement)
 
 
 async def test_a_purge_looks_at_old_rows_alone(outbox: Outbox, engine: AsyncEngine, table: str) -> None:
-    found = await plan(outbox, engine, outbox._store.statements.purge)
+    found = await plan(outbox, engine, store_of(engine, table).statements.purge)
     told = {"sqlite": f"ix_{table}_sent (updated<?)", "postgresql": "Index Cond: (updated <= "}
     assert told[engine.dialect.name] in found
 
@@ -97,7 +97,7 @@ async def test_the_table_can_be_one_of_the_service(engine: AsyncEngine, table: s
         await connection.run_sync(metadata.create_all)
     async with engine.connect() as connection:
         assert await connection.run_sync(differences, metadata, table) == []
-    await Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"), table=table)._store.probe()
+    await store_of(engine, table).probe()
 
 
 async def test_a_table_that_is_there_is_left_as_it_is(

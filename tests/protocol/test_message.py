@@ -105,6 +105,9 @@ def test_reserved_names_are_those_of_java() -> None:
         {"flag": 2**31},
         {"flag": -(2**31) - 1},
         {"flag": "1"},
+        {"flag": None},
+        {"flag": None, "tags": "t"},
+        {"flag": 0.0, "keys": "k"},
         {"delay_level": -1},
         {"delay_level": 2**31},
         {"delay_level": "3"},
@@ -245,3 +248,45 @@ def test_keys_and_sharding_key_of_a_received_message() -> None:
     assert message.sharding_key == "s"
     assert received().keys == ()
     assert received().tags is None
+
+
+TEXTS = st.one_of(
+    visible_texts,
+    st.text(max_size=6),
+    st.sampled_from(["", " ", "a b", "  a", "\t", "\x04", "\x01", "\u3000", "ä", "\ud800", "UNIQ_KEY", "KEYS"]),
+)
+
+
+class Text(str):
+    """A text that is no plain str."""
+
+
+def outcome(**fields: Any) -> Any:
+    """The message's fields, or the error's text with the types of texts left out."""
+    try:
+        message = Message("T", b"x", **fields)
+    except InvalidMessageError as error:
+        return str(error)
+    return message, type(message.keys), message_properties(message, "id")
+
+
+@fuzz
+@given(
+    tags=st.none() | TEXTS,
+    keys=st.none() | TEXTS,
+    properties=st.none() | st.dictionaries(TEXTS, TEXTS, max_size=3),
+    sharding_key=st.none() | TEXTS,
+)
+def test_texts_checked_together_and_one_by_one_have_one_outcome(
+    tags: str | None, keys: str | None, properties: dict[str, str] | None, sharding_key: str | None
+) -> None:
+    """A subclass of str is checked field by field, and kept as a plain text."""
+    fields: dict[str, Any] = {"tags": tags, "properties": properties, "sharding_key": sharding_key}
+    others = {
+        "tags": None if tags is None else Text(tags),
+        "properties": None if properties is None else {Text(name): Text(value) for name, value in properties.items()},
+        "sharding_key": None if sharding_key is None else Text(sharding_key),
+    }
+    if keys is not None:
+        fields["keys"], others["keys"] = keys, Text(keys)
+    assert outcome(**fields) == outcome(**others)

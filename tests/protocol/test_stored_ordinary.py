@@ -12,7 +12,7 @@ from strategies_messages import damaged, encode, fuzz, stored_records
 from test_stored import DAMAGE
 
 from rmq_protocol.message import MessageExt, MessageQueue
-from rmq_protocol.stored import Block, decode_messages, decode_pull, encode_stored
+from rmq_protocol.stored import MessageBlock, decode_messages, decode_pull, encode_stored
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 TEXTS = [
@@ -46,7 +46,7 @@ def outcome(block: bytes, **options: Any) -> tuple[Any, ...]:
 def check_same(block: bytes, **options: Any) -> None:
     fast = outcome(block, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Block, "_ordinary", lambda _, position: position)
+        patch.setattr(MessageBlock, "_ordinary", lambda _, position: position)
         assert outcome(block, **options) == fast
 
 

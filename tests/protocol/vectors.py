@@ -128,15 +128,15 @@ class Suite:
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
-        self._handlers: dict[tuple[str, str], Handler] = {}
+        self.handlers: dict[tuple[str, str], Handler] = {}
 
     def handles(self, kind: str, *types: str) -> Callable[[Handler], Handler]:
         assert kind in self.kinds
 
         def register(handler: Handler) -> Handler:
             for case_type in types:
-                assert (kind, case_type) not in self._handlers
-                self._handlers[kind, case_type] = handler
+                assert (kind, case_type) not in self.handlers
+                self.handlers[kind, case_type] = handler
             return handler
 
         return register
@@ -163,7 +163,7 @@ class Suite:
             return Outcome.WAITS
         if case.subject in LEFT_OUT:
             return Outcome.LEFT_OUT
-        handler = self._handlers.get((case.kind, case.type))
+        handler = self.handlers.get((case.kind, case.type))
         if handler is None:
             raise LookupError(f"case type {case.type!r} of kind {case.kind!r} is neither handled nor waiting")
         return handler(case) or Outcome.EQUAL

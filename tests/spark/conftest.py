@@ -59,20 +59,20 @@ class Loop:
     """An event loop in a thread, for tests that are no coroutines: Spark's calls wait."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tests")
-        self._thread.start()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="tests")
+        self.thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
         return self.start(work).result(timeout)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
 
 
 def resume(loop: Loop, servers: EmbeddedRocketMQ) -> None:
@@ -90,10 +90,10 @@ class Topics:
     def __init__(self, loop: Loop, namesrv: str) -> None:
         self.namesrv = namesrv
         self.loop = loop
-        self._numbers = count()
+        self.numbers = count()
 
     def make(self, queues: int = 4, name: str | None = None) -> str:
-        topic = name or f"spark-{os.getpid()}-{next(self._numbers)}"
+        topic = name or f"spark-{os.getpid()}-{next(self.numbers)}"
 
         async def make() -> None:
             async with Admin(namesrv=self.namesrv) as admin:

@@ -19,6 +19,7 @@ from rmq_async.spark.options import read_options
 from rmq_async.spark.planning import Range
 from rmq_async.spark.reading import BatchReader, PushingReader, Slice, StreamReader
 
+from ..embedded.inside import broker_of
 from .conftest import Loop
 
 __all__ = ["Broker", "Planner", "batch", "offsets", "ranges_of", "rows_of", "worker_of_its_own"]
@@ -45,8 +46,8 @@ class Broker:
     def __init__(self, loop: Loop, brokers: int = 1) -> None:
         self.loop = loop
         self.servers = EmbeddedRocketMQ(brokers=brokers)
-        self._sent = 0
-        self._ports: dict[str, int] = {}
+        self.sent = 0
+        self.ports: dict[str, int] = {}
         loop.run(self.servers.start())
 
     @property
@@ -58,13 +59,12 @@ class Broker:
 
     def lose(self, name: str) -> None:
         """A broker ends."""
-        (broker,) = (each for each in self.servers._brokers if each.name == name)
-        self._ports[name] = broker.listener.port
+        broker = broker_of(self.servers, name)
+        self.ports[name] = broker.listener.port
         self.loop.run(broker.stop())
 
     async def regain(self, name: str) -> None:
-        (broker,) = (each for each in self.servers._brokers if each.name == name)
-        await broker.start("127.0.0.1", self._ports[name])
+        await broker_of(self.servers, name).start("127.0.0.1", self.ports[name])
 
     def topic(self, name: str, queues: int = 1, **settings: Any) -> None:
         async def make() -> None:
@@ -82,8 +82,8 @@ class Broker:
 
     def send(self, topic: str, count: int, queue: tuple[str, int] = ("broker-a", 0), **fields: Any) -> list[str]:
         """The bodies."""
-        bodies = [str(self._sent + number) for number in range(count)]
-        self._sent += count
+        bodies = [str(self.sent + number) for number in range(count)]
+        self.sent += count
 
         async def send() -> None:
             async with Producer("sends", namesrv=self.namesrv, namespace=fields.pop("namespace", None)) as producer:

@@ -22,7 +22,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ClientStateError, ConfigError, NameServerError
 from rmq_async.spark import worker as workers
-from rmq_async.spark.connection import Access, access_of, client_config
+from rmq_async.spark.connection import Access, AccessOptions, access_of, client_config
 from rmq_async.spark.options import read_options, write_options
 from rmq_async.spark.worker import worker
 from rmq_protocol.constants import RequestCode
@@ -39,8 +39,8 @@ BARE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def access(**given: object) -> Access:
-    return access_of(**{**BARE, **given})
+def access(**given: Any) -> Access:
+    return access_of(AccessOptions(**{**BARE, **given}))
 
 
 class TestAccess:
@@ -72,7 +72,7 @@ class TestAccess:
             ({"server_name": "x"}, "option tlsServerName needs tls"),
             (
                 {"tls_verify": False, "tls_files": ("ca", None, None)},
-                "option tlsCaFile says whom to trust, and tlsVerify=false",
+                "option tlsCaFile verifies servers, tlsVerify=false",
             ),
             ({"nameserver": "nowhere"}, "name server address 'nowhere' is not host:port"),
         ],

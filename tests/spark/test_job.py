@@ -118,16 +118,16 @@ class Trial:
     DESCRIPTION = "A trial."
 
     def __init__(self, outcome: Any) -> None:
-        self._outcome = outcome
+        self.outcome = outcome
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--n", type=job.whole_number(1, 9))
 
     def run(self, spark: Any, given: argparse.Namespace, progress: job.Progress) -> Any:
         progress({"messages": given.n, "left": None})
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
 
 
 def run(outcome: Any, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -293,7 +293,7 @@ class Reading(Trial):
     """A session's thread finds the format; the outcome is how many messages there are."""
 
     def run(self, spark: Any, given: argparse.Namespace, progress: job.Progress) -> Any:
-        rows = spark.read.format("rocketmq").options(**self._outcome).load().count()
+        rows = spark.read.format("rocketmq").options(**self.outcome).load().count()
         return Done(rows, False, NOON, {})
 
 

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from rmq_async.errors import ConfigError
-from rmq_async.spark.plain import HIDING, plainly, plainly_iterated, sentence
+from rmq_async.spark.short_errors import HIDING, sentence, short_errors, short_errors_iterated
 from rmq_async.spark.source import RocketMQDataSource
 
 from .conftest import Topics
@@ -136,12 +136,12 @@ class TestTheWayOut:
 
         monkeypatch.setattr(os, "environ", {"PATH": ""})
         with pytest.raises(ConfigError):
-            plainly(wrong)()
+            short_errors(wrong)()
         assert HIDING not in os.environ
 
         monkeypatch.setattr(os, "environ", {"PYTHON_WORKER_FACTORY_SECRET": "x"})
         with pytest.raises(ConfigError, match="told"):
-            plainly(wrong)()
+            short_errors(wrong)()
         assert os.environ[HIDING] == "1"
 
     def test_bugs_keep_theirs(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ class TestTheWayOut:
 
         monkeypatch.setattr(os, "environ", {"PYTHON_WORKER_FACTORY_SECRET": "x"})
         with pytest.raises(KeyError):
-            list(plainly_iterated(steps)())
+            list(short_errors_iterated(steps)())
         assert HIDING not in os.environ
 
     def test_the_sentence_is_found_in_what_spark_says(self) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from rmq_async.errors import ConfigError
 from rmq_async.spark import OPTIONS, source, worker
 from rmq_async.spark.options import ReadOptions, read_options, write_options
-from rmq_async.spark.pushing import SLACK_MS, Pushed, pushed
+from rmq_async.spark.pushdown import SLACK_MS, PushedFilters, push_down
 from rmq_async.spark.reading import BatchReader, PushingReader, StreamReader
 from rmq_async.spark.source import RocketMQDataSource
 from rmq_protocol.message import MessageQueue
@@ -214,14 +214,14 @@ def instant(milliseconds: int) -> Any:
 class TestPushed:
     def test_tags(self) -> None:
         equal, several = EqualTo(("tags",), "a"), In(("tags",), ("a", "b"))
-        assert pushed([equal]).tags_with("*") == "a"
-        assert pushed([several]).tags_with("*") == "a || b"
-        assert pushed([several]).tags_with("b || c") == "b"
-        assert pushed([several, equal]).tags_with("*") == "a"
-        assert pushed([several]).tags_with("c") is None
-        assert pushed([]).tags_with("c") == "c"
+        assert push_down([equal]).tags_with("*") == "a"
+        assert push_down([several]).tags_with("*") == "a || b"
+        assert push_down([several]).tags_with("b || c") == "b"
+        assert push_down([several, equal]).tags_with("*") == "a"
+        assert push_down([several]).tags_with("c") is None
+        assert push_down([]).tags_with("c") == "c"
         for value in ("a || b", " a", "", "*", 5):
-            assert pushed([EqualTo(("tags",), value)]) == Pushed(), value
+            assert push_down([EqualTo(("tags",), value)]) == PushedFilters(), value
 
     def test_queues_and_offsets(self) -> None:
         filters: list[Filter] = [
@@ -231,20 +231,20 @@ class TestPushed:
             GreaterThanOrEqual(("offset",), 12),
             LessThanOrEqual(("offset",), 20),
         ]
-        found = pushed(filters)
+        found = push_down(filters)
         assert found.wants(QUEUE)
         assert not found.wants(QUEUE._replace(queue_id=3))
         assert not found.wants(QUEUE._replace(topic="u"))
-        assert not pushed([EqualTo(("queueId",), 1), EqualTo(("queueId",), 2)]).wants(QUEUE)
+        assert not push_down([EqualTo(("queueId",), 1), EqualTo(("queueId",), 2)]).wants(QUEUE)
         assert found.within(0, 100) == (12, 21)
         assert found.within(15, 18) == (15, 18)
 
     def test_times_are_taken_wider(self) -> None:
-        found = pushed(
+        found = push_down(
             [GreaterThan(("storeTimestamp",), instant(1_000_000)), LessThanOrEqual(("storeTimestamp",), instant(2_000_000))]
         )
         assert found.stored == (1_000_000 - SLACK_MS, 2_000_000 + SLACK_MS)
-        assert pushed([EqualTo(("storeTimestamp",), instant(5))]).stored == (0, 5 + SLACK_MS)
+        assert push_down([EqualTo(("storeTimestamp",), instant(5))]).stored == (0, 5 + SLACK_MS)
 
     def test_others_say_nothing(self) -> None:
         others: list[Filter] = [
@@ -255,4 +255,4 @@ class TestPushed:
             EqualTo(("storeTimestamp",), instant(5).replace(tzinfo=None)),
             GreaterThan(("bornTimestamp",), instant(5)),
         ]
-        assert pushed(others) == Pushed()
+        assert push_down(others) == PushedFilters()

@@ -28,6 +28,7 @@ from rmq_protocol.headers import PullMessageRequestHeader
 
 from ..client.support import FakeNameServer, route
 from ..consumer.support import ScriptedBroker, record
+from ..embedded.inside import broker_of
 from .conftest import Loop, Topics
 
 BROKER = "broker-a"
@@ -294,7 +295,7 @@ def test_leaving_early_ends_the_pulls(here: Worker, embedded_topics: Topics, mon
 
 
 def _records(servers: EmbeddedRocketMQ, topic: str) -> list[bytes]:
-    queue = servers._brokers[0].state.topics.find_queue(topic, 0)
+    queue = broker_of(servers).state.topics.find_queue(topic, 0)
     assert queue is not None
     return queue._records
 

@@ -24,7 +24,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql import Observation
 
 from rmq_async.spark.pipelines import reconcile as pipeline
-from rmq_async.spark.pipelines.given import options_for, window
+from rmq_async.spark.pipelines import reconcile_frames
+from rmq_async.spark.pipelines.arguments import options_for, window
 from rmq_async.spark.pipelines.job import parser
 
 # -- without Spark
@@ -211,13 +212,13 @@ def test_edges_of_a_window_have_slack_on_both_sides(spark: SparkSession) -> None
     left = spark.createDataFrame(rows, "name string, key string, state string, at timestamp").coalesce(1)
     right = spark.createDataFrame(messages, f"{columns}, properties map<string,string>, storeTimestamp timestamp").coalesce(1)
     by = "property:outbox"
-    expected = pipeline._rows(left, by, table, *window, timedelta(seconds=10))
+    expected = reconcile_frames.table_rows(left, by, table, *window, timedelta(seconds=10))
     seen = Observation()
-    joined = expected.join(pipeline._messages(right, by, *window), "identity", "full_outer")
-    found = pipeline._findings(joined, seen, by).collect()
+    joined = expected.join(reconcile_frames.topic_messages(right, by, *window), "identity", "full_outer")
+    found = reconcile_frames.findings_of(joined, seen, by).collect()
     assert sorted((row.kind, row.id, row["count"], row.places) for row in found) == [
         ("duplicate", "early", 2, ["t/b/0/1", "t/b/0/5"]), ("missing", "lost", 0, []), ("unknown", "odd", 1, ["t/b/0/3"]),
     ]  # fmt: skip
     counts = seen.get
     assert (counts["messages"], counts["messages_without_id"], counts["matched"], counts["copies"]) == (5, 1, 3, 1)
-    assert pipeline._totals(expected)["without_id"] == 1
+    assert reconcile_frames.totals_of(expected)["without_id"] == 1

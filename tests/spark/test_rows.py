@@ -17,9 +17,10 @@ from rmq_protocol.properties import RESERVED_NAMES, decode_properties
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+from rmq_async.producer.prepared import encoded_batch  # noqa: E402
 from rmq_async.spark.options import WriteOptions, write_options  # noqa: E402
 from rmq_async.spark.rows import DROPPED_PROPERTIES, Block, blocks_of  # noqa: E402
-from rmq_async.spark.units import _encoded, cuts  # noqa: E402
+from rmq_async.spark.sink_requests import cuts  # noqa: E402
 
 TYPES = {
     "queueId": pa.int32(),
@@ -247,7 +248,7 @@ def test_cuts_fill_units_and_lose_nothing() -> None:
 def test_a_batch_is_encoded_as_the_codec_does_it_and_fits_the_size_that_was_reckoned() -> None:
     bodies, ids = ["a" * 10, "bb", "bb", "ö"], [f"{number:032X}" for number in range(4)]
     block = block_of(batch(bodies, tags=["t", "t", None, "ü"], keys=["k", "k l", None, "k"], flag=[0, 1, 1, 0]))
-    encoded = _encoded(block.bodies, block.texts, ids, block.flags or [])
+    encoded = encoded_batch(block.bodies, block.texts, ids, block.flags or [])
     assert len(encoded) <= sum(block.sizes)
     messages = [
         Message("t", body.encode(), tags=tags, keys=keys or (), flag=flag, properties={"RMQ_SPARK_ID": f"job:0:3:{row}"})

@@ -23,11 +23,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from rmq_async.errors import RocketMQError
-from rmq_async.spark import worker as workers
 from rmq_async.spark.source import RocketMQDataSource
 from rmq_async.spark.writing import Sent
 
 from .conftest import Topics
+from .scripted import worker_of_its_own
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,12 +41,10 @@ def found_in(seen: dict[str, str]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone() -> Iterator[None]:
     """This process has no clients of the source before, and none after."""
-    monkeypatch.setattr(workers, "_worker", None)
-    yield
-    if workers._worker is not None:
-        workers._worker.close()
+    with worker_of_its_own():
+        yield
 
 
 @pytest.mark.usefixtures("alone")

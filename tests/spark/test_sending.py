@@ -31,6 +31,7 @@ from .conftest import Loop, Topics, resume
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+from rmq_async.spark import sending as sending_module  # noqa: E402
 from rmq_async.spark.options import WriteOptions, write_options  # noqa: E402
 from rmq_async.spark.rows import blocks_of  # noqa: E402
 from rmq_async.spark.sending import IN_FLIGHT_BYTES, Sending  # noqa: E402
@@ -358,7 +359,7 @@ def test_an_error_nobody_thought_of_is_no_silent_loss(
     async def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(producer, "deliver", broken)
+    monkeypatch.setattr(sending_module, "send_prepared", broken)
     for block in blocks_of(iter([rows(3)]), options, "job:0", 0):
         with suppress(KeyError):
             sending.send(block)

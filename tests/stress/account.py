@@ -99,11 +99,11 @@ class Account:
             copies[number].append((topic, record))
             broken += _content(entry, record)
         for entry in self.entries.values():
-            broken += self._of_one(entry, [record for _, record in copies[entry.number]])
-        broken += self._order()
+            broken += self.of_one(entry, [record for _, record in copies[entry.number]])
+        broken += self.order()
         return broken
 
-    def _of_one(self, entry: Entry, records: list[StoredRecord]) -> Iterable[str]:
+    def of_one(self, entry: Entry, records: list[StoredRecord]) -> Iterable[str]:
         many = len(records)
         if entry.end == "open":
             yield f"never ended: {entry.name}"
@@ -125,16 +125,16 @@ class Account:
         if len({record.properties.get("UNIQ_KEY") for record in records}) > 1:
             yield f"copies with different unique ids: {entry.name}"
         if entry.end not in ("open", "cancelled", "stopped") and entry.ended - entry.started > entry.timeout + SLACK:
-            late = entry.ended - entry.started - entry.timeout - self._blocked(entry.started, entry.ended) - entry.grace
+            late = entry.ended - entry.started - entry.timeout - self.blocked(entry.started, entry.ended) - entry.grace
             if late > SLACK:
                 yield f"ended {late:.2f} s after its {entry.timeout} s: {entry.name}"
         if entry.mode.startswith("async") and len(entry.calls) != 1 and entry.end != "refused":
             yield f"callbacks {entry.calls}: {entry.name}"
 
-    def _blocked(self, start: float, end: float) -> float:
+    def blocked(self, start: float, end: float) -> float:
         return sum(max(0.0, min(end, until) - max(start, since)) for since, until in self.pauses)
 
-    def _order(self) -> Iterable[str]:
+    def order(self) -> Iterable[str]:
         """What was acknowledged in one queue, of one producer's calls with an order: stored as it was called."""
         queues: dict[tuple[str, str, str, int], list[Entry]] = defaultdict(list)
         for entry in self.entries.values():

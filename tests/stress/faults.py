@@ -31,8 +31,8 @@ class Faults:
         self.met: Counter[str] = Counter()
         self.draw = random.Random(seed)
         self.proxy = proxy
-        self._account = account
-        self._under_way: set[str] = set()
+        self.account = account
+        self.under_way: set[str] = set()
 
     def ways(self) -> list[Callable[[], Awaitable[None]]]:
         return [
@@ -51,84 +51,84 @@ class Faults:
             if self.draw.random() < 0.2:
                 chosen.append(self.draw.choice(ways))
             turn += 1
-            await asyncio.gather(*[self._meet(way) for way in chosen])
+            await asyncio.gather(*[self.meet(way) for way in chosen])
 
-    async def _meet(self, way: Callable[[], Awaitable[None]]) -> None:
+    async def meet(self, way: Callable[[], Awaitable[None]]) -> None:
         """Only once at a time, so that none takes back what another one does."""
         kind = "server" if way.__name__ in SERVER_FAULTS else way.__name__
-        if kind in self._under_way:
+        if kind in self.under_way:
             return
-        self._under_way.add(kind)
+        self.under_way.add(kind)
         self.met[way.__name__] += 1
         try:
             await way()
         finally:
-            self._under_way.discard(kind)
+            self.under_way.discard(kind)
 
-    def _one(self) -> FaultProxy:
+    def one(self) -> FaultProxy:
         names = sorted(self.proxy.brokers)
         if self.draw.random() < 0.1:
             return self.proxy.name_servers[0]
         return self.proxy.brokers[self.draw.choice(names)]
 
     async def reset(self) -> None:
-        self._one().reset()
+        self.one().reset()
 
     async def close(self) -> None:
-        self._one().close()
+        self.one().close()
 
     async def cut(self) -> None:
         """A connection ends after so many bytes, in the middle of a frame."""
-        one = self._one()
+        one = self.one()
         direction = self.draw.choice((one.to_client, one.to_server))
         direction.cut_after(self.draw.randrange(1, 20_000), reset=self.draw.random() < 0.5, times=self.draw.randint(1, 3))
 
     async def slow(self) -> None:
-        one = self._one()
+        one = self.one()
         direction = self.draw.choice((one.to_client, one.to_server))
         direction.latency(self.draw.choice((0.02, 0.1, 0.6)), jitter=0.05)
-        await self._for_a_while()
+        await self.for_a_while()
         direction.latency(0)
 
     async def sliced(self) -> None:
-        one = self._one()
+        one = self.one()
         one.to_client.slice(self.draw.choice((7, 100, 1000)))
         await asyncio.sleep(0.3)
         one.to_client.slice(None)
 
     async def narrow(self) -> None:
-        one = self._one()
+        one = self.one()
         one.to_server.bandwidth(200_000)
-        await self._for_a_while()
+        await self.for_a_while()
         one.to_server.bandwidth(None)
 
     async def stalled(self) -> None:
-        one = self._one()
+        one = self.one()
         one.stall()
-        await self._for_a_while()
+        await self.for_a_while()
         one.resume()
 
     async def deaf(self) -> None:
         """Requests arrive and are served; their answers do not come."""
-        one = self._one()
+        one = self.one()
         one.to_client.stall()
-        await self._for_a_while()
+        await self.for_a_while()
         one.to_client.resume()
 
     async def refused(self) -> None:
         """The port is closed for a while."""
-        one = self._one()
+        one = self.one()
         await one.stop()
-        await self._for_a_while()
+        await self.for_a_while()
         await one.start()
 
     async def blocked(self) -> None:
         """Somebody's code blocks the loop."""
         since = monotonic()
         time.sleep(self.draw.choice((0.05, 0.2, 0.7)))
-        self._account.pauses.append((since, monotonic()))
+        self.account.pauses.append((since, monotonic()))
 
-    async def _for_a_while(self) -> None:
+    async def for_a_while(self) -> None:
         await asyncio.sleep(self.draw.choice((0.1, 0.5, 1.5, 4.0)))
 
 
@@ -137,7 +137,7 @@ class EmbeddedFaults(Faults):
 
     def __init__(self, server: EmbeddedRocketMQ, topic: str, proxy: ClusterProxy, account: Account, seed: str) -> None:
         super().__init__(proxy, account, seed)
-        self._server, self._topic = server, topic
+        self.server, self.topic = server, topic
 
     def ways(self) -> list[Callable[[], Awaitable[None]]]:
         own = [self.fails, self.fails, self.illegal, self.delayed, self.stopped, self.dropped, self.queues]
@@ -145,32 +145,32 @@ class EmbeddedFaults(Faults):
 
     async def fails(self) -> None:
         request = self.draw.choice((None, *SEND_REQUESTS))
-        self._server.fail_next(self.draw.choice(CODES), self.draw.choice((1, 5, 40)), request=request)
+        self.server.fail_next(self.draw.choice(CODES), self.draw.choice((1, 5, 40)), request=request)
 
     async def illegal(self) -> None:
         """A batch that is refused is sent again in parts."""
-        self._server.fail_next(self.draw.choice(REFUSED_CODES), self.draw.choice((1, 2)), request=320)
+        self.server.fail_next(self.draw.choice(REFUSED_CODES), self.draw.choice((1, 2)), request=320)
 
     async def delayed(self) -> None:
-        name = self.draw.choice(sorted(self._server.brokers))
-        self._server.delay(self.draw.choice((0.01, 0.2, 1.0)), broker=name)
-        await self._for_a_while()
-        self._server.delay(0, broker=name)
+        name = self.draw.choice(sorted(self.server.brokers))
+        self.server.delay(self.draw.choice((0.01, 0.2, 1.0)), broker=name)
+        await self.for_a_while()
+        self.server.delay(0, broker=name)
 
     async def stopped(self) -> None:
-        name = self.draw.choice([*sorted(self._server.brokers), "namesrv"])
-        self._server.stall(name)
-        await self._for_a_while()
-        self._server.resume(name)
+        name = self.draw.choice([*sorted(self.server.brokers), "namesrv"])
+        self.server.stall(name)
+        await self.for_a_while()
+        self.server.resume(name)
 
     async def dropped(self) -> None:
-        self._server.drop_connections(self.draw.choice(sorted(self._server.brokers)))
+        self.server.drop_connections(self.draw.choice(sorted(self.server.brokers)))
 
     async def queues(self) -> None:
         """An operator takes away queues to write to, or gives them back."""
-        for address in self._server.brokers.values():
+        for address in self.server.brokers.values():
             with contextlib.suppress(LookupError, OSError, EOFError):  # another fault has met this request
-                await set_write_queues(address, self._topic, self.draw.choice((2, 4, 8)), 8)
+                await set_write_queues(address, self.topic, self.draw.choice((2, 4, 8)), 8)
 
 
 class RealFaults(Faults):
@@ -178,24 +178,24 @@ class RealFaults(Faults):
 
     def __init__(self, cluster: RealCluster, proxy: ClusterProxy, account: Account, seed: str) -> None:
         super().__init__(proxy, account, seed)
-        self._cluster = cluster
+        self.cluster = cluster
 
     def ways(self) -> list[Callable[[], Awaitable[None]]]:
         return [self.killed, self.paused, *super().ways(), self.ended]
 
     async def killed(self) -> None:
-        broker = self.draw.choice(self._cluster.brokers)
+        broker = self.draw.choice(self.cluster.brokers)
         await broker.kill()
-        await self._for_a_while()
+        await self.for_a_while()
         await broker.start()
 
     async def ended(self) -> None:
-        broker = self.draw.choice(self._cluster.brokers)
+        broker = self.draw.choice(self.cluster.brokers)
         await broker.stop()
         await broker.start()
 
     async def paused(self) -> None:
-        server = self.draw.choice(self._cluster.servers)
+        server = self.draw.choice(self.cluster.servers)
         server.pause()
-        await self._for_a_while()
+        await self.for_a_while()
         server.resume()

@@ -45,8 +45,8 @@ class RawConnection:
     """One connection to a server, one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._opaques = itertools.count(1)
+        self.reader, self.writer = reader, writer
+        self.opaques = itertools.count(1)
 
     @classmethod
     async def open(cls, address: str) -> RawConnection:
@@ -54,7 +54,7 @@ class RawConnection:
         return cls(*await asyncio.open_connection(host, int(port)))
 
     async def ask(self, code: int, fields: dict[str, str]) -> tuple[dict[str, Any], bytes]:
-        opaque = next(self._opaques)
+        opaque = next(self.opaques)
         header = {
             "code": code,
             "language": "JAVA",
@@ -65,19 +65,19 @@ class RawConnection:
             "extFields": fields,
         }
         data = json.dumps(header).encode()
-        self._writer.write(struct.pack(">ii", 4 + len(data), len(data)) + data)
+        self.writer.write(struct.pack(">ii", 4 + len(data), len(data)) + data)
         while True:
-            length, header_length = struct.unpack(">iI", await asyncio.wait_for(self._reader.readexactly(8), 20))
+            length, header_length = struct.unpack(">iI", await asyncio.wait_for(self.reader.readexactly(8), 20))
             header_length &= 0xFFFFFF
-            answer = json.loads(await self._reader.readexactly(header_length))
-            body = await self._reader.readexactly(length - 4 - header_length)
+            answer = json.loads(await self.reader.readexactly(header_length))
+            body = await self.reader.readexactly(length - 4 - header_length)
             if answer["opaque"] == opaque and answer["flag"] & 1:
                 return answer, body
 
     async def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
         with contextlib.suppress(OSError):  # reset by a fault
-            await self._writer.wait_closed()
+            await self.writer.wait_closed()
 
 
 async def read_topic(namesrv: str, topic: str, addresses: dict[str, str] | None = None) -> list[StoredRecord]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Self
+
+from ..waiting import until as until
 
 
 class Echo:
@@ -15,35 +16,35 @@ class Echo:
         self.received: list[bytearray] = []
         self.ends: list[str] = []
         """How each connection ended: "eof" or "reset"."""
-        self._source = source
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.source = source
+        self.tasks: set[asyncio.Task[None]] = set()
         self.address = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
+        self.server.close()
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self.serve(reader, writer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kept = bytearray()
         self.received.append(kept)
         try:
-            if self._source is not None:
-                writer.write(bytes(self._source))
+            if self.source is not None:
+                writer.write(bytes(self.source))
             while data := await reader.read(65536):
                 kept += data
-                if self._source is None:
+                if self.source is None:
                     writer.write(data)
                     await writer.drain()
             self.ends.append("eof")
@@ -57,10 +58,10 @@ class Echo:
 
 class Client:
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
 
     async def __aenter__(self) -> Self:
-        host, _, port = self._address.rpartition(":")
+        host, _, port = self.address.rpartition(":")
         self.reader, self.writer = await asyncio.open_connection(host, int(port))
         return self
 
@@ -83,9 +84,3 @@ class Client:
         except ConnectionError:
             return bytes(found), "reset"
         return bytes(found), "eof"
-
-
-async def until(condition: Callable[[], object], timeout: float = 5.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)

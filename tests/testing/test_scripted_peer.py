@@ -53,7 +53,7 @@ class Raw(Client):
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
-        self._decoder = FrameDecoder()
+        self.decoder = FrameDecoder()
 
     def send(self, code: int, body: bytes = b"", *, opaque: int = 1, flag: int = 0, **fields: str | None) -> None:
         command = RemotingCommand(code=code, opaque=opaque, flag=flag, ext_fields=fields or None, body=body)
@@ -61,7 +61,7 @@ class Raw(Client):
 
     async def answer(self) -> RemotingCommand:
         async with asyncio.timeout(5):
-            while not (frames := self._decoder.feed(await self.reader.read(65536))):
+            while not (frames := self.decoder.feed(await self.reader.read(65536))):
                 pass
         (frame,) = frames
         return decode_command(frame)
@@ -325,7 +325,7 @@ def test_pieces_of_no_size_are_refused(pieces: Any) -> None:
 
 async def test_a_transcript_is_played_once() -> None:
     peer = ScriptedPeer()
-    with pytest.raises(RuntimeError, match="was not started"):
+    with pytest.raises(RuntimeError, match="has no address before"):
         _ = peer.address
     async with peer:
         await peer.done(1)

@@ -57,18 +57,23 @@ class Link(asyncio.Protocol):
         self.reads = 0
         self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._decoder = FrameDecoder()
-        self._replies: list[bytes] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.decoder = FrameDecoder()
+        self.replies: list[bytes] | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
 
     # -- asyncio's side
+
+    def _pause_again(self) -> None:
+        """uvloop, and asyncio of Python 3.11.2, start to read after ``connection_made``, paused or not."""
+        self.transport.resume_reading()
+        self.transport.pause_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self.peer.links.append(self)
         if not self.peer.reading:
             self.transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self.transport.pause_reading)  # uvloop starts to read after this method
+            asyncio.get_running_loop().call_soon(self._pause_again)
         for waiter in self.peer.waiters:
             if not waiter.done():
                 waiter.set_result(self)
@@ -79,8 +84,8 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.reads += 1
         self.peer.read_sizes.append(len(data))
-        self._replies = []
-        for received in self._decoder.feed(data):
+        self.replies = []
+        for received in self.decoder.feed(data):
             command = decode_command(received)
             if self.peer.keep:
                 self.requests.append(command)
@@ -90,12 +95,12 @@ class Link(asyncio.Protocol):
                     self.peer.on_response(self, command)
             elif not command.is_oneway:
                 self.peer.answer(self, command)
-        replies, self._replies = self._replies, None
+        replies, self.replies = self.replies, None
         if replies and not self.transport.is_closing():
             self.transport.write(b"".join(replies))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
         if not self.lost.done():
             self.lost.set_result(exc)
@@ -103,8 +108,8 @@ class Link(asyncio.Protocol):
     # -- the script's side
 
     def write(self, data: bytes) -> None:
-        if self._replies is not None:
-            self._replies.append(data)
+        if self.replies is not None:
+            self.replies.append(data)
         elif not self.transport.is_closing():
             self.transport.write(data)
 
@@ -125,8 +130,8 @@ class Link(asyncio.Protocol):
                 await asyncio.sleep(interval)
 
         task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def fin(self, first: bytes = b"") -> None:
         """Ends the stream in order, after ``first``."""
@@ -138,9 +143,9 @@ class Link(asyncio.Protocol):
         """Breaks the connection with a reset, after ``first`` has left."""
         if first:
             self.transport.write(first)
-        asyncio.get_running_loop().call_later(0.002 if first else 0, self._reset)
+        asyncio.get_running_loop().call_later(0.002 if first else 0, self.reset)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         if not self.transport.is_closing():
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -176,7 +181,7 @@ class Peer:
         self.waiters: list[asyncio.Future[Link]] = []
         self.read_sizes: list[int] = []
         self.received = 0
-        self._server: asyncio.Server | None = None
+        self.server: asyncio.Server | None = None
 
     @property
     def address(self) -> str:
@@ -208,15 +213,15 @@ class Peer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listener.bind((self.host, self.port))
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.get_running_loop().create_server(
+        self.server = await asyncio.get_running_loop().create_server(
             lambda: Link(self), sock=listener, backlog=1024, ssl=self.tls
         )
 
     async def stop(self) -> None:
         """Stops listening and breaks every connection."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self.server is not None:
+            self.server.close()
+            self.server = None
         for link in self.links:
             link.transport.abort()
         if self.links:
@@ -235,28 +240,28 @@ class ThreadedPeer:
 
     def __init__(self, answer: Answer = echo, **options: Any) -> None:
         self.peer = Peer(answer, **options)
-        self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
-        self._stop: asyncio.Event = None  # type: ignore[assignment]
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.ready = threading.Event()
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
+        self.stop: asyncio.Event = None  # type: ignore[assignment]
+        self.thread = threading.Thread(target=self.run, daemon=True)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         async def main() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._stop = asyncio.Event()
+            self.loop = asyncio.get_running_loop()
+            self.stop = asyncio.Event()
             async with self.peer:
-                self._ready.set()
-                await self._stop.wait()
+                self.ready.set()
+                await self.stop.wait()
 
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(main())
 
     def __enter__(self) -> Peer:
-        self._thread.start()
-        assert self._ready.wait(5)
+        self.thread.start()
+        assert self.ready.wait(5)
         return self.peer
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(5)
-        assert not self._thread.is_alive()
+        self.loop.call_soon_threadsafe(self.stop.set)
+        self.thread.join(5)
+        assert not self.thread.is_alive()

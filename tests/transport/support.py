@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rmq_async.config import ClientConfig
-from rmq_async.transport import CloseReason, Connection, ConnectionPool, Threads, client_context
+from rmq_async.transport import CloseReason, Connection, ConnectionPool, ConnectionSettings, Pending, Threads, client_context
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
+from rmq_protocol.message import Message
 from rmq_protocol.send_codec import FIRST_OPAQUE, ID_LENGTH, SendReply, SendTemplate
 
+from ..waiting import spin as spin
+from ..waiting import until as until
 from .peer import Peer
 
 BORN = b"1700000000000"
@@ -36,10 +40,16 @@ FRAME = template().parts(FIRST_OPAQUE, BORN, "", b"0123456789")
 """Any frame that nobody answers."""
 
 
+def bytes_frame(size: int) -> list[bytes]:
+    parts = template(oneway=True).parts(1_000_000_000, b"1700000000000", "", bytes(size))
+    assert isinstance(parts, list)
+    return parts
+
+
 class Sender:
     """Sends as a producer does: typed, from a template, under a window.
 
-    ``plain``: the way that messages without properties go (``start_plain``), else that of all others (``start_send``).
+    ``plain``: the way that messages without properties go (``start_single``), else that of all others (``start_send``).
     """
 
     plain = False
@@ -54,15 +64,15 @@ class Sender:
     def submit(self, body: bytes, *, timeout: float | None = None) -> asyncio.Future[SendReply]:
         future: asyncio.Future[SendReply] = asyncio.get_running_loop().create_future()
         deadline = monotonic() + (self.timeout if timeout is None else timeout)
-        code = int(RequestCode.SEND_MESSAGE_V2)
+        pending = Pending(future, deadline, deadline, int(RequestCode.SEND_MESSAGE_V2), self)
         if self.plain:
-            pending = self.connection.start_plain(
-                self.template, BORN, "0" * ID_LENGTH, body, future, deadline, deadline, self, self.window
-            )
+            message = Message("t", body)
+            request = (future, deadline, deadline, self)
+            pending = self.connection.requests.start_single(self.template, BORN, "0" * ID_LENGTH, message, request, self.window)
         else:
-            opaque = self.connection.next_opaque()
+            opaque = self.connection.requests.next_opaque()
             parts = self.template.parts(opaque, BORN, "", body)
-            pending = self.connection.start_send(opaque, parts, future, deadline, deadline, code, self, self.window)
+            self.connection.requests.start_send(opaque, parts, pending, self.window)
         self.opaques.append(pending.opaque)
         return future
 
@@ -72,7 +82,7 @@ class Sender:
         try:
             return await future
         except BaseException:
-            self.connection.forget(opaque)
+            self.connection.requests.forget(opaque)
             raise
 
 
@@ -95,10 +105,49 @@ class Notes:
         self.times.append(monotonic())
 
 
+class Recorder:
+    """Stands between a connection and its transport, and writes down what the transport is given."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.writes: list[bytes | list[bytes]] = []
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+        self.transport.write(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.writes.append(list(parts))
+        self.transport.writelines(parts)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(item) if isinstance(item, bytes) else sum(map(len, item)) for item in self.writes]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+
+class RecordedConnection(Connection):
+    def __init__(self, recorder: Recorder, address: str, settings: ConnectionSettings, **options: Any) -> None:
+        super().__init__(address, settings, **options)
+        self.recorder = recorder
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.recorder.transport = cast(asyncio.Transport, transport)
+        super().connection_made(cast(asyncio.Transport, self.recorder))
+
+
 @asynccontextmanager
-async def connect(peer: Peer, **options: Any) -> AsyncIterator[Connection]:
+async def connect(peer: Peer, *, recorder: Recorder | None = None, **options: Any) -> AsyncIterator[Connection]:
     """A connection without a pool, so that each of its settings can be chosen."""
-    connection = Connection(peer.address, **({"max_frame_size": 16 * 1024 * 1024} | options))
+    chosen = {name: options.pop(name) for name in ConnectionSettings._fields if name in options}
+    settings = ConnectionSettings(**({"max_frame_size": 16 * 1024 * 1024} | chosen))
+    if recorder is None:
+        connection = Connection(peer.address, settings, **options)
+    else:
+        connection = RecordedConnection(recorder, peer.address, settings, **options)
     await asyncio.get_running_loop().create_connection(lambda: connection, peer.host, peer.port)
     try:
         yield connection
@@ -119,49 +168,11 @@ async def pool_of(*, callbacks: dict[str, Any] | None = None, **options: Any) ->
         await pool.aclose()
 
 
-async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
-    """Waits until the condition holds; fails when it does not come to hold."""
-    deadline = monotonic() + timeout
-    while not condition():
-        assert monotonic() < deadline, "what the test waits for did not happen"
-        await asyncio.sleep(0.001)
-
-
-async def spin(steps: int = 1) -> None:
-    """Lets the loop run that many iterations."""
-    for _ in range(steps):
-        await asyncio.sleep(0)
-
-
 def rss() -> int:
     """Resident bytes of this process, after a collection."""
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
-
-
-class Recorder:
-    """Stands before a transport and writes down what it is given."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._transport = connection._writer._transport
-        self.writes: list[bytes | list[bytes]] = []
-        connection._writer._transport = self  # type: ignore[assignment]
-
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
-        self._transport.write(data)
-
-    def writelines(self, parts: list[bytes]) -> None:
-        self.writes.append(list(parts))
-        self._transport.writelines(parts)
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(item) if isinstance(item, bytes) else sum(map(len, item)) for item in self.writes]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class Exact:
@@ -178,23 +189,29 @@ class Exact:
 
     def __enter__(self) -> Self:
         self.lag = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._next()
+        self.loop = asyncio.get_running_loop()
+        self.next()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.lag = max(self.lag, monotonic() - self._due)  # the machine may have stood still since the last tick
-        self._timer.cancel()
+        self.lag = max(self.lag, monotonic() - self.due)  # the machine may have stood still since the last tick
+        self.timer.cancel()
 
-    def _next(self) -> None:
-        self._due = monotonic() + self.STEP
-        self._timer = self._loop.call_later(self.STEP, self._tick)
+    def next(self) -> None:
+        self.due = monotonic() + self.STEP
+        self.timer = self.loop.call_later(self.STEP, self.tick)
 
-    def _tick(self) -> None:
-        self.lag = max(self.lag, monotonic() - self._due)
-        self._next()
+    def tick(self) -> None:
+        self.lag = max(self.lag, monotonic() - self.due)
+        self.next()
 
     def check(self, elapsed: float, wanted: float) -> None:
         """``elapsed`` is not before ``wanted`` and at most 50 ms after it."""
         assert elapsed >= wanted - self.EARLY
         assert elapsed <= wanted + self.ALLOWED + 3 * self.lag, f"the loop's own timers were {self.lag:.3f} s late"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

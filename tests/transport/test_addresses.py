@@ -18,6 +18,8 @@ from ..holes import black_hole
 from .peer import Peer
 from .support import Exact, ping, pool_of
 
+pytestmark = pytest.mark.wall_clock
+
 NAME = "broker.example"
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from rmq_async.transport import Connection
 from rmq_protocol.command import RemotingCommand
 
 from .peer import Link, ThreadedPeer, stored
 from .support import Sender, connect
+
+pytestmark = pytest.mark.wall_clock
 
 
 def slowly_stored(link: Link, request: RemotingCommand) -> None:

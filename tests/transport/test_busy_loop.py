@@ -18,6 +18,8 @@ from rmq_protocol.pull_codec import PullReply, PullTemplate
 from .peer import Answer, Link, Peer, ThreadedPeer, frame, response, silence
 from .support import BORN, Notes, connect, ping, spin, template, until
 
+pytestmark = pytest.mark.wall_clock
+
 
 def flood(link: Link, request: RemotingCommand) -> None:
     """No answer, but more bytes than a busy loop reads."""
@@ -72,7 +74,7 @@ async def test_pulls_after_a_block_cost_the_same() -> None:
             began = process_time()
             for _ in range(number):
                 futures.append(asyncio.get_running_loop().create_future())
-                connection.start_pull(template, 0, 32, futures[-1], monotonic() + 30)
+                connection.requests.start_pull(template, 0, 32, futures[-1], monotonic() + 30)
             return process_time() - began
 
         usual = pulls()
@@ -93,13 +95,13 @@ async def test_a_send_held_over_a_block_gets_its_grace() -> None:
         for number in range(3):
             now = monotonic()
             held = Pending(notes, now + (0.1 if number else 30), now + 30, RequestCode.SEND_MESSAGE_V2)
-            opaques.append(connection.next_opaque())
-            connection.submit(opaques[-1], held, template().parts(opaques[-1], BORN, "", b"m"), 1)
+            opaques.append(connection.requests.next_opaque())
+            connection.requests.start_send(opaques[-1], template().parts(opaques[-1], BORN, "", b"m"), held, 1)
         beat = asyncio.ensure_future(connection.request(ping(), 30))
         await until(lambda: peer.received == 2)
         time.sleep(0.3)
-        connection.forget(opaques[1])
-        connection.forget(opaques[0])
+        connection.requests.forget(opaques[1])
+        connection.requests.forget(opaques[0])
         await until(lambda: peer.received == 3)
         assert held.deadline - now >= 0.3 + GRACE_AFTER_WRITE
         beat.cancel()
@@ -117,7 +119,7 @@ async def test_work_that_never_began_ends_with_a_stop() -> None:
     tasks = [asyncio.ensure_future(threads.run(busy, monotonic() + 30)) for _ in range(20)]  # more than there are threads
     await spin(3)
     threads.close()
-    with pytest.raises(ClientStateError, match="stopped before the work had begun"):
+    with pytest.raises(ClientStateError, match="stopped before the work had started"):
         await tasks[-1]
     ends.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,8 +11,7 @@ from rmq_async.transport import ConnectionPool
 
 from ..leftovers import sockets
 from .peer import Peer, echo, silence
-from .support import Sender, connect, ping, pool_of, spin, until
-from .test_pool import free_port
+from .support import Sender, connect, free_port, ping, pool_of, spin, until
 
 
 async def cancelled_after(steps: int, call: Callable[[], Awaitable[Any]]) -> bool:
@@ -62,7 +61,7 @@ async def test_cancelling_1000_sends_at_any_step_leaves_nothing() -> None:
             await asyncio.wait(tasks)
             assert all(task.cancelled() or task.result().code == 0 for task in tasks)
             assert connection.pending == 0
-            assert connection.in_flight == 0
+            assert connection.requests.in_flight == 0
 
 
 async def test_cancelling_a_connect_at_any_step_leaves_nothing_and_stops_nobody() -> None:

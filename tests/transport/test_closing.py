@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 
 from rmq_async.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError
-from rmq_async.transport import CloseReason, Connection, ConnectionState, Pending
+from rmq_async.transport import CloseReason, Connection, ConnectionSettings, ConnectionState, Pending
 from rmq_async.transport.states import next_state
 from rmq_protocol.command import RemotingCommand
 
@@ -73,7 +73,10 @@ async def test_a_closed_connection_takes_nothing(reason: CloseReason) -> None:
         await peer.accepted()
         ENDINGS[reason](connection, peer.link)
         await connection.closed
-        for attempt in (lambda: connection.submit_oneway(FRAME, lambda cost: None, 1), lambda: Sender(connection).submit(b"m")):
+        for attempt in (
+            lambda: connection.requests.submit_oneway(FRAME, lambda cost: None, 1),
+            lambda: Sender(connection).submit(b"m"),
+        ):
             with pytest.raises(ConnectionLostError, match=reason.value) as caught:
                 attempt()
             assert not caught.value.maybe_stored
@@ -118,7 +121,7 @@ def test_a_closed_connection_never_opens_again(now: ConnectionState) -> None:
 
 async def test_closing_before_the_socket_is_there_leaves_no_socket() -> None:
     async with Peer() as peer:
-        connection = Connection(peer.address, max_frame_size=1 << 20)
+        connection = Connection(peer.address, ConnectionSettings(1 << 20))
         connection.close(CloseReason.LOCAL)
         await asyncio.get_running_loop().create_connection(lambda: connection, peer.host, peer.port)
         await connection.closed
@@ -129,7 +132,7 @@ async def test_fin_ends_a_connection_whose_peer_reads_no_more() -> None:
     async with Peer(reading=False) as peer, connect(peer) as connection:
         link = await peer.accepted()
         future = Sender(connection).submit(bytes(8 << 20))
-        assert connection._writer.paused
+        assert not connection.requests.takes_oneways()
         link.transport.write_eof()  # FIN while the other direction is stuck
         with pytest.raises(ConnectionLostError, match=CloseReason.PEER.value):
             await asyncio.wait_for(future, 1)
@@ -150,7 +153,7 @@ async def test_a_receiver_may_use_the_transport_while_it_is_told() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         for deadline in (0.0, float("inf")):
             pending = Pending(Retrying(), deadline, deadline, 310)
-            connection.submit(connection.next_opaque(), pending, frame(ping()))
+            connection.requests.start_request(connection.requests.next_opaque(), frame(ping()), pending)
         connection.close(CloseReason.DEAD)
         assert outcomes == ["ConnectionLostError"] * 2
 
@@ -163,10 +166,10 @@ async def test_gathered_frame_of_paused_connection_leaves_as_written(late: bool)
         notes = [Notes(), Notes()]
         for each in notes:
             pending = Pending(each, deadline, deadline, 310, owner=owner)
-            connection.submit(connection.next_opaque(), pending, frame(ping(b"x")))
+            connection.requests.start_request(connection.requests.next_opaque(), frame(ping(b"x")), pending)
         connection.pause_writing()
         if not late:
-            connection.abandon(owner, lambda written: ConnectionLostError("over", maybe_stored=written))
+            connection.requests.abandon(owner, lambda written: ConnectionLostError("over", maybe_stored=written))
         await until(lambda: all(each.told for each in notes))
         assert [each.told[0].maybe_stored for each in notes] == [True, True]
         connection.resume_writing()
@@ -184,9 +187,9 @@ async def test_requests_of_one_owner_end_together() -> None:
         owner = object()
         for notes in [*mine[:3], others, *mine[3:]]:
             pending = Pending(notes, float("inf"), float("inf"), 310, owner=owner if notes is not others else None)
-            opaque = connection.next_opaque()
-            connection.submit(opaque, pending, frame(ping(b"%d" % (connection.pending + 1))), 2)
-        connection.abandon(owner, over)
+            opaque = connection.requests.next_opaque()
+            connection.requests.start_send(opaque, frame(ping(b"%d" % (connection.pending + 1))), pending, 2)
+        connection.requests.abandon(owner, over)
         assert sorted(written) == [False] * 4 + [True] * 2, "what was gathered has left"
         assert connection.pending == 1
         assert len({id(notes.told[0]) for notes in mine}) == 6
@@ -304,7 +307,7 @@ async def test_sending_into_an_ending_connection_raises_our_errors_only(how: str
                 while True:
                     for _ in range(5):
                         futures.append(sender.submit(body))
-                        connection.submit_oneway(ONEWAY, lambda cost: None, 1)
+                        connection.requests.submit_oneway(ONEWAY, lambda cost: None, 1)
                     await spin()
             errors = await asyncio.gather(*futures, return_exceptions=True)
             assert all(isinstance(error, ConnectionLostError) for error in errors)

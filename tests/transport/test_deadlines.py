@@ -20,11 +20,13 @@ from rmq_protocol.constants import RequestCode
 from .peer import Link, Peer, ThreadedPeer, echo, silence, stored
 from .support import BORN, FRAME, Exact, Notes, Sender, connect, ping, pool_of, spin, template, until
 
+pytestmark = pytest.mark.wall_clock
+
 
 def submit_attempt(connection: Connection, notes: Notes, attempt: float, call: float, body: bytes = b"m") -> None:
-    opaque, now = connection.next_opaque(), monotonic()
+    opaque, now = connection.requests.next_opaque(), monotonic()
     pending = Pending(notes, now + attempt, now + call, RequestCode.SEND_MESSAGE_V2)
-    connection.submit(opaque, pending, template().parts(opaque, BORN, "", body), 8192)
+    connection.requests.start_send(opaque, template().parts(opaque, BORN, "", body), pending, 8192)
 
 
 async def test_a_request_without_an_answer_ends_at_its_deadline() -> None:
@@ -132,12 +134,12 @@ async def test_an_attempt_that_never_left_does_not_leave_after_its_time() -> Non
     async with Peer(silence) as peer, connect(peer) as connection:
         sender = Sender(connection, window=1)
         first, notes = sender.submit(b"first"), Notes()
-        opaque, now = connection.next_opaque(), monotonic()
+        opaque, now = connection.requests.next_opaque(), monotonic()
         pending = Pending(notes, now + 0.05, now + 5, RequestCode.SEND_MESSAGE_V2)
-        connection.submit(opaque, pending, template().parts(opaque, BORN, "", b"held"), 1)
+        connection.requests.start_send(opaque, template().parts(opaque, BORN, "", b"held"), pending, 1)
         await until(lambda: notes.told)
         assert not notes.told[0].maybe_stored
-        assert not connection.knows(opaque)
+        assert not connection.requests.knows(opaque)
         stored(peer.link, peer.requests[0])
         await first
         await asyncio.sleep(0.02)
@@ -402,7 +404,7 @@ async def test_one_slow_request_among_answered_ones_is_not_death() -> None:
 
 async def test_long_polls_and_oneways_expect_no_byte() -> None:
     async with Peer(silence) as peer, connect(peer, dead_after=0.1) as connection:
-        connection.submit_oneway(FRAME, lambda cost: None, 1)
+        connection.requests.submit_oneway(FRAME, lambda cost: None, 1)
         with pytest.raises(RequestTimeoutError):
             await connection.request(ping(), 0.3, long_poll=True)
         assert connection.is_open

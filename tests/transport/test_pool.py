@@ -1,4 +1,4 @@
-"""The pool: one connect for all who ask, deadlines and back-off, names and families, idle connections, the end."""
+"""The pool: one connect for all who ask, deadlines and back-off, names and families, its connections."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import asyncio
 import socket
 import time
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from rmq_async.config import ClientConfig
-from rmq_async.errors import (
-    ClientStateError,
-    ConfigError,
-    ConnectError,
-    ConnectionLostError,
-    RequestTimeoutError,
-    RocketMQError,
-)
-from rmq_async.transport import CloseReason, Connection, Pending
+from rmq_async.errors import ConfigError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
+from rmq_async.transport import CloseReason, Connection, ConnectionSettings, Pending
 from rmq_async.transport import pool as pool_module
 from rmq_async.transport.pool import Backoff, split_address
 from rmq_protocol.command import RemotingCommand
@@ -26,13 +20,9 @@ from rmq_protocol.constants import SerializeType
 
 from ..holes import black_hole
 from .peer import Link, Peer, echo, frame, response, silence
-from .support import Exact, Sender, ping, pool_of, spin, until
+from .support import Exact, free_port, ping, pool_of, spin, until
 
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+pytestmark = pytest.mark.wall_clock
 
 
 async def test_500_callers_share_one_connect() -> None:
@@ -133,9 +123,6 @@ async def test_a_name_with_several_addresses_is_tried_through(monkeypatch: pytes
         assert (await connection.request(ping(b"m"), 2)).body == b"m"
 
 
-# -- time
-
-
 def test_backoff_grows_to_one_second() -> None:
     backoff, now, waits = Backoff(), 1000.0, []
     for _ in range(8):
@@ -151,27 +138,26 @@ def test_backoff_grows_to_one_second() -> None:
 async def test_addresses_that_failed_are_forgotten_when_there_are_many_and_they_are_not_recent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_module, "BACKOFFS_KEPT", 8, raising=False)
+    monkeypatch.setattr(pool_module, "MAX_BACKOFFS", 8, raising=False)
 
     async def fail(count: int) -> int:
         async with pool_of() as pool:
             for number in range(count):
                 with pytest.raises(ConnectError):
                     await pool.connect(f"..{number}:1", 5)
-            return len(pool._backoffs)
+            return sum(pool.is_down(f"..{number}:1") for number in range(count))
 
     assert await fail(30) == 30
-    monkeypatch.setattr(pool_module, "LAST_BACKOFF", 0.0)
+    monkeypatch.setattr(pool_module, "MAX_BACKOFF", 0.0)
     assert await fail(30) <= 8
 
 
-async def test_waiting_for_the_back_off_stays_inside_the_callers_time() -> None:
+async def test_connect_during_backoff_ends_by_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "FIRST_BACKOFF", 1.0)
     address = f"127.0.0.1:{free_port()}"
     async with pool_of() as pool:
         with pytest.raises(ConnectError):
             await pool.connect(address, 5)
-        for _ in range(6):
-            pool._backoffs[address].failed(monotonic())
         with Exact() as exact, pytest.raises(RequestTimeoutError) as caught:
             started = monotonic()
             await pool.connect(address, 0.1)
@@ -227,7 +213,7 @@ async def test_a_server_that_sends_its_clients_away_is_left_alone_from_the_secon
         assert [await sent_away(peer), await sent_away(other)] == [False, False]
         assert await sent_away(peer)
         assert str(pool.refusal(peer.address)) == f"{peer.address} is left alone for a moment: it sends its clients away"
-        monkeypatch.setattr(pool_module, "SENT_AWAY_FOR", 0.0)
+        monkeypatch.setattr(pool_module, "REPEATED_GO_AWAY", 0.0)
         assert not await sent_away(peer), "it has been a while, and the next connect may find another server"
         assert set(pool._sent_away) == {peer.address}, "only what is recent is remembered"
 
@@ -271,9 +257,6 @@ async def test_callers_of_one_connect_have_their_own_deadlines() -> None:
                 exact.check(end, min(timeout, 0.3))
 
 
-# -- the connections of the pool
-
-
 async def test_listeners_are_told_of_each_connection() -> None:
     told: list[tuple[str, bool]] = []
     callbacks = {
@@ -303,7 +286,8 @@ async def test_a_lost_connection_is_forgotten_before_its_requests_fail() -> None
 
             def set_result(self, result: object) -> None: ...
 
-        connection.submit(connection.next_opaque(), Pending(Retrying(), 1e18, 1e18, 10, typed=False), [frame(ping())])
+        pending = Pending(Retrying(), 1e18, 1e18, 10, typed=False)
+        connection.requests.start_request(connection.requests.next_opaque(), [frame(ping())], pending)
         connection.close(CloseReason.DEAD)
         assert seen == [None]
 
@@ -378,108 +362,28 @@ async def test_500_callers_during_a_flapping_peer_all_end() -> None:
         assert len(peer.links) > 1
 
 
-# -- the end
-
-
-async def test_aclose_lets_answers_come_until_its_time_is_over() -> None:
-    def answer(link: Link, request: RemotingCommand) -> None:
-        if request.body == b"soon":
-            link.reply_later(0.05, request)
-
-    async with Peer(answer) as peer, pool_of() as pool:
-        connection = await pool.connect(peer.address, 5)
-        soon, never = (asyncio.ensure_future(connection.request(ping(body), 5)) for body in (b"soon", b"never"))
-        await spin(2)
-        with Exact() as exact:
-            started = monotonic()
-            await pool.aclose(0.2)
-        exact.check(monotonic() - started, 0.2)
-        assert (await soon).body == b"soon"
-        with pytest.raises(ConnectionLostError, match=CloseReason.LOCAL.value):
-            await never
-
-
-async def test_aclose_does_not_wait_longer_than_needed() -> None:
-    async with Peer(lambda link, request: link.reply_later(0.05, request)) as peer, pool_of() as pool:
-        connection = await pool.connect(peer.address, 5)
-        tasks = [asyncio.ensure_future(connection.request(ping(), 5)) for _ in range(100)]
-        await spin(2)
-        started = monotonic()
-        await pool.aclose(10)
-        assert monotonic() - started < 2
-        await asyncio.gather(*tasks)
-
-
-async def test_a_closed_pool_connects_no_more() -> None:
-    async with Peer() as peer, pool_of() as pool:
-        await pool.connect(peer.address, 5)
-        await pool.aclose()
-        await pool.aclose()
-        assert pool.connections == ()
-        with pytest.raises(ClientStateError):
-            await pool.connect(peer.address, 5)
-
-
-async def test_aclose_ends_connects_under_way() -> None:
-    with black_hole() as address:
-        async with pool_of() as pool:
-            callers = [asyncio.ensure_future(pool.connect(address, 5)) for _ in range(3)]
-            await asyncio.sleep(0.02)
-            await asyncio.wait_for(pool.aclose(5), 1)
-            errors = await asyncio.gather(*callers, return_exceptions=True)
-            assert all(isinstance(error, ClientStateError) for error in errors)
-
-
-async def test_a_cancelled_aclose_still_closes_and_disturbs_no_other() -> None:
-    async with Peer(silence) as peer, pool_of() as pool:
-        connection = await pool.connect(peer.address, 5)
-        pending = asyncio.ensure_future(connection.request(ping(), 5))
-        await spin(2)
-        first = asyncio.ensure_future(pool.aclose(5))
-        await asyncio.sleep(0.02)
-        first.cancel()
-        await asyncio.wait([first])
-        assert first.cancelled()
-        assert not connection.is_open
-        await asyncio.wait([pending])
-        assert isinstance(pending.exception(), ConnectionLostError)
-
-
-async def test_of_two_acloses_one_may_be_cancelled() -> None:
-    for steps in range(6):
-        async with Peer(silence) as peer, pool_of() as pool:
-            await pool.connect(peer.address, 5)
-            first, second = (asyncio.ensure_future(pool.aclose()) for _ in range(2))
-            await spin(steps)
-            first.cancel()
-            await second
-            await asyncio.wait([first])
-
-
-async def test_closing_a_pool_with_10_000_in_flight() -> None:
-    async with Peer(silence, keep=False) as peer, pool_of() as pool:
-        sender = Sender(await pool.connect(peer.address, 5))
-        futures = [sender.submit(b"m") for _ in range(10_000)]
-        await asyncio.wait_for(pool.aclose(0.05), 2)
-        errors = await asyncio.gather(*futures, return_exceptions=True)
-        assert all(isinstance(error, ConnectionLostError) for error in errors)
-
-
 def test_settings_that_cannot_work_are_refused() -> None:
     for name in ("connect_timeout", "idle_timeout", "request_timeout"):
         with pytest.raises(ConfigError, match=name):
             ClientConfig(**{name: 0})  # type: ignore[arg-type]
 
 
-async def test_what_the_connections_are_given() -> None:
+async def test_connection_settings_follow_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    silences: list[float] = []
+
+    def made(address: str, settings: ConnectionSettings, **options: Any) -> Connection:
+        silences.append(settings.dead_after)
+        return Connection(address, settings, **options)
+
+    monkeypatch.setattr(pool_module, "Connection", made)
     async with Peer() as peer, pool_of(request_timeout=30, serialize_type="rocketmq", max_frame_size=2048) as pool:
         connection = await pool.connect(peer.address, 5)
-        assert connection._deadlines.dead_after == 60
         assert connection.serialize_type == SerializeType.ROCKETMQ
         with pytest.raises(ConnectionLostError, match="2044"):
             await connection.request(ping(bytes(2048)), 1)
     async with Peer() as peer, pool_of(request_timeout=0.1) as pool:
-        assert (await pool.connect(peer.address, 5))._deadlines.dead_after == 10
+        await pool.connect(peer.address, 5)
+    assert silences == [60, 10]
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])

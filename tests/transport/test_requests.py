@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from rmq_async.errors import RemoteProtocolError
-from rmq_async.transport import CloseReason
+from rmq_async.transport import CloseReason, request_table
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE
@@ -143,40 +147,56 @@ async def test_unknown_opaques_of_any_kind_harm_nobody() -> None:
         assert connection.strays == 6
 
 
-async def test_opaques_wrap_to_the_first_of_their_width() -> None:
-    async with Peer() as peer, connect(peer) as connection:
-        connection._opaque = LAST_OPAQUE - 2
+async def test_opaques_wrap_within_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Peer() as peer, AsyncExitStack() as stack:
+        with monkeypatch.context() as patch:
+            patch.setattr(request_table, "FIRST_OPAQUE", LAST_OPAQUE - 2)  # where a connection begins
+            connection = await stack.enter_async_context(connect(peer))
         answers = await asyncio.gather(*[connection.request(ping(b"%d" % number), 2) for number in range(5)])
         assert [answer.opaque for answer in answers] == [
             LAST_OPAQUE - 1, LAST_OPAQUE, FIRST_OPAQUE, FIRST_OPAQUE + 1, FIRST_OPAQUE + 2,
         ]  # fmt: skip
 
 
-class NotScanned(dict[int, Any]):
-    def items(self) -> Any:
-        raise AssertionError("the whole table was looked at")
+@contextmanager
+def no_scan() -> Iterator[None]:
+    """Fails when the block asks a table for all that is in it."""
+    scans: list[str] = []
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and argument.__name__ in ("items", "values", "keys"):
+            scans.append(argument.__qualname__)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert not scans
 
 
-async def test_the_oldest_request_of_an_owner_is_found_among_those_of_others_without_a_scan() -> None:
+async def test_oldest_request_of_owner_found_without_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         others, mine = Sender(connection), Sender(connection)
         sent = [others.submit(b"") for _ in range(50)]
-        assert connection.unanswered(mine) == (0, others.opaques[-1])
+        assert connection.requests.oldest_of(mine) == (0, others.opaques[-1])
         since = others.opaques[-1]
-        connection._table = NotScanned(connection._table)
-        assert connection.unanswered(mine, since) == (0, since)
+        with no_scan():
+            assert connection.requests.oldest_of(mine, since) == (0, since)
         sent += [mine.submit(b""), others.submit(b""), mine.submit(b"")]
         first, second = mine.opaques
-        assert connection.unanswered(mine, since) == (first, second)
-        assert connection.unanswered(mine, first) == (first, second)
-        connection.forget(first)
-        assert connection.unanswered(mine, first) == (second, second)
-        connection.forget(second)
-        assert connection.unanswered(mine, second) == (0, second)
-        connection._table = dict(connection._table)
-        connection._opaque = LAST_OPAQUE  # they begin anew
+        with no_scan():
+            assert connection.requests.oldest_of(mine, since) == (first, second)
+            assert connection.requests.oldest_of(mine, first) == (first, second)
+            connection.requests.forget(first)
+            assert connection.requests.oldest_of(mine, first) == (second, second)
+            connection.requests.forget(second)
+            assert connection.requests.oldest_of(mine, second) == (0, second)
+        monkeypatch.setattr(request_table, "LAST_OPAQUE", second)  # they begin anew
         sent.append(mine.submit(b""))
-        assert connection.unanswered(mine, second) == (mine.opaques[-1],) * 2
+        assert connection.requests.oldest_of(mine, second) == (mine.opaques[-1],) * 2
         connection.close(CloseReason.LOCAL)
         await asyncio.gather(*sent[:50], sent[51], sent[53], return_exceptions=True)
 

@@ -111,8 +111,8 @@ async def test_an_answer_to_the_server_waits_behind_our_own_back_pressure() -> N
         reported: list[int] = []
         oneway = frame(RemotingCommand(code=10, flag=2, body=bytes(100_000)))
         for number in range(100):
-            connection.submit_oneway(oneway, reported.append, number)
-        await until(lambda: connection._writer.paused)
+            connection.requests.submit_oneway(oneway, reported.append, number)
+        await until(lambda: not connection.requests.takes_oneways())
         assert connection.buffered_bytes > 4 << 20
         link.ask(RemotingCommand(code=12345, opaque=5))
         await asyncio.sleep(0.02)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rmq_async._asyncio import SingleFlight
 from rmq_async.broker_answers import broker_error
 from rmq_async.errors import ClientStateError, NameServerError
-from rmq_async.transport import SingleFlight
 
 
 class Work:

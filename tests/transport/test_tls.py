@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from time import monotonic
 from typing import Any
@@ -22,6 +22,7 @@ from rmq_async.config import ClientConfig
 from rmq_async.errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
 from rmq_async.transport import CloseReason, Threads, client_context
 from rmq_async.transport.tls import SHUTDOWN_TIMEOUT
+from rmq_protocol.command import RemotingCommand
 
 from .peer import Link, Peer, stored
 from .support import FRAME, Sender, ping, pool_of, spin, until
@@ -102,9 +103,10 @@ def address_of(listener: socket.socket) -> str:
 async def test_a_trusted_server_is_spoken_to_in_tls_1_3() -> None:
     async with Peer(tls=server()) as peer, pool_of(tls=client()) as pool:
         connection = await pool.connect(peer.address, 5)
+        link = await peer.accepted()
         body = bytes(range(256)) * 8192
         assert (await connection.request(ping(body), 5)).body == body
-        assert connection._transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+        assert link.transport.get_extra_info("ssl_object").version() == "TLSv1.3"
         assert connection.local_ip == HOST
 
 
@@ -155,7 +157,7 @@ async def test_a_server_that_cannot_be_trusted_gets_nothing_and_the_error_says_w
         assert reason in str(caught.value)
         assert caught.value.address == peer.address
         assert isinstance(caught.value.__cause__, ssl.SSLError)
-        assert peer.address in pool._backoffs
+        assert pool.is_down(peer.address)
         await spin(10)
         assert peer.received == 0
 
@@ -212,7 +214,7 @@ async def test_a_server_without_tls_is_never_spoken_to_in_plain() -> None:
                     await pool.connect(address, 5)
     assert len(seen) == 2
     assert all(first[:1] == b"\x16" for first in seen)  # a TLS handshake record
-    with pytest.raises(ConnectError, match=r"Connect call failed|refused"):
+    with pytest.raises(ConnectError, match="Connection refused"):
         async with pool_of(tls=client()) as pool:
             await pool.connect(address, 5)
 
@@ -228,7 +230,7 @@ async def test_a_client_without_tls_is_told_that_the_connection_closed() -> None
 async def test_a_server_of_old_versions_only_is_refused() -> None:
     with openssl_server(old_versions_only()) as (address, received):
         async with pool_of(tls=client()) as pool:
-            with pytest.raises(ConnectError, match=r"TLS failed .*PROTOCOL_VERSION"):
+            with pytest.raises(ConnectError, match=r"TLS failed .*(PROTOCOL_VERSION|legacy sigalg)"):
                 await pool.connect(address, 5)
     assert not received
 
@@ -250,7 +252,7 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
             assert re.search("misses (one|a client's certificate)", str(caught.value))
             assert isinstance(caught.value.__cause__, ssl.SSLError)
             assert isinstance(caught.value, ConnectError) == (version is ssl.TLSVersion.TLSv1_2)
-            assert address in pool._backoffs
+            assert pool.is_down(address)
     assert not received
 
 
@@ -298,8 +300,8 @@ async def test_what_was_written_before_a_close_arrives() -> None:
     async with Peer(tls=server()) as peer, pool_of(tls=client()) as pool:
         connection = await pool.connect(peer.address, 5)
         for _ in range(10):
-            connection.submit_oneway(FRAME, lambda cost: None, 1)
-        connection.submit_oneway(bytes_of(200_000), lambda cost: None, 1)
+            connection.requests.submit_oneway(FRAME, lambda cost: None, 1)
+        connection.requests.submit_oneway(bytes_of(200_000), lambda cost: None, 1)
         await pool.aclose()
         assert connection.closed.done()
         await until(lambda: peer.received == 11)
@@ -325,7 +327,11 @@ async def test_a_peer_that_says_no_goodbye_holds_up_nobody() -> None:
 
 async def test_a_peer_that_ends_the_stream_or_breaks_it_ends_what_is_pending() -> None:
     for how, reason in ((Link.fin, CloseReason.PEER), (Link.rst, None)):
-        async with Peer(lambda link, _, how=how: how(link), tls=server()) as peer, pool_of(tls=client()) as pool:  # type: ignore
+
+        def answer(link: Link, request: RemotingCommand, how: Callable[[Link], None] = how) -> None:
+            how(link)
+
+        async with Peer(answer, tls=server()) as peer, pool_of(tls=client()) as pool:
             connection = await pool.connect(peer.address, 5)
             with pytest.raises(ConnectionLostError) as caught:
                 await connection.request(ping(), 5)

@@ -9,9 +9,13 @@ import socket
 import time
 from time import monotonic
 
-from rmq_async.transport import WaitTable
+import pytest
+
+from rmq_async._asyncio import WaitTable
 
 from .support import Exact, spin
+
+pytestmark = pytest.mark.wall_clock
 
 
 async def test_results_in_order_of_joining() -> None:

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rmq_async.client import instance
-
+from ..instances import registered
 from ..leftovers import nothing_is_left
 from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
 
@@ -15,7 +14,7 @@ from ..loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factori
 @pytest.fixture(autouse=True)
 async def nothing_left(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
-    before = dict(instance._instances)  # what Spark keeps for as long as its process lives, where it ran in this one
+    before = registered()  # what Spark keeps for as long as its process lives, where it ran in this one
     async with nothing_is_left():
         yield
-    assert instance._instances == before
+    assert registered() == before

@@ -21,6 +21,8 @@ from rmq_async import Admin, Producer, PullConsumer, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.message import MessageExt
 
+from ..embedded.inside import broker_of
+
 HERE = Path(__file__).parent
 GUNICORN = ["-m", "gunicorn", "--chdir", str(HERE), "-k", "uvicorn_worker.UvicornWorker", "--workers", "2"]
 UVICORN = ["-m", "uvicorn", "--app-dir", str(HERE), "--workers", "2"]
@@ -41,7 +43,7 @@ class Service:
     def __init__(self, server: EmbeddedRocketMQ, process: subprocess.Popen[bytes], client: httpx.AsyncClient) -> None:
         self.server = server
         self.process = process
-        self._client = client
+        self.client = client
 
     def workers(self) -> dict[int, str]:
         """What each worker said when it started: its process id, and what became of the parent's producer in it."""
@@ -55,7 +57,7 @@ class Service:
 
     async def order(self, number: int) -> int:
         """The process id of the worker that announced it, and asked a question and got its answer."""
-        response = await self._client.post(f"/orders/{number}")
+        response = await self.client.post(f"/orders/{number}")
         assert response.is_success, response.text
         answer = response.json()
         assert (answer["attempts"], answer["answer"]) == (1, f"answer {number}")
@@ -100,7 +102,7 @@ async def running(command: list[str], address: Callable[[Path], list[str]], **en
                 assert process.returncode == 0, said.decode()
                 assert b"Traceback" not in said, said.decode()
                 for group in ("own", "made"):
-                    assert not server._brokers[0].state.clients.producers.get(group)
+                    assert not broker_of(server).state.clients.producers.get(group)
             finally:
                 with contextlib.suppress(ProcessLookupError):  # workers would outlive their parent
                     os.killpg(process.pid, signal.SIGKILL)

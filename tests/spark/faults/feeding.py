@@ -20,31 +20,31 @@ class Feeder:
     """Fills the topics of runs; ``wait`` does a coroutine on some loop."""
 
     def __init__(self, wait: Callable[[Coroutine[Any, Any, Any]], Any], namesrv: str) -> None:
-        self._wait = wait
-        self._namesrv = namesrv
-        self._serial = 0
+        self.wait = wait
+        self.namesrv = namesrv
+        self.serial = 0
 
     def make(self, topic: str, queues: int = 2) -> None:
         """Makes a topic, or gives it more queues."""
 
         async def make() -> None:
-            async with Admin(namesrv=self._namesrv) as admin:
+            async with Admin(namesrv=self.namesrv) as admin:
                 await admin.create_topic(topic, queues=queues)
 
-        self._wait(make())
+        self.wait(make())
 
     def send(self, run: Run, counts: dict[int, int], *, old: bool = False, size: int = 64) -> None:
         """``counts``: messages by queue of broker-a. ``old``: stored before the query is started."""
-        self._wait(self._send(run, counts, old, size))
+        self.wait(self._send(run, counts, old, size))
 
     async def _send(self, run: Run, counts: dict[int, int], old: bool, size: int) -> None:
         most = min(BATCH, BATCH_BYTES // size)
-        async with Producer("feeds", namesrv=self._namesrv) as producer:
+        async with Producer("feeds", namesrv=self.namesrv) as producer:
             for number, count in counts.items():
                 queue = MessageQueue(run.topic, "broker-a", number)
                 for start in range(0, count, most):
-                    ids = range(self._serial, self._serial + min(most, count - start))
-                    self._serial = ids.stop
+                    ids = range(self.serial, self.serial + min(most, count - start))
+                    self.serial = ids.stop
                     bodies = [f"{run.topic}:{one} ".encode().ljust(size, b".") for one in ids]
                     result = await producer.send_batch([Message(run.topic, body) for body in bodies], queue=queue)
                     first = result.queue_offset

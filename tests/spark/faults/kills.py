@@ -35,17 +35,17 @@ class Pipe:
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
-        self._end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(self._end, fcntl.F_SETPIPE_SZ, 4096)
+        self.end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, 4096)
 
     def fill(self) -> None:
         for size in (1024, 1):
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    os.write(self._end, b"." * size)
+                    os.write(self.end, b"." * size)
 
     def close(self) -> None:
-        os.close(self._end)
+        os.close(self.end)
 
 
 class Driver:
