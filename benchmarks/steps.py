@@ -30,7 +30,7 @@ FIRST: Final = 1_500_000_000
 STEPS: Final = (
     # what a step is, and the line of ``Producer.send`` before which it is over
     ("coroutine, right loop and thread", "sender = self._sender"),
-    ("is it a plain message", "started = monotonic()"),
+    ("is it a plain message", "started = machine.monotonic()"),
     ("clock, deadline, lane of the topic", "if lane is None:"),
     ("credits, there and back", "if (gathering := lane.gathering)"),
     ("next queue, its connection", "unique_id = ids.next_at(started)"),

@@ -18,7 +18,7 @@ from time import monotonic
 
 import pytest
 
-from rmq_async import Message, NameServerError, Producer, run
+from rmq_async import Message, NameServerError, Producer, machine, run
 from rmq_async.testing.cluster import RealCluster
 
 from .accounting import read_all
@@ -117,8 +117,11 @@ def test_one_of_three_name_servers_answers_nothing(
             address = f"127.0.0.1:{nobody.getsockname()[1]}"
             if kind == "dead":
                 nobody.close()
-            shuffle = "rmq_async.client.name_servers.random.shuffle"
-            monkeypatch.setattr(shuffle, lambda names: names.sort(key=lambda each: each != address))  # it is asked first
+
+            def asked_first(names: list[str]) -> None:
+                names.sort(key=lambda each: each != address)
+
+            monkeypatch.setattr(machine.random, "shuffle", asked_first)
             began = monotonic()
             async with Producer("three", namesrv=[address, *two_brokers.namesrv.split(";")]) as producer:
                 start = monotonic() - began

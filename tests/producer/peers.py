@@ -136,6 +136,22 @@ def late(seconds: float, then: Answer = stored) -> Answer:
     return answer
 
 
+class AfterNext:
+    """The first send is answered as soon as a second one is there; that one and all that follow get no answer."""
+
+    def __init__(self, then: Answer = stored) -> None:
+        self._then = then
+        self._first: list[tuple[Link, Sent]] = []
+        self._sends = 0
+
+    def __call__(self, link: Link, sent: Sent) -> None:
+        self._sends += 1
+        if self._sends == 1:
+            self._first.append((link, sent))
+        elif self._first:
+            self._then(*self._first.pop())
+
+
 class MostUnderWay:
     """Stores, 2 ms later each. ``most``: by queue, how many requests have been unanswered at once."""
 

@@ -11,7 +11,7 @@ from rmq_async import ClientStateError, ConnectError, Hook, Producer, RequestTim
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.trace import MessageType
 
-from ..peers import Cluster, each, late, refuse, reset, silent, stored
+from ..peers import AfterNext, Cluster, each, refuse, reset, silent, stored
 from ..support import message, messages, producer, spin, until
 from .support import SEND, WAYS, Requests, Seen
 
@@ -52,8 +52,7 @@ async def test_each_retry_is_an_attempt_of_its_own(pair: Cluster, name: str) -> 
 @pytest.mark.parametrize("name", WAYS)
 async def test_a_late_answer_ends_the_call_and_each_attempt_is_told_once(pair: Cluster, name: str) -> None:
     seen, requests = Seen(), Requests()
-    first = each(late(0.3), silent)
-    pair.answer(lambda link, sent: first(link, sent))
+    pair.answer(AfterNext())
     async with producer(pair, hooks=[seen, requests], timeout=2.0, attempt_timeout=0.2) as sender:
         result = await WAYS[name](sender)
         assert result.attempts == 2
