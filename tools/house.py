@@ -31,6 +31,8 @@ from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = "rmq_async"
+CODEC: Final = "protocol/rmq_protocol"
+"""Users import its modules: what their ``__all__`` names is public."""
 PUBLIC_PACKAGES: Final = ("", "embedded", "outbox", "spark", "spark/pipelines", "testing")
 """Packages whose names users import."""
 SETTINGS: Final = Path(__file__).with_name("house.json")
@@ -172,7 +174,7 @@ def deep_imports() -> Iterator[Finding]:
 
 
 def long_files() -> Iterator[Finding]:
-    for path in sources(PACKAGE, "protocol/rmq_protocol"):
+    for path in sources(PACKAGE, CODEC):
         lines = len(path.read_bytes().splitlines())
         if lines > MAX_LINES:
             yield Finding(place(path), f"{lines} lines")
@@ -225,15 +227,16 @@ def _exports(tree: ast.Module) -> set[str]:
 
 
 def parameters() -> Iterator[Finding]:
-    for path in sources(PACKAGE):
+    for path in sources(PACKAGE, CODEC):
+        exported = _exports(tree_of(path)) if path.is_relative_to(ROOT / CODEC) else public_names()
         owners = {
-            id(item): node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef) for item in node.body
+            id(item): node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef) for item in ast.walk(node)
         }
         for function, public in functions(path):
             every = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
             many = len([argument for argument in every if argument.arg not in ("self", "cls")])
             name = owners.get(id(function), function.name)
-            if many > MAX_PARAMETERS and not (public and name in public_names()):
+            if many > MAX_PARAMETERS and not (public and name in exported):
                 yield Finding(place(path, function.lineno), f"{function.name} has {many} parameters")
 
 

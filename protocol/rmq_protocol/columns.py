@@ -218,30 +218,17 @@ class _ColumnBlock(RecordBlock):
                 keep_topic(topic)
         return position
 
-    def _keep(
-        self,
-        fields: Fields,
-        sys_flag: int,
-        topic: str,
-        body: bytes,
-        flag: int,
-        properties: dict[str, str],
-        index: int,
-        crc: int,
-        size: int,
-        reconsume_times: int,
-        prepared_offset: int,
-    ) -> None:
-        offset = fields[5] + self.offset_delta + index
+    def _keep(self, fields: Fields, topic: str, body: bytes, properties: dict[str, str]) -> None:
+        offset = fields[5] + self.offset_delta
         if not self._first <= offset < self._last or (self.tags is not None and properties.get("TAGS") not in self.tags):
             return
         into = self._into
-        born, store = fields[9], fields[12]
-        if len(born) != len(_NO_HOST) or len(store) != len(_NO_HOST):
-            into.other_hosts[len(into)] = (born, store)
-            born = store = _NO_HOST
-        ours = (flag, offset, fields[6], sys_flag, fields[8], born, fields[10], fields[11], store, fields[13], reconsume_times)
-        into.heads.append(FIXED_V4.pack(size, fields[1], crc, fields[3], *ours, prepared_offset, len(body)))
+        head = [*fields]
+        head[5], head[16] = offset, len(body)
+        if len(fields[9]) != len(_NO_HOST) or len(fields[12]) != len(_NO_HOST):
+            into.other_hosts[len(into)] = (fields[9], fields[12])
+            head[9] = head[12] = _NO_HOST
+        into.heads.append(FIXED_V4.pack(*head))
         if into.wants_bodies:
             into.bodies.append(body)
         if into.wants_properties:

@@ -17,7 +17,7 @@ from .command import plain_text
 from .constants import RESPONSE_FLAG, VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
 from .headers import PullMessageRequestHeader, to_ext
 
-__all__ = ["PullReply", "PullReplyFields", "PullTemplate", "decode_pull_reply"]
+__all__ = ["PullReply", "PullReplyFields", "PullTemplate", "decode_pull_reply", "pull_header"]
 
 MOST_FIXED: Final = 16 * 1024
 """Bytes of a header that is made by template."""

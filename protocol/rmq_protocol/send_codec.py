@@ -13,6 +13,7 @@ known before it is formatted.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -186,7 +187,7 @@ class SendTemplate:
         joined = size < JOIN_BELOW
         tail = body if joined else b""
         if self._serialize_type:
-            head = self._binary(opaque, born_ms, properties.encode(), size, tail, sys_flag, flag)
+            head = self._binary(opaque, born_ms, properties.encode(), size, tail, encode_flags(sys_flag, flag))
         else:
             text = encode_text(properties)
             if sys_flag or flag:
@@ -240,25 +241,9 @@ class SendTemplate:
         )
         self._base = len(self._tail) + BORN_DIGITS
 
-    def _binary(
-        self,
-        opaque: int,
-        born_ms: bytes,
-        properties: bytes,
-        size: int,
-        tail: bytes,
-        sys_flag: int,
-        flag: int,
-        signature: bytes = b"",
-    ) -> bytes:
-        varying = (
-            signature
-            + encode_entry("f", b"%d" % sys_flag)
-            + encode_entry("h", b"%d" % flag)
-            + b"\x00\x01i"
-            + _INT(len(properties))
-            + properties
-        )
+    def _binary(self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, entries: bytes) -> bytes:
+        """``entries``: further ones that differ from frame to frame, encoded."""
+        varying = b"".join((entries, b"\x00\x01i", _INT(len(properties)), properties))
         ext = self._base + len(varying)
         length = 21 + ext
         return b"".join(
@@ -274,6 +259,12 @@ class SendTemplate:
                 tail,
             )
         )
+
+
+@lru_cache(maxsize=64)
+def encode_flags(sys_flag: int, flag: int) -> bytes:
+    """The entries of both flags; nearly all sends have the same few."""
+    return encode_entry("f", b"%d" % sys_flag) + encode_entry("h", b"%d" % flag)
 
 
 def encode_entry(name: str, value: bytes) -> bytes:

@@ -11,7 +11,17 @@ import hashlib
 from binascii import b2a_base64
 from typing import Any, Final
 
-from .send_codec import BORN_DIGITS, FIRST_OPAQUE, JOIN_BELOW, JSON_END, SendTemplate, encode_entry, encode_text, pack_words
+from .send_codec import (
+    BORN_DIGITS,
+    FIRST_OPAQUE,
+    JOIN_BELOW,
+    JSON_END,
+    SendTemplate,
+    encode_entry,
+    encode_flags,
+    encode_text,
+    pack_words,
+)
 from .signing import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, SessionCredentials
 
 __all__ = ["SignedSendTemplate"]
@@ -60,7 +70,7 @@ class SignedSendTemplate(SendTemplate):
         tail = body if joined else b""
         if self._serialize_type:
             signature = encode_entry(SIGNATURE, b2a_base64(outer.digest(), newline=False))
-            head = self._binary(opaque, born_ms, encoded, size, tail, sys_flag, flag, signature)
+            head = self._binary(opaque, born_ms, encoded, size, tail, signature + encode_flags(sys_flag, flag))
         else:
             text = encode_text(properties)
             length = self._signed_base + len(text)

@@ -198,48 +198,24 @@ class MessageBlock(RecordBlock):
             queue = self._queues[topic, queue_id] = MessageQueue(topic, self._broker, queue_id)
         return queue
 
-    def _keep(
-        self,
-        fields: Fields,
-        sys_flag: int,
-        topic: str,
-        body: bytes,
-        flag: int,
-        properties: dict[str, str],
-        index: int,
-        crc: int,
-        size: int,
-        reconsume_times: int,
-        prepared_offset: int,
-    ) -> None:
+    def _keep(self, fields: Fields, topic: str, body: bytes, properties: dict[str, str]) -> None:
         if self.tags is not None and properties.get("TAGS") not in self.tags:
             return
-        queue = self.queue
-        transaction_id = None
+        (
+            total, _, crc, queue_id, flag, offset, place, sys_flag, born_time, born_ip, born_port, store_time, store_ip, store_port,
+            times, prepared, _,
+        ) = fields  # fmt: skip
+        queue, transaction_id = self.queue, None
         if queue is None:
-            queue = self._queue(topic, fields[3])
+            queue = self._queues.get((topic, queue_id)) or self._queue(topic, queue_id)
         elif "TRAN_MSG" in properties and properties["TRAN_MSG"].lower() == "true":
             transaction_id = properties.get("UNIQ_KEY")
         if self._added is not None:
             properties.update(self._added)
+        born, store = format_host(born_ip, born_port), format_host(store_ip, store_port)
         self._messages.append(
             MessageExt(
-                topic,
-                body,
-                flag,
-                properties,
-                queue,
-                fields[5] + self.offset_delta + index,
-                fields[6],
-                sys_flag,
-                crc,
-                size,
-                fields[8],
-                fields[11],
-                format_host(fields[9], fields[10]),
-                format_host(fields[12], fields[13]),
-                reconsume_times,
-                prepared_offset,
-                transaction_id,
+                topic, body, flag, properties, queue, offset + self.offset_delta, place, sys_flag, crc, total, born_time,
+                store_time, born, store, times, prepared, transaction_id,
             )
-        )
+        )  # fmt: skip

@@ -110,22 +110,8 @@ class RecordBlock(ABC):
             self.only_queue_id = queue.queue_id if offset_delta is None else None
 
     @abstractmethod
-    def _keep(
-        self,
-        fields: Fields,
-        sys_flag: int,
-        topic: str,
-        body: bytes,
-        flag: int,
-        properties: dict[str, str],
-        index: int,
-        crc: int,
-        size: int,
-        reconsume_times: int,
-        prepared_offset: int,
-    ) -> None:
-        """Keeps a sound message. ``fields``: of its record; ``index``: its place in an inner batch, whose messages have an offset
-        each, and 0 for what only a record has."""
+    def _keep(self, fields: Fields, topic: str, body: bytes, properties: dict[str, str]) -> None:
+        """Keeps a sound message. ``fields``: those of a record of its own, even if it lay compressed or in an inner batch."""
 
     def _topic(self, encoded: bytes) -> str:
         topic = self._topics.get(encoded)
@@ -198,6 +184,9 @@ class RecordBlock(ABC):
         if compressed:
             body = self._decompress(body, sys_flag)
             sys_flag &= ~_COMPRESSED
+            plain = [*fields]
+            plain[7] = sys_flag
+            fields = tuple(plain)
             # MessageDecoder, encoding what it decoded before, leaves the CRC of the plain body.
             sound = sound or crc32(body) == crc
         if not sound:
@@ -212,13 +201,13 @@ class RecordBlock(ABC):
                 if limit is not None and limit * BATCH_OVERHEAD < len(body) and self._room < self._max_size:
                     raise _Full from None
             else:
-                self._keep_inner(inner, fields, sys_flag, topic, MessageExt("", b"", properties=properties).wait_store)
+                self._keep_inner(inner, fields, topic, MessageExt("", b"", properties=properties).wait_store)
                 if compressed:
                     self._room -= len(body) + sum(_MESSAGE_COST + _PROPERTIES_COST * len(record.properties) for record in inner)
                 return None
         if compressed:
             self._room -= len(body)
-        self._keep(fields, sys_flag, topic, body, fields[4], properties, 0, crc, fields[0], fields[14], fields[15])
+        self._keep(fields, topic, body, properties)
         return None
 
     def _decompress(self, body: bytes, sys_flag: int) -> bytes:
@@ -235,12 +224,21 @@ class RecordBlock(ABC):
         self._work -= len(plain)
         return plain
 
-    def _keep_inner(self, inner: list[BatchRecord], fields: Fields, sys_flag: int, topic: str, wait_store: bool) -> None:
+    def _keep_inner(self, inner: list[BatchRecord], fields: Fields, topic: str, wait_store: bool) -> None:
+        """Keeps the messages of an inner batch: each has an offset of its own, and 0 for what only a record has."""
         wait = "true" if wait_store else "false"
-        for index, record in enumerate(inner):
-            properties = decode_properties(record.properties)
+        keep = self._keep
+        (
+            _, magic, _, queue_id, _, first, place, sys_flag, born_time, born, born_port, store_time, store, store_port, _, _, length,
+        ) = fields  # fmt: skip
+        for offset, (flag, body, encoded) in enumerate(inner, first):
+            properties = decode_properties(encoded)
             properties["WAIT"] = wait
-            self._keep(fields, sys_flag, topic, record.body, record.flag, properties, index, 0, 0, 0, 0)
+            own = (
+                0, magic, 0, queue_id, flag, offset, place, sys_flag, born_time, born, born_port, store_time, store, store_port, 0,
+                0, length,
+            )  # fmt: skip
+            keep(own, topic, body, properties)
 
     # -------------------------------------------------------------------------------------------------------- a bad record
 
