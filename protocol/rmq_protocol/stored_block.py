@@ -229,7 +229,8 @@ class RecordBlock(ABC):
         wait = "true" if wait_store else "false"
         keep = self._keep
         (
-            _, magic, _, queue_id, _, first, place, sys_flag, born_time, born, born_port, store_time, store, store_port, _, _, length,
+            _, magic, _, queue_id, _, first, place, sys_flag, born_time, born, born_port, store_time, store, store_port, _, _,
+            length,
         ) = fields  # fmt: skip
         for offset, (flag, body, encoded) in enumerate(inner, first):
             properties = decode_properties(encoded)
