@@ -317,14 +317,19 @@ def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[
     unique_id, properties = message.unique_id or sender.ids.next(), None
     if message.keys is not NO_KEYS or not message.wait_store:
         properties = message_properties(message, unique_id)
-    if sender.config.oneway_window:
-        pacing = connection.pacing
-        if pacing.__class__ is not OnewayPacing or pacing.sent + 1 >= pacing.size:
+    tally = sender.tallies.get(connection)
+    if tally is not None and tally.epoch is credit.epoch:
+        pacing = tally.pacing
+    else:
+        tally, pacing = None, connection.attributes.get(OnewayPacing) if sender.config.oneway_window else None
+        if pacing is None and sender.config.oneway_window:
+            return False, target
+    if pacing is not None:
+        if pacing.sent + 1 >= pacing.size:
             return False, target
         pacing.sent += 1
-    tally = sender.tallies.get(connection)
-    if tally is None or tally.epoch is not credit.epoch:
-        tally = sender.tallies[connection] = Tally(sender.tallies, credit, connection)
+    if tally is None:
+        tally = sender.tallies[connection] = Tally(sender.tallies, credit, connection, pacing)
         connection.requests.when_written(tally.written)
     credit.free -= 1
     credit.free_bytes -= size

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -80,8 +80,8 @@ class Connection(asyncio.Protocol):
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
         "__weakref__", "_decoder", "_loop", "_on_closed", "_on_request", "_on_retired", "_state", "_transport", "_unread_answers",
-        "address", "close_cause", "close_reason", "closed", "hooks", "local_ip", "pacing", "requests", "retired", "serialize_type",
-        "stored_at", "strays",
+        "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "local_ip", "requests", "retired",
+        "serialize_type", "stored_at", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -103,8 +103,8 @@ class Connection(asyncio.Protocol):
         self.local_ip = ""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolved when the socket is gone."""
-        self.pacing: object | None = None
-        """State that a sender keeps per connection."""
+        self.attributes: dict[type, Any] = {}
+        """State of other packages that lives as long as the connection: one object of each type."""
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf

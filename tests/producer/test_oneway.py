@@ -137,7 +137,7 @@ async def test_any_answer_closes_a_window_and_errors_are_counted(
         for item in messages(100):
             await sender.send_oneway(item)
         await sender.flush()
-        pacing = (await client_of(sender)).pool.open[cluster.a.address].pacing
+        pacing = (await client_of(sender)).pool.open[cluster.a.address].attributes[OnewayPacing]
         assert isinstance(pacing, OnewayPacing)
         assert pacing.errors == 10
     assert len(cluster.sends) == 100, "nothing is sent again"

@@ -27,14 +27,20 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class Tally:
-    """The credits of one producer's one-way messages on one connection whose last byte is not yet written to the socket."""
+    """The credits of one producer's one-way messages on one connection whose last byte is not yet written to the socket.
 
-    __slots__ = ("_connection", "_credits", "_tallies", "epoch", "number", "size")
+    ``pacing``: the connection's, None for a producer that does not pace.
+    """
 
-    def __init__(self, tallies: dict[Connection, Tally], credits: Credits, connection: Connection) -> None:
+    __slots__ = ("_connection", "_credits", "_tallies", "epoch", "number", "pacing", "size")
+
+    def __init__(
+        self, tallies: dict[Connection, Tally], credits: Credits, connection: Connection, pacing: OnewayPacing | None
+    ) -> None:
         self._tallies = tallies
         self._credits = credits
         self._connection = connection
+        self.pacing = pacing
         self.epoch = credits.epoch
         self.number = self.size = 0
 
@@ -73,7 +79,8 @@ class Oneway:
                 await self._send(call, target, admitted, probes=self._is_on_trial(target))
                 return
             in_turn = self._ordered.turn(lane, target, call.outgoing, call.deadline)
-            admitted.leave_line()
+            if admitted.place is not None:
+                admitted.place.leave()
             async with in_turn:
                 await self._send(call, target, admitted, probes=False)
 

@@ -151,7 +151,7 @@ class WindowReceiver:
 
 def pacing_of(connection: Connection, window: int) -> OnewayPacing:
     """Returns the connection's pacing; makes it on first use."""
-    pacing = connection.pacing
-    if not isinstance(pacing, OnewayPacing):
-        connection.pacing = pacing = OnewayPacing(window)
+    pacing: OnewayPacing | None = connection.attributes.get(OnewayPacing)
+    if pacing is None:
+        connection.attributes[OnewayPacing] = pacing = OnewayPacing(window)
     return pacing
