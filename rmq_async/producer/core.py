@@ -7,7 +7,6 @@ from collections import ChainMap
 from collections.abc import Iterable
 from typing import Final
 
-from rmq_protocol.batch import BATCH_OVERHEAD
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import Message, MessageQueue
 
@@ -184,21 +183,7 @@ class ProducerCore:
         outgoing = self.encoder.encode(message)
         if self.watched:
             self.watchers.watch(outgoing, message, mode, stored_message)
-        size, together = len(message.body), 0
-        if (
-            (choice is not None or self.gathers)
-            and size < self.encoder.compress_over
-            and not message.delay_level
-            and message.delay is None
-            and message.deliver_at is None
-            and outgoing.body.__class__ is bytes
-            and not outgoing.topic.startswith(RETRY_TOPIC_PREFIX)
-        ):
-            properties = outgoing.properties
-            together = BATCH_OVERHEAD + size + (len(properties) if properties.isascii() else len(properties.encode()))
-            if together > self.batcher.max_bytes:
-                together = 0
-        return Call(outgoing, stored_message, started, deadline, self.retries, message, choice, size, together)
+        return Call(outgoing, stored_message, started, deadline, self.retries, message, choice, len(message.body), True)
 
     def batch_call(
         self, messages: Iterable[Message], queue: MessageQueue | None, mode: str, started: float, deadline: float

@@ -48,7 +48,8 @@ class Admitted(msgspec.Struct):
     """An async context manager: enters when the call may be sent, and gives back its credits at the end.
 
     ``turn``: the next queue of the round robin, if it has been taken already. ``prepare``: awaited before a queue is chosen.
-    Valid inside: ``lane`` and ``target``, the call's queue, and ``number``, its messages. Entering raises BackpressureError if
+    Valid inside: ``lane`` and ``target``, the call's queue, ``number``, its messages, and ``place`` in the topic's line, None if
+    the line was empty, which the call leaves when batching keeps the order of its message. Entering raises BackpressureError if
     credits or the turn in line do not come by the call's deadline, RequestTimeoutError if a body is not compressed by then,
     SelectorError, and the errors of the route look-up.
     """
@@ -103,11 +104,6 @@ class Admitted(msgspec.Struct):
             credits.free_bytes += self.call.size
             if credits.watched:
                 credits.came_back(self.epoch, self.number)
-
-    def leave_line(self) -> None:
-        """Leaves the topic's line early: from here on, batching keeps the order of the call's message."""
-        if self.place is not None:
-            self.place.leave()
 
     def transfer(self) -> Epoch:
         """Hands the credits over to the caller, which must give them back."""

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
+from rmq_protocol.batch import BATCH_OVERHEAD
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+
 from ...transport import Receiver
 from ..admission import Admission, Admitted
 from ..calls import Call, Result
@@ -54,8 +57,8 @@ class OrderedSends:
         receiver: Receiver = future if watch is None else WatchedMember(future, watch)
         try:
             gathering = self._add(call, receiver, admitted)
-            if admitted.place is not None:
-                admitted.leave_line()
+            if (place := admitted.place) is not None:
+                place.leave()  # from here on, the gathering keeps the order of the call's message
             try:
                 return await future
             except BaseException as error:
@@ -94,11 +97,24 @@ class OrderedSends:
 
     def _add(self, call: Call[Any], receiver: Receiver, admitted: Admitted) -> QueueGathering:
         gathering = self._batcher.in_order(admitted.lane, admitted.target, fixed=call.choice is not None)
-        if call.together and call.message is not None:
-            call.outgoing.message = call.message if call.choice is None else None
-            gathering.add(receiver, call.outgoing, call.together, call.deadline, wait_store=call.message.wait_store)
-        else:
-            gathering.add_alone(receiver, call.outgoing, call.read, call.deadline)
+        outgoing, message = call.outgoing, call.message
+        if (
+            call.batchable
+            and message is not None
+            and call.size < self._batcher.encoder.compress_over
+            and not message.delay_level
+            and message.delay is None
+            and message.deliver_at is None
+            and outgoing.body.__class__ is bytes
+            and not outgoing.topic.startswith(RETRY_TOPIC_PREFIX)
+        ):
+            properties = outgoing.properties
+            room = BATCH_OVERHEAD + call.size + (len(properties) if properties.isascii() else len(properties.encode()))
+            if room <= self._batcher.max_bytes:
+                outgoing.message = message if call.choice is None else None
+                gathering.add(receiver, outgoing, room, call.deadline, wait_store=message.wait_store)
+                return gathering
+        gathering.add_alone(receiver, outgoing, call.read, call.deadline)
         return gathering
 
 

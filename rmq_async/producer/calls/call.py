@@ -25,8 +25,8 @@ class Call(msgspec.Struct, Generic[Result]):
 
     ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: attempts after the first. ``message``: argument of
     the selectors, and compressed if it is large; None for a batch and for a message that is sent unchanged. ``choice``: the
-    caller's choice of a queue. ``size``: bytes of the bodies, as counted by credits. ``together``: bytes of the message in a
-    batch with others, 0 for a call that is sent alone.
+    caller's choice of a queue. ``size``: bytes of the bodies, as counted by credits. ``batchable``: the message may leave
+    in a batch with others.
     """
 
     outgoing: Outgoing
@@ -37,4 +37,4 @@ class Call(msgspec.Struct, Generic[Result]):
     message: Message | None = None
     choice: QueueChoice | None = None
     size: int = 0
-    together: int = 0
+    batchable: bool = False
