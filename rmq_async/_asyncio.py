@@ -1,4 +1,5 @@
-"""Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items.
+"""Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items, and
+what an ``async with`` block starts and stops.
 
 ``asyncio.wait_for`` makes a timer for each wait and cancels what it waits for. Here the awaited future belongs to several callers,
 so it is never cancelled. After a loop that was blocked past a deadline, one round of I/O passes before a wait times out: the
@@ -8,18 +9,20 @@ result may already be in the socket.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from contextvars import Context
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Any, Final, Generic, TypeVar, cast
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar, cast
 
 from . import machine
 from .errors import ClientStateError, RocketMQError
 from .tracebacks import own_copy
 
-__all__ = ["Flight", "SingleFlight", "StopScope", "WaitFor", "WaitTable", "for_each", "wait_until"]
+__all__ = ["Flight", "SingleFlight", "Startable", "StopScope", "WaitFor", "WaitTable", "for_each", "wait_until"]
 
 BLOCKED_AFTER: Final = 0.1
 GRACE: Final = 0.02
@@ -332,6 +335,30 @@ class StopScope:
         scopes, self._scopes = self._scopes, set()
         for scope in scopes:
             scope.reschedule(asyncio.get_running_loop().time())
+
+
+# -- blocks
+
+
+class Startable(ABC):
+    """An object that an ``async with`` block starts, and stops at its end however that comes."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def stop(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
 
 
 # -- work on many items

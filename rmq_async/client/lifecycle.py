@@ -10,11 +10,10 @@ import asyncio
 import warnings
 from enum import Enum
 from functools import partial
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from .. import machine
-from .._asyncio import StopScope
+from .._asyncio import Startable, StopScope
 from ..config import ClientConfig
 from ..errors import ClientStateError, WrongLoopError
 from ..timeouts import stop_budget
@@ -32,7 +31,7 @@ class LifeState(Enum):
     STOPPED = "stopped"
 
 
-class LifeCycle:
+class LifeCycle(Startable):
     """Acquires the instance for ``client_config`` at the start and releases it at the stop.
 
     Subclasses register in ``_open`` and unregister in ``_close``. ``label``: the subject of errors. ``stop_timeout``: seconds, the
@@ -60,15 +59,6 @@ class LifeCycle:
     def __del__(self) -> None:
         if getattr(self, "_state", None) is LifeState.RUNNING and self._generation == generation():
             warnings.warn(f"{self!r} was dropped without stop()", ResourceWarning, stacklevel=2, source=self)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Connects to a name server. Does nothing when already running; may be called again after a failure and after ``stop``.

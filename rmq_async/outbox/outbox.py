@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy import MetaData
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
@@ -15,6 +14,7 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import Message
 
 from .. import machine
+from .._asyncio import Startable
 from ..client import UniqueIds
 from ..config import check_seconds
 from ..errors import ClientStateError, ConfigError
@@ -29,7 +29,7 @@ from .table import outbox_table
 __all__ = ["Outbox"]
 
 
-class Outbox:
+class Outbox(Startable):
     """Sends messages if, and only if, the transaction in which they were added is committed.
 
         outbox = Outbox(engine, producer)
@@ -177,15 +177,6 @@ class Outbox:
                     self._relay = None
 
     aclose = stop
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     # -- the rest
 

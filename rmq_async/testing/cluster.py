@@ -25,9 +25,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from .._asyncio import Startable
 from ..credentials import Credentials
 from ._certificates import Certificates
 from ._class_data import ClassData
@@ -112,7 +112,7 @@ class ExternalCluster:
         """Does nothing: the cluster keeps running."""
 
 
-class RealCluster:
+class RealCluster(Startable):
     """Name servers and brokers of one cluster, as child processes of this one.
 
     ``profile``: "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one feature ("auth",
@@ -184,15 +184,6 @@ class RealCluster:
     @property
     def servers(self) -> list[Server]:
         return [*self.nameservers, *self.brokers, *self.replicas]
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
         """Starts all servers; returns when every name server routes to every broker. Cleans up when it fails or is cancelled.

@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.constants import MASTER_ID, RequestCode, SerializeType
@@ -23,6 +22,7 @@ from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.frame import FrameDecoder, encode_frame
 from rmq_protocol.route import BrokerData, decode_route
 
+from .._asyncio import Startable
 from ._errors import ClusterError
 from ._probe import ask
 from ._pump import Rewrite
@@ -33,7 +33,7 @@ __all__ = ["ClusterProxy"]
 MAX_BROKERS: Final = 1000
 
 
-class ClusterProxy:
+class ClusterProxy(Startable):
     """Proxies of one cluster. ``namesrv``: its name servers, as clients take them. ``seed``: of the jitter.
 
     ``name_servers``: their proxies, in that order. ``brokers``: the proxies of the masters by broker name, filled at the start
@@ -86,15 +86,6 @@ class ClusterProxy:
         """Stops every proxy. Does nothing where they do not run."""
         if self._open is not None:
             await self._open.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     def clear(self) -> None:
         """Ends every fault of every proxy."""

@@ -19,11 +19,11 @@ import random
 import socket
 import struct
 from collections import Counter
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rmq_protocol.route import split_address
 
+from .._asyncio import Startable
 from ._direction import Direction
 from ._pump import End, Pump, Rewrite
 
@@ -37,7 +37,7 @@ _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER on, 0 seconds: closing sends RST."""
 
 
-class FaultProxy:
+class FaultProxy(Startable):
     """A proxy for ``target`` ("host:port") that listens on ``port`` of 127.0.0.1, 0 for a free one.
 
     ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; it applies to new connections.
@@ -108,15 +108,6 @@ class FaultProxy:
                 task.cancel()
             await asyncio.wait(self._links)
         await server.wait_closed()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     def stall(self) -> None:
         """Both directions."""

@@ -19,7 +19,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, NamedTuple, Self, cast
+from typing import Final, NamedTuple, cast
 
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand, decode_command
@@ -28,6 +28,7 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import FrameDecoder
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
+from .._asyncio import Startable
 from ._steps import Answer, Close, Expect, ExpectClose, Reset, Step, Wait, Write, differences, name_of
 
 __all__ = [
@@ -71,7 +72,7 @@ def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluste
     }
 
 
-class ScriptedPeer:
+class ScriptedPeer(Startable):
     """A server on a free port of 127.0.0.1 that plays ``steps`` once.
 
     ``aside``: answers by request code, for any number of requests outside the transcript; by default heartbeats and
@@ -138,10 +139,6 @@ class ScriptedPeer:
         await server.wait_closed()
         if not self._task.cancelled():
             self._task.result()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
