@@ -18,6 +18,7 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 
 from .. import machine
+from .._backoff import Backoff
 from .._text import printable
 from ..config import host_and_port
 from ..errors import NameServerError
@@ -57,10 +58,9 @@ class ClusterProbe:
 
     async def run_until_found(self) -> None:
         """Sends requests until there is a cluster, one per second at most."""
-        began, pause = machine.monotonic(), FIRST_PAUSE
+        began, backoff = machine.monotonic(), Backoff(FIRST_PAUSE, MAX_PAUSE)
         while not self.cluster_found.is_set():
-            await asyncio.sleep(pause)
-            pause = min(MAX_PAUSE, 2 * pause)
+            await asyncio.sleep(backoff.next())
             try:
                 await self.run_once()
             except NameServerError as error:

@@ -32,6 +32,7 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import check_topic
 
 from .. import machine
+from .._backoff import Backoff
 from .._text import printable
 from ..broker_answers import broker_error
 from ..errors import BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError
@@ -92,7 +93,7 @@ async def until_readable(
     """
     longest = instance.config.request_timeout
     deadline = machine.monotonic() + (longest if timeout is None else timeout)
-    pause = _FIRST_PAUSE
+    backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
     wanted = latest = None
     while (left := deadline - machine.monotonic()) > 0:
         command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -111,8 +112,7 @@ async def until_readable(
             return True
         wanted = end if wanted is None else wanted
         latest = end
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, _MAX_PAUSE)
+        await asyncio.sleep(backoff.next())
     logger.warning("the queues of broker %s are far behind its commit log, the newest messages cannot be read yet", broker_name)
     return False
 

@@ -9,6 +9,7 @@ from typing import Final
 from rmq_protocol.message import MessageQueue
 
 from .. import machine
+from .._backoff import Backoff
 from .._text import printable
 from ..client import ClientInstance
 from ..errors import BrokerNotFoundError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
@@ -25,11 +26,11 @@ REPORT_EVERY: Final = 30.0
 class ReadBackoff:
     """One row of failures. ``patience``: seconds after which the error is raised; None for never."""
 
-    __slots__ = ("_patience", "_reported", "_rest", "_since")
+    __slots__ = ("_patience", "_reported", "_rests", "_since")
 
     def __init__(self, patience: float | None) -> None:
         self._patience = patience
-        self._rest = 0.0
+        self._rests = Backoff(FIRST_REST, LAST_REST)
         self._since = 0.0
         self._reported = 0.0
 
@@ -49,8 +50,7 @@ class ReadBackoff:
 
     def longer(self) -> float:
         """Seconds to rest, more each time."""
-        self._rest = min(LAST_REST, self._rest * 2 or FIRST_REST)
-        return self._rest
+        return self._rests.next()
 
 
 async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketMQError) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import InvalidMessageError
 
+from .._backoff import pause_after
 from .._text import printable
 from ..errors import MessageIllegalError, SendError
 
@@ -33,9 +34,8 @@ def given_up(error: BaseException) -> bool:
 
 
 def pause_before(attempt: int, poll_interval: float, luck: float) -> float:
-    """Seconds before attempt number ``attempt`` (2 is the first one after a failure). ``luck``: 0 to 1, spreads them by a fifth."""
-    doubled: float = max(poll_interval, 0.01) * 2 ** min(attempt - 2, 30)
-    return min(LONGEST_PAUSE, doubled) * (0.8 + 0.2 * luck)
+    """Seconds before attempt number ``attempt`` (2 is the first one after a failure). ``luck``: as for ``pause_after``."""
+    return pause_after(attempt - 1, max(poll_interval, 0.01), LONGEST_PAUSE, luck)
 
 
 def error_text(error: BaseException) -> str:
@@ -67,7 +67,7 @@ class FailedTopics:
         trouble.failed = now
         if began >= trouble.looked:
             trouble.failures += 1
-            trouble.looked, trouble.next = now, now + self._pause(trouble)
+            trouble.looked, trouble.next = now, now + pause_after(trouble.failures, self._poll_interval, LONGEST_PROBE_PAUSE)
 
     def succeeded(self, topic: str, now: float) -> None:
         if len(self._succeeded) > _TOPICS and topic not in self._succeeded:
@@ -83,15 +83,11 @@ class FailedTopics:
         found = [topic for topic, trouble in self._troubles.items() if trouble.next <= now]
         for topic in found:
             trouble = self._troubles[topic]
-            trouble.looked, trouble.next = now, now + self._pause(trouble)
+            trouble.looked, trouble.next = now, now + pause_after(trouble.failures, self._poll_interval, LONGEST_PROBE_PAUSE)
         return found
 
     def next_due(self) -> float | None:
         return min((trouble.next for trouble in self._troubles.values()), default=None)
-
-    def _pause(self, trouble: _Trouble) -> float:
-        doubled: float = self._poll_interval * 2 ** min(trouble.failures - 1, 20)
-        return min(LONGEST_PROBE_PAUSE, doubled)
 
 
 class _Trouble:

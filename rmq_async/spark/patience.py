@@ -7,6 +7,7 @@ import logging
 from time import monotonic
 from typing import Final
 
+from .._backoff import Backoff
 from .._text import printable
 from ..errors import OffsetRangeError, RocketMQError, TopicNotFoundError
 from .cluster import may_pass
@@ -32,15 +33,15 @@ class Patience:
 
     def renew(self) -> None:
         self._since = monotonic()
-        self._rest = FIRST_REST
+        self._rests = Backoff(FIRST_REST, LAST_REST)
 
     async def rest(self, error: RocketMQError | None = None) -> None:
         """Waits; raises ``error`` if waiting cannot help, or if the time is over."""
+        rest = self._rests.next()
         if error is not None:
             # A planned topic existed: name servers forget the topics of brokers that are down.
             passes = may_pass(error) or isinstance(error, TopicNotFoundError)
             if not passes or isinstance(error, OffsetRangeError) or self.waited > self._seconds:
                 raise error
-            logger.info("pulling again in %.3g s: %s", self._rest, printable(error))
-        await asyncio.sleep(self._rest)
-        self._rest = min(self._rest * 2, LAST_REST)
+            logger.info("pulling again in %.3g s: %s", rest, printable(error))
+        await asyncio.sleep(rest)

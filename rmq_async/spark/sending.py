@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 
 from rmq_protocol.message import MessageQueue
 
+from .._backoff import Backoff
 from .._text import printable
 from ..errors import (
     BrokerError,
@@ -153,7 +154,7 @@ class Sending:
     async def _confirmed(self, request: PreparedSend) -> SendResult | BatchSendResult:
         """Sends a request until a broker has it with the status of ``requireStatus``; returns the result."""
         deadline = monotonic() + self._options.timeout
-        rest = FIRST_REST
+        backoff = Backoff(FIRST_REST, LAST_REST)
         while True:
             try:
                 result = await self._patiently(lambda left: send_prepared(self._producer, request, left), deadline)
@@ -168,6 +169,7 @@ class Sending:
                 ) from error
             if result.status is SendStatus.SEND_OK or not self._options.confirmed_only:
                 return result
+            rest = backoff.next()
             if monotonic() + rest > deadline or not self._options.retries:
                 raise RequestTimeoutError(
                     f"{key_of(result.queue)} stored {request.messages} rows and answered {result.status.value} until "
@@ -177,21 +179,20 @@ class Sending:
                 )
             logger.info("sent again, %s answered %s", printable(key_of(result.queue)), result.status.value)
             await asyncio.sleep(rest)
-            rest = min(rest * 2, LAST_REST)
 
     async def _patiently(self, request: Callable[[float], Awaitable[T]], deadline: float) -> T:
         """The result of ``request(seconds left)``, repeated while it may succeed later and there is time."""
-        rest = FIRST_REST
+        backoff = Backoff(FIRST_REST, LAST_REST)
         while True:
             left = deadline - monotonic()
             try:
                 return await request(max(left, 0.001))
             except RocketMQError as error:
+                rest = backoff.next()
                 if not self._options.retries or not self._worth_waiting(error) or monotonic() + rest > deadline:
                     raise
                 logger.info("sent again in %.3g s: %s", rest, printable(error))
             await asyncio.sleep(rest)
-            rest = min(rest * 2, LAST_REST)
 
     def _check(self) -> None:
         if self._failure is not None:

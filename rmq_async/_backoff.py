@@ -1,0 +1,47 @@
+"""Pauses between repeated attempts: each twice as long as the one before, up to a limit, and shortened at random.
+
+Clients that fail together would come back together without the random part.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import machine
+
+__all__ = ["Backoff", "pause_after"]
+
+SPREAD: Final = 0.2
+"""Share of a pause that is left to chance."""
+MOST_DOUBLINGS: Final = 64
+"""Keeps the power within a float, however many attempts failed."""
+
+
+def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) -> float:
+    """Seconds to pause after ``failures`` failures in a row, which are 1 or more.
+
+    ``first``: seconds after one failure, doubled by each further one; ``longest``: seconds at most. ``luck``: from 0 to 1; 1 gives
+    the full pause, 0 four fifths of it.
+    """
+    doubled: float = first * 2 ** min(failures - 1, MOST_DOUBLINGS)
+    return min(longest, doubled) * (1 - SPREAD + SPREAD * luck)
+
+
+class Backoff:
+    """The pauses of one row of failures. ``first``, ``longest``: as for ``pause_after``."""
+
+    __slots__ = ("_failures", "_first", "_longest")
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._failures = 0
+
+    def next(self) -> float:
+        """Counts a failure; returns the seconds to pause after it."""
+        self._failures += 1
+        return pause_after(self._failures, self._first, self._longest, machine.random.random())
+
+    def reset(self) -> None:
+        """Begins a new row: the next pause is the first again."""
+        self._failures = 0
