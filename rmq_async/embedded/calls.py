@@ -47,7 +47,7 @@ class _Call:
 class ClientCalls:
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
-        self._by_connection: dict[Connection, set[int]] = {}
+        self._by_connection: dict[Connection, dict[int, None]] = {}
         self._opaque = 0
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class ClientCalls:
 
         Raises ProtocolError for what cannot be encoded, and calls nothing then.
         """
-        own = self._by_connection.get(connection, set())
+        own = self._by_connection.get(connection, {})
         if connection.closed or connection.congested or len(self._calls) >= MAX_CALLS or len(own) >= MAX_CALLS_PER_CONNECTION:
             on_answer(Failure.NOT_SENT)
             return
@@ -75,7 +75,7 @@ class ClientCalls:
         parts = encode_command(command)
         timer = asyncio.get_running_loop().call_later(CALL_TIMEOUT, self._end, command.opaque, Failure.TIMEOUT)
         self._calls[command.opaque] = _Call(connection, on_answer, timer)
-        self._by_connection.setdefault(connection, own).add(command.opaque)
+        self._by_connection.setdefault(connection, own)[command.opaque] = None
         connection.send(parts)
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
@@ -103,7 +103,7 @@ class ClientCalls:
         call = self._calls.pop(opaque)
         call.timer.cancel()
         own = self._by_connection[call.connection]
-        own.discard(opaque)
+        own.pop(opaque, None)
         if not own:
             del self._by_connection[call.connection]
         call.on_answer(answer)

@@ -85,7 +85,7 @@ class ClientTable:
         self._reachable: dict[str, Client] = {}
         """Who replies are pushed to, by client id."""
         self._fingerprints: dict[str, int] = {}
-        self._groups_of: dict[Connection, set[tuple[str, str]]] = {}
+        self._groups_of: dict[Connection, dict[tuple[str, str], None]] = {}
         self._members = 0
         self._size = 0
         self._turn = 0
@@ -192,7 +192,7 @@ class ClientTable:
         ]
         for group, member in silent:
             self._remove_from(group, member.client_id, member.connection)
-        for connection in {member.connection for _, member in silent}:
+        for connection in dict.fromkeys(member.connection for _, member in silent):
             if connection not in self._groups_of:
                 connection.close()
 
@@ -221,7 +221,7 @@ class ClientTable:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"a name of {len(name)} characters, the limit is {MAX_NAME_LENGTH}")
         if connection.closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
-        groups = self._groups_of.get(connection, set())
+        groups = self._groups_of.get(connection, {})
         key = (group, client.client_id)
         if key not in groups and len(groups) >= MAX_GROUPS_PER_CONNECTION:
             raise Refused(
@@ -232,7 +232,7 @@ class ClientTable:
             if self._members >= MAX_MEMBERS:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_MEMBERS} group members, it takes no more")
             self._members += 1
-        groups.add(key)
+        groups[key] = None
         self._groups_of[connection] = groups
 
     def _leave(self, group: str, client: Client) -> None:
@@ -240,7 +240,7 @@ class ClientTable:
         if not any(member.connection is client.connection for member in self._memberships(group, client.client_id)):
             groups = self._groups_of.get(client.connection)
             if groups is not None:
-                groups.discard((group, client.client_id))
+                groups.pop((group, client.client_id), None)
                 if not groups:
                     del self._groups_of[client.connection]
 

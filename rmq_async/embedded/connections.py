@@ -41,7 +41,7 @@ class ClientProcessor:
     def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
         self._state = state
         self._calls = calls
-        self._changed: set[str] = set()
+        self._changed: dict[str, None] = {}
         self._notify_handle: asyncio.Handle | None = None
         state.clients.changed = self._group_changed
 
@@ -146,19 +146,19 @@ class ClientProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def _group_changed(self, group: str) -> None:
-        self._changed.add(group)
+        self._changed[group] = None
         if self._notify_handle is None:
             self._notify_handle = asyncio.get_running_loop().call_soon(self._notify)
 
     def _notify(self) -> None:
         self._notify_handle = None
-        groups, self._changed = self._changed, set()
+        groups, self._changed = self._changed, {}
         for name in groups:
             group = self._state.clients.consumers.get(name)
             config = self._state.groups.get(name)
             if group is None or (config is not None and not config.notify_consumer_ids_changed_enable):
                 continue
-            for connection in {member.connection for member in group.members.values()}:
+            for connection in dict.fromkeys(member.connection for member in group.members.values()):
                 self._calls.oneway(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
 
 

@@ -70,13 +70,13 @@ class OffsetTable:
             del self._reset[group, topic]
         return offset
 
-    def groups_of(self, topic: str) -> set[str]:
+    def groups_of(self, topic: str) -> dict[str, None]:
         """Groups that committed something of the topic."""
-        return {group for group, name in self._committed if name == topic}
+        return dict.fromkeys(group for group, name in self._committed if name == topic)
 
-    def topics_of(self, group: str) -> set[str]:
+    def topics_of(self, group: str) -> dict[str, None]:
         """Topics of which the group committed something."""
-        return {topic for name, topic in self._committed if name == group}
+        return dict.fromkeys(topic for name, topic in self._committed if name == group)
 
     def all(self) -> dict[str, _Offsets]:
         """``topic@group`` -> queue id -> committed offset."""

@@ -103,8 +103,8 @@ class HeldPulls:
         self._count = 0
         self._by_queue: dict[Queue, dict[_Pull, None]] = {}
         """In the order they came."""
-        self._by_connection: dict[Connection, set[_Pull]] = {}
-        self._arrived: set[Queue] = set()
+        self._by_connection: dict[Connection, dict[_Pull, None]] = {}
+        self._arrived: dict[Queue, None] = {}
         self._wake_handle: asyncio.Handle | None = None
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class HeldPulls:
 
     def hold(self, pull: _Pull, timeout_ms: int) -> None:
         """Raises Refused (2) where the connection, or all together, hold as many as they may."""
-        own = self._by_connection.get(pull.connection, set())
+        own = self._by_connection.get(pull.connection, {})
         if len(own) >= MAX_HELD_PER_CONNECTION or self._count >= MAX_HELD:
             whose, limit = (
                 ("this connection has", MAX_HELD_PER_CONNECTION) if self._count < MAX_HELD else ("this broker holds", MAX_HELD)
@@ -123,7 +123,7 @@ class HeldPulls:
             raise Refused(ResponseCode.SYSTEM_BUSY, remark, {})
         if pull.connection.closed:
             return
-        own.add(pull)
+        own[pull] = None
         self._by_connection[pull.connection] = own
         self._count += 1
         self._by_queue.setdefault(pull.queue, {})[pull] = None
@@ -132,7 +132,7 @@ class HeldPulls:
         pull.timer = asyncio.get_running_loop().call_later(delay, self._expired, pull)
 
     def arrived(self, queue: Queue) -> None:
-        self._arrived.add(queue)
+        self._arrived[queue] = None
         if self._wake_handle is None:
             self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
 
@@ -164,7 +164,7 @@ class HeldPulls:
 
     def _wake(self) -> None:
         self._wake_handle = None
-        queues, self._arrived = self._arrived, set()
+        queues, self._arrived = self._arrived, {}
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):
                 if pull.connection.congested:
@@ -179,7 +179,7 @@ class HeldPulls:
     def _end(self, pull: _Pull, response: RemotingCommand) -> None:
         own = self._by_connection.get(pull.connection)
         if own is not None:
-            own.discard(pull)
+            own.pop(pull, None)
             if not own:
                 del self._by_connection[pull.connection]
         self._forget(pull)

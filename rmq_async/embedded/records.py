@@ -95,7 +95,7 @@ def stored_ms(record: bytes) -> int:
     return int(_LONG.unpack_from(record, _BORN_HOST_AT + born)[0])
 
 
-def keys_of(record: bytes) -> set[str]:
+def keys_of(record: bytes) -> dict[str, None]:
     """Keys of the index: the message's unique id and its own keys."""
     sys_flag = _INT.unpack_from(record, _SYS_FLAG_AT)[0]
     at = _HEAD_SIZE + (12 if sys_flag & _BORN_V6 else 0) + (12 if sys_flag & _STORE_V6 else 0)
@@ -105,9 +105,9 @@ def keys_of(record: bytes) -> set[str]:
     else:
         at += 2 + int.from_bytes(record[at : at + 2], "big")
     properties = decode_properties(record[at + 2 :])
-    found = set(properties["KEYS"].split(" ")) if "KEYS" in properties else set()
-    found.add(properties.get("UNIQ_KEY", ""))
-    found.discard("")
+    found = dict.fromkeys(properties["KEYS"].split(" ")) if "KEYS" in properties else {}
+    found[properties.get("UNIQ_KEY", "")] = None
+    found.pop("", None)
     return found
 
 

@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._paused = True
         self._read(False)
-        self._listener.congested.add(self)
+        self._listener.congested[self] = None
         self._listener.bound_unread(self._listener.congested)
 
     def _read_on(self) -> None:
@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._listener.congested.discard(self)
+        self._listener.congested.pop(self, None)
         self.last_active = self._listener.now()
         if not self._listener.gate.stalled:
             self._read(True)
@@ -265,8 +265,9 @@ class Listener:
         self.name = name
         self.service = service
         self.gate = Gate()
-        self.connections: set[Connection] = set()
-        self.congested: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
+        """In the order in which they came, as in all tables that are walked: runs of one seed are equal."""
+        self.congested: dict[Connection, None] = {}
         self.accepted = 0
         self.refused = 0
         self.host = ""
@@ -346,14 +347,14 @@ class Listener:
             connection.abort()
         self.accepted += 1
         Listener._in_process += 1
-        self.connections.add(connection)
+        self.connections[connection] = None
         if self.gate.stalled:
             connection.stall(True)
 
     def remove(self, connection: Connection) -> None:
         if connection in self.connections:
-            self.connections.remove(connection)
-            self.congested.discard(connection)
+            del self.connections[connection]
+            self.congested.pop(connection, None)
             Listener._in_process -= 1
             self._unfinished -= connection.unfinished
             self.service.disconnected(connection)

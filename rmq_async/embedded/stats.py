@@ -79,15 +79,15 @@ class StatisticsProcessor:
         }
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ConsumeStats(table)))
 
-    def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> set[str]:
+    def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> list[str]:
         """The requested topic; else topics with a committed offset of the group that it still subscribes to."""
-        listed = {name for name in (header.topicList or "").split(";") if name}
+        listed = list(dict.fromkeys(name for name in (header.topicList or "").split(";") if name))
         if listed:
             return listed
-        topics = {header.topic} if header.topic else self._state.offsets.topics_of(header.consumerGroup)
+        topics = [header.topic] if header.topic else list(self._state.offsets.topics_of(header.consumerGroup))
         group = self._state.clients.consumers.get(header.consumerGroup)
         if group is not None and group.subscriptions:
-            topics &= group.subscriptions.keys()
+            topics = [name for name in topics if name in group.subscriptions]
         return topics
 
     def _progress(self, group: str, topic: Topic, queue_id: int) -> OffsetWrapper:
@@ -102,7 +102,7 @@ class StatisticsProcessor:
 
     def groups_of_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(QueryTopicConsumeByWhoRequestHeader, command).topic
-        groups = self._state.offsets.groups_of(name).union(self._state.clients.groups_of_topic(name))
+        groups = {*self._state.offsets.groups_of(name), *self._state.clients.groups_of_topic(name)}
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(GroupList(tuple(sorted(groups)))))
 
     def topics_of_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -233,7 +233,7 @@ class CommitLog:
 
     def drop(self, queues: Collection[Queue]) -> None:
         """Forgets the queues' records, wherever they are, but for when they were stored; the queues are not to be used any more."""
-        gone = {queue for queue in queues if queue.max_offset > queue.min_offset}
+        gone = dict.fromkeys(queue for queue in queues if queue.max_offset > queue.min_offset)
         count = sum(queue.max_offset - queue.min_offset for queue in gone)
         everywhere = count * _LOOK_UP_COST >= len(self)
         for at in range(self._first, len(self._records)) if everywhere else self._places(gone):

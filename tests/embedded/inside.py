@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.embedded.broker import Broker
@@ -31,7 +31,7 @@ def name_server_of(server: EmbeddedRocketMQ) -> NameServer:
     return server._name_server
 
 
-def congested(server: EmbeddedRocketMQ) -> set[Connection]:
+def congested(server: EmbeddedRocketMQ) -> Collection[Connection]:
     """Connections of broker-a to clients that do not read."""
     return broker_of(server).listener.congested
 
