@@ -31,8 +31,8 @@ STEPS: Final = (
     # what a step is, and the line of ``Producer.send`` before which it is over
     ("coroutine, right loop and thread", "sender = self._sender"),
     ("is it a plain message", "started = machine.monotonic()"),
-    ("clock, deadline, lane of the topic", "if lane is None:"),
-    ("credits, there and back", "if (gathering := lane.gathering)"),
+    ("clock, deadline, queues of the topic", "if topic_queues is None:"),
+    ("credits, there and back", "if (gathering := topic_queues.gathering)"),
     ("next queue, its connection", "unique_id = ids.next_at(started)"),
     ("unique id", "future: asyncio.Future[SendReply]"),
     ("future", "first_deadline = sender.first_deadline"),
@@ -79,8 +79,8 @@ async def measured(rounds: int) -> dict[str, float]:
     async with EmbeddedRocketMQ() as server, Producer("steps", namesrv=server.namesrv) as producer:
         message = Message("Steps", b"x" * 128)
         await producer.send(message)
-        lane = producer._sender.lanes["Steps"]
-        connection = producer._sender.connections[lane.next().address]
+        topic_queues = producer._sender.queues_by_topic["Steps"]
+        connection = producer._sender.connections[topic_queues.next().address]
         real, connection.requests.writer._transport = connection.requests.writer._transport, Nowhere()  # type: ignore[assignment]
         ways = [(name, cut(marker)) for name, marker in STEPS]
         best: dict[str, float] = {}

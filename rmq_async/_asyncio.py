@@ -196,7 +196,7 @@ class Flight(Generic[T]):
             raise own_copy(self._error)
         return cast(T, self._result)
 
-    def land(self, result: T | None, error: BaseException | None) -> None:
+    def finish(self, result: T | None, error: BaseException | None) -> None:
         self._result, self._error = result, error
         self.waiting.resolve(True)
 
@@ -232,7 +232,7 @@ class SingleFlight(Generic[T]):
         if flight is None:
             task = asyncio.get_running_loop().create_task(make(), name=f"rmq_async {self._name} {key}", context=Context())
             self._flights[key] = flight = Flight(task)
-            task.add_done_callback(lambda _: self._landed(key, flight))
+            task.add_done_callback(lambda _: self._finished(key, flight))
         return flight
 
     def waiting(self, key: Hashable) -> int:
@@ -250,19 +250,19 @@ class SingleFlight(Generic[T]):
         flights = list(self._flights.values())
         for flight in flights:
             flight.task.cancel()
-            flight.land(None, _stopping())
+            flight.finish(None, _stopping())
         return [flight.task for flight in flights]
 
-    def _landed(self, key: Hashable, flight: Flight[T]) -> None:
+    def _finished(self, key: Hashable, flight: Flight[T]) -> None:
         del self._flights[key]
         task = flight.task
         if task.cancelled():
-            flight.land(None, _stopping())
+            flight.finish(None, _stopping())
             return
         error = task.exception()
         if error is not None and not isinstance(error, (RocketMQError, TimeoutError)) and not len(flight.waiting):
             task.get_loop().call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
-        flight.land(None if error is not None else task.result(), error)
+        flight.finish(None if error is not None else task.result(), error)
 
 
 def _stopping() -> ClientStateError:

@@ -28,12 +28,12 @@ def try_fast_send_async(
     on_error: Callable[[BaseException], object] | None,
 ) -> tuple[asyncio.Future[SendResult] | None, Target | None]:
     """Submits a message; returns no future if the call would have to wait, and the next queue if it was taken for nothing."""
-    credit, lane = sender.credits, sender.lanes.get(message.topic)
-    if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
+    credit, topic_queues = sender.credits, sender.queues_by_topic.get(message.topic)
+    if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
         return None, None
     deadline = (started := machine.monotonic()) + sender.timeout
     accepted: AsyncSend[SendResult]
-    plain, gathering = message.keys is NO_KEYS and message.wait_store, lane.gathering
+    plain, gathering = message.keys is NO_KEYS and message.wait_store, topic_queues.gathering
     unique_id = properties = ""
     if gathering is None or not plain:
         unique_id = message.unique_id or sender.ids.next_at(started)
@@ -49,7 +49,7 @@ def try_fast_send_async(
         item = message if plain else Outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
         gathering.add_plain(accepted, item, room, deadline, plain=plain)
         return accepted.future, None
-    target = lane.next()
+    target = topic_queues.next()
     connection = sender.connections.get(target.address)
     if connection is None:
         return None, target
@@ -58,7 +58,7 @@ def try_fast_send_async(
     accepted = AsyncSend(credit, credit.epoch, 1, size, on_success, on_error)
     outgoing = Outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
     call = Call(outgoing, stored_message, started, deadline, sender.config.async_retries)
-    send = AsyncAttempt(sender.dispatch, call, lane, target, accepted)
+    send = AsyncAttempt(sender.dispatch, call, topic_queues, target, accepted)
     send.start_single(connection, sender.ids.born_ms, None if plain else properties)
     return accepted.future, None
 

@@ -38,15 +38,15 @@ LANES: Final = 3
 class Batching:
     """Settings for gathering single messages into batches. ``batching=True`` of a producer means ``Batching()``.
 
-    Messages gather per lane. A lane is a topic (and ``wait_store``) or, for a send with a queue, selector or key, one queue,
-    which has one request in flight at a time. In an idle lane a message leaves at the end of the current loop iteration, with
-    all others of that iteration. While requests of the lane are in flight, further messages gather; they leave as one batch
-    when one of these requests is answered.
+    Messages gather by topic (and ``wait_store``) or, for a send with a queue, selector or key, by queue, which has one request
+    in flight at a time. While no request of the topic or queue is in flight, a message leaves at the end of the current loop
+    iteration, with all others of that iteration. Otherwise messages gather; they leave as one batch when one of these requests
+    is answered.
 
     ``max_bytes``: maximum encoded size of a batch; a message that alone is larger is sent by itself. ``max_messages``: maximum
     number of messages in a batch. A full batch leaves without waiting for an answer, unless it is ordered. ``linger``: seconds
-    that the first message waits for others even in an idle lane, at most half of the time that any caller has left and, if the
-    batch is not ordered, half of the producer's ``timeout``. ``max_pending_bytes``: maximum size of the bodies that are
+    that the first message waits for others even without a request in flight, at most half of the time that any caller has left
+    and, if the batch is not ordered, half of the producer's ``timeout``. ``max_pending_bytes``: maximum size of the bodies that are
     accepted and not finished, for all sends of the producer; the smaller of this and ``pending_bytes_limit`` applies, and
     callers wait. ``lanes_per_broker``: requests of one topic that may be in flight to one broker before messages gather; a
     request that is not answered within the producer's ``timeout`` no longer counts.

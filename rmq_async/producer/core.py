@@ -38,11 +38,47 @@ class ProducerCore:
 
     # Slots, because instances share a dict layout for 30 attributes only, and a send reads a dozen of them.
     __slots__ = (
-        "_lines", "_request_hooks", "_settings", "_waits", "admission", "batcher", "compressor", "config", "connections",
-        "create_future", "credits", "dispatch", "encoder", "faults", "first_deadline", "gathers", "group", "ids", "instance",
-        "lanes", "oneway", "oneway_credits", "ordered", "plain_below", "plain_size", "pool", "prefix", "recovery", "retries",
-        "router", "selection", "tallies", "timeout", "topics", "tracer", "unless_stopped", "unordered", "watched",
-        "watched_below", "watchers", "window",
+        "_lines",
+        "_request_hooks",
+        "_settings",
+        "_waits",
+        "admission",
+        "batcher",
+        "compressor",
+        "config",
+        "connections",
+        "create_future",
+        "credits",
+        "dispatch",
+        "encoder",
+        "faults",
+        "first_deadline",
+        "gathers",
+        "group",
+        "ids",
+        "instance",
+        "oneway",
+        "oneway_credits",
+        "ordered",
+        "plain_below",
+        "plain_size",
+        "pool",
+        "prefix",
+        "queues_by_topic",
+        "recovery",
+        "retries",
+        "router",
+        "selection",
+        "tallies",
+        "timeout",
+        "topics",
+        "tracer",
+        "unless_stopped",
+        "unordered",
+        "watched",
+        "watched_below",
+        "watchers",
+        "window",
     )  # fmt: skip
 
     def __init__(self, group: str, config: ProducerConfig, instance: ClientInstance) -> None:
@@ -80,9 +116,9 @@ class ProducerCore:
         config, instance = self.config, self.instance
         self.topics = TopicTable(self._settings, instance, self._waits, config.topics)
         self.topics.adopt, self.topics.on_change = self._adopt, self._route_changed
-        self.lanes = self.topics.lanes
+        self.queues_by_topic = self.topics.queues_by_topic
         # None for plain round robin.
-        self.selection = queue_selection_of(config, instance, ChainMap(self.lanes, self.topics.resting), self)
+        self.selection = queue_selection_of(config, instance, ChainMap(self.queues_by_topic, self.topics.resting), self)
         self.router = Router(self.topics, self.selection, self.unless_stopped)
         self.faults = self.router.faults
 
@@ -140,11 +176,11 @@ class ProducerCore:
         """Whether the producer has ended all its calls."""
         return self.dispatch.closed
 
-    def _adopt(self, topic: str, lane: TopicQueues) -> None:
+    def _adopt(self, topic: str, topic_queues: TopicQueues) -> None:
         if self.selection is not None:
-            self.selection.adopt(lane)
+            self.selection.adopt(topic_queues)
         if self.gathers and not topic.startswith(RETRY_TOPIC_PREFIX):
-            lane.gathering = self.batcher.in_turn(topic, wait_store=True)
+            topic_queues.gathering = self.batcher.in_turn(topic, wait_store=True)
 
     def _route_changed(self, route: TopicRoute) -> None:
         if self.selection is not None:
@@ -202,13 +238,13 @@ class ProducerCore:
         async with self.admission.enter(call) as admitted:
             if call.choice is not None:
                 return await self.ordered.send(call, admitted)
-            return await deliver(self.dispatch, call, admitted.lane, admitted.target)
+            return await deliver(self.dispatch, call, admitted.topic_queues, admitted.target)
 
     async def deliver_admitted(self, call: Call[Result], admitted: Admitted) -> Result:
         """Sends a call that has been admitted and returns its result."""
         if call.choice is not None:
             return await self.ordered.send(call, admitted)
-        return await deliver(self.dispatch, call, admitted.lane, admitted.target)
+        return await deliver(self.dispatch, call, admitted.topic_queues, admitted.target)
 
     # -- the end
 

@@ -104,10 +104,10 @@ class SendMethods(ProducerLife):
         deadline = started + sender.timeout
         ids = sender.ids
         try:
-            lane = sender.lanes[message.topic]
+            topic_queues = sender.queues_by_topic[message.topic]
         except (KeyError, TypeError):
-            lane = None
-        if lane is None:
+            topic_queues = None
+        if topic_queues is None:
             sender.encoder.check(message)
         properties = None
         if keys is not NO_KEYS or not message.wait_store:
@@ -126,12 +126,12 @@ class SendMethods(ProducerLife):
             if sender.gathers:
                 sender.batcher.waited(deadline)
         try:
-            if lane is None:
-                lane = await sender.topics.lane(message.topic, deadline)
+            if topic_queues is None:
+                topic_queues = await sender.topics.find(message.topic, deadline)
                 started = machine.monotonic()
                 if sender.gathers:
                     sender.batcher.waited(deadline)
-            if (gathering := lane.gathering) is not None and (
+            if (gathering := topic_queues.gathering) is not None and (
                 room := size + (sender.plain_size if properties is None else room_of(properties))
             ) <= sender.batcher.max_bytes:
                 gathered: asyncio.Future[SendResult] = sender.create_future()
@@ -147,13 +147,13 @@ class SendMethods(ProducerLife):
                     raise
                 finally:
                     del gathered  # an error that it holds has this frame in its traceback
-            target = lane.next()
+            target = topic_queues.next()
             try:
                 connection = sender.connections[target.address]
             except KeyError:
                 connection = None
             if connection is None:
-                failed = await sender.dispatch.connect_first(lane, target, deadline, sender.retries)
+                failed = await sender.dispatch.connect_first(topic_queues, target, deadline, sender.retries)
                 connection = sender.connections.get(target.address)
                 if connection is None:
                     began = deadline - sender.timeout
@@ -161,14 +161,14 @@ class SendMethods(ProducerLife):
                         end_if_late(sender.dispatch, message.topic, target, failed, began, deadline)
                     outgoing = sender.encoder.encode(message, unique_id=None if properties is None else unique_id)
                     call = Call(outgoing, stored_message, began, deadline, sender.retries)
-                    return await deliver_unconnected(sender.dispatch, call, lane, target, failed)
+                    return await deliver_unconnected(sender.dispatch, call, topic_queues, target, failed)
                 started = machine.monotonic()
             if properties is None:
                 unique_id = ids.next_at(started)
             elif started + sender.timeout != deadline:
                 ids.now()  # the call has waited: born_ms is older than the frame
             future: asyncio.Future[SendReply] = sender.create_future()
-            first_deadline = sender.first_deadline(started, deadline, sender.retries) if lane.several else deadline
+            first_deadline = sender.first_deadline(started, deadline, sender.retries) if topic_queues.several else deadline
             request = (future, first_deadline, deadline, sender)
             start = connection.requests.start_single
             pending = start(target.single, ids.born_ms, unique_id, message, request, sender.window, properties)
@@ -213,7 +213,7 @@ class SendMethods(ProducerLife):
             text = properties or message_properties(message, unique_id)
             outgoing = Outgoing(message.topic, unique_id, text, body, 0, message.flag)
             call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
-            loop = RetryLoop(sender.dispatch, call, lane)
+            loop = RetryLoop(sender.dispatch, call, topic_queues)
             loop.adopt(target, connection, pending, started, error, reply)
             return await loop.run()
         finally:
@@ -307,10 +307,10 @@ def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[
     Returns whether it did, and the next queue, if it was taken for nothing. It costs a quarter of the general path: the frame is
     filled in at once, and credits are counted together until the frames are written.
     """
-    credit, lane = sender.oneway_credits, sender.lanes.get(message.topic)
-    if lane is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
+    credit, topic_queues = sender.oneway_credits, sender.queues_by_topic.get(message.topic)
+    if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
         return False, None
-    target, faults = lane.next(), sender.faults
+    target, faults = topic_queues.next(), sender.faults
     connection = sender.connections.get(target.address)
     if connection is None or not connection.requests.takes_oneways() or (faults is not None and target.broker in faults.items):
         return False, target

@@ -12,11 +12,11 @@ __all__ = ["queue_selection_of"]
 
 
 def queue_selection_of(
-    config: ProducerConfig, instance: ClientInstance, lanes: Mapping[str, TopicQueues], owner: object
+    config: ProducerConfig, instance: ClientInstance, queues_by_topic: Mapping[str, TopicQueues], owner: object
 ) -> QueueSelection | None:
     """Returns the queue selection for the settings; None for plain round robin.
 
-    ``lanes``: live mapping of a topic to its queues. ``owner``: marks the producer's entries in the connections' request
+    ``queues_by_topic``: live mapping of a topic to its queues. ``owner``: marks the producer's entries in the connections' request
     tables.
     """
     if config.latency_fault is False:
@@ -26,7 +26,8 @@ def queue_selection_of(
     vip = instance.config.vip_channel
 
     def busy(broker: str) -> bool:
-        address = routes.address_of(broker)  # not from ``lanes``, for speed: called for each send while the broker is on trial
+        # Not from ``queues_by_topic``, for speed: called for each send while the broker is on trial.
+        address = routes.address_of(broker)
         return address is not None and overdue.waits(vip_address(address) if vip else address)
 
     def named(broker: str) -> bool:
@@ -39,12 +40,14 @@ def queue_selection_of(
         )
 
     def topic_on(broker: str) -> str | None:
-        return next((lane.route.topic for lane in lanes.values() if broker in lane.brokers), None)
+        return next(
+            (topic_queues.route.topic for topic_queues in queues_by_topic.values() if broker in topic_queues.brokers), None
+        )
 
     if config.latency_fault == "failures":
-        return QueueSelection(config.queue_selector, FailureTable(busy, routes.address_of), overdue, named, lanes)
+        return QueueSelection(config.queue_selector, FailureTable(busy, routes.address_of), overdue, named, queues_by_topic)
     faults = LatencyTable(config.fault_table, busy, routes.address_of)
-    selection = QueueSelection(config.queue_selector, faults, overdue, named, lanes)
+    selection = QueueSelection(config.queue_selector, faults, overdue, named, queues_by_topic)
     if config.detector:
         selection.detector = BrokerProbe(instance, faults, topic_on)
     return selection

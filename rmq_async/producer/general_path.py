@@ -17,7 +17,7 @@ from ..timeouts import checked_timeout
 from .calls import deliver
 from .core import ProducerCore
 from .routing import Selector, Target, checked_choice, choice_of
-from .send_async import deferred
+from .send_async import accept_call
 
 __all__ = ["SendArguments", "general_send", "general_send_async", "general_send_oneway"]
 
@@ -51,7 +51,7 @@ async def general_send(sender: ProducerCore, arguments: SendArguments) -> SendRe
     call = sender.single_call(message, choice, "sync", started, deadline)
     async with sender.admission.enter(call) as admitted:
         if choice is None and not (sender.gathers and sender.asks):
-            return await deliver(sender.dispatch, call, admitted.lane, admitted.target)
+            return await deliver(sender.dispatch, call, admitted.topic_queues, admitted.target)
         return await sender.ordered.send(call, admitted)
 
 
@@ -74,7 +74,7 @@ async def general_send_async(
     if choice is not None or (sender.gathers and sender.asks):
         return await sender.ordered.accept(call, on_success, on_error)
     call.retries = sender.config.async_retries
-    return await deferred(sender.dispatch, sender.admission, call, on_success, on_error, turn)
+    return await accept_call(sender.dispatch, sender.admission, call, on_success, on_error, turn)
 
 
 async def general_send_oneway(sender: ProducerCore, arguments: SendArguments, turn: Target | None) -> None:

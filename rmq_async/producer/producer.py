@@ -23,7 +23,7 @@ from .fast_path import SendMethods
 from .recall import recall
 from .request_reply import reply, request
 from .routing import Selector
-from .send_async import check_callback, deferred
+from .send_async import accept_call, check_callback
 
 __all__ = ["Producer"]
 
@@ -58,7 +58,7 @@ class Producer(SendMethods):
         async with sender.admission.enter(call) as admitted:
             if call.choice is not None:
                 return await sender.ordered.send(call, admitted)
-            return await deliver(sender.dispatch, call, admitted.lane, admitted.target)
+            return await deliver(sender.dispatch, call, admitted.topic_queues, admitted.target)
 
     async def send_batch_async(
         self,
@@ -84,7 +84,7 @@ class Producer(SendMethods):
         if call.choice is not None:
             return await sender.ordered.accept(call, on_success, on_error)
         call.retries = self.config.async_retries
-        return await deferred(sender.dispatch, sender.admission, call, on_success, on_error)
+        return await accept_call(sender.dispatch, sender.admission, call, on_success, on_error)
 
     async def request(
         self,
@@ -133,8 +133,8 @@ class Producer(SendMethods):
         """Returns the writable queues of ``topic`` in the order of their use. Raises as ``send`` does."""
         sender = self._usable()
         check_topic(topic)
-        lane = await sender.topics.lane(topic, machine.monotonic() + self.config.timeout)
-        return lane.queues
+        topic_queues = await sender.topics.find(topic, machine.monotonic() + self.config.timeout)
+        return topic_queues.queues
 
     async def flush(self, timeout: float | None = None) -> None:
         """Waits until all messages accepted so far are answered or failed; does not wait for messages accepted during the wait.

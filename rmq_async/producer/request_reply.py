@@ -103,19 +103,23 @@ async def reply(
         # Brokers create the reply topic themselves, outside all namespaces; the route is fetched so that no send creates it.
         await sender.unless_stopped(sender.instance.routes.get(topic, max(deadline - machine.monotonic(), 0.0)))
         sender.outside_namespaces(topic)
-        lane = sender.lanes.get(topic) or await sender.topics.lane(topic, deadline)
+        topic_queues = sender.queues_by_topic.get(topic) or await sender.topics.find(topic, deadline)
         asked_by = asked.queue.broker_name
-        target = lane.next_of((asked_by,)) if asked_by in lane.brokers else lane.next()
-        return await deliver(sender.dispatch, call, lane, target)
+        target = topic_queues.next_of((asked_by,)) if asked_by in topic_queues.brokers else topic_queues.next()
+        return await deliver(sender.dispatch, call, topic_queues, target)
 
 
-async def _introduce(sender: ProducerCore, deadline: float, lane: TopicQueues) -> None:
+async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:
     """Waits, at most ``INTRODUCTION`` seconds, until the brokers that may push the reply have answered a heartbeat."""
     now = machine.monotonic()
     until = now + min(INTRODUCTION, (deadline - now) / 3)
     routes = sender.instance.routes
-    met = {address for broker in lane.brokers if (address := lane.route.master_address(broker)) is not None}
-    names = {data.cluster for data in lane.route.data.broker_datas if data.broker_name in lane.brokers and data.cluster}
+    met = {address for broker in topic_queues.brokers if (address := topic_queues.route.master_address(broker)) is not None}
+    names = {
+        data.cluster
+        for data in topic_queues.route.data.broker_datas
+        if data.broker_name in topic_queues.brokers and data.cluster
+    }
     replies = sender.instance.replies
     for cluster in sorted(names)[:MOST_CLUSTERS]:
         topic = f"{cluster}_{REPLY_TOPIC_SUFFIX}"

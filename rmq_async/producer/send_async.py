@@ -15,7 +15,7 @@ from .admission import Admission, Credits, Epoch
 from .calls import Call, Dispatch, FirstAttempt, Result
 from .routing import Target, TopicQueues
 
-__all__ = ["AsyncAttempt", "AsyncSend", "Withdrawable", "check_callback", "deferred"]
+__all__ = ["AsyncAttempt", "AsyncSend", "Withdrawable", "accept_call", "check_callback"]
 
 
 class Withdrawable(Protocol):
@@ -151,7 +151,7 @@ def check_callback(name: str, callback: object) -> None:
         raise TypeError(f"{name} must be a plain function, not a coroutine function")
 
 
-async def deferred(
+async def accept_call(
     dispatch: Dispatch,
     admission: Admission,
     call: Call[Result],
@@ -164,11 +164,11 @@ async def deferred(
     ``turn``: the queue of the first attempt if the round robin has already advanced, else None.
     """
     async with admission.enter(call, turn=turn) as admitted:
-        lane, target = admitted.lane, admitted.target
-        failed = await dispatch.connect_first(lane, target, call.deadline, call.retries)
+        topic_queues, target = admitted.topic_queues, admitted.target
+        failed = await dispatch.connect_first(topic_queues, target, call.deadline, call.retries)
         accepted = AsyncSend(admission.credits, admitted.transfer(), admitted.number, call.size, on_success, on_error)
     accepted.context = accepted.context or copy_context()
-    send = AsyncAttempt(dispatch, call, lane, target, accepted)
+    send = AsyncAttempt(dispatch, call, topic_queues, target, accepted)
     try:
         send.start(failed)
     except BaseException:
@@ -183,9 +183,9 @@ class AsyncAttempt(FirstAttempt[Result]):
     __slots__ = ("_accepted",)
 
     def __init__(
-        self, dispatch: Dispatch, call: Call[Result], lane: TopicQueues, target: Target, accepted: AsyncSend[Result]
+        self, dispatch: Dispatch, call: Call[Result], topic_queues: TopicQueues, target: Target, accepted: AsyncSend[Result]
     ) -> None:
-        super().__init__(dispatch, call, lane, target)
+        super().__init__(dispatch, call, topic_queues, target)
         self._accepted = accepted
         accepted.work = self
 
@@ -194,7 +194,7 @@ class AsyncAttempt(FirstAttempt[Result]):
         call, dispatch = self._call, self._dispatch
         outgoing, deadline = call.outgoing, call.deadline
         self._connection = connection
-        if self._lane.several and call.retries:
+        if self._topic_queues.several and call.retries:
             deadline = dispatch.first_deadline(call.started, deadline, call.retries)
         try:
             request = (self, deadline, call.deadline, dispatch.owner)
@@ -223,7 +223,7 @@ class AsyncAttempt(FirstAttempt[Result]):
         if self._task is not None:
             self._task.cancel()
         else:
-            self._tell(asyncio.CancelledError())
+            self._notify(asyncio.CancelledError())
 
     def _succeed(self, result: Result) -> None:
         self._accepted.set_result(result)

@@ -29,12 +29,17 @@ def place_sharded(
     topic, key, credit = message.topic, message.sharding_key, sender.credits
     if topic.__class__ is not str or key is None:
         return None
-    if (lane := sender.lanes.get(topic)) is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
+    if (
+        (topic_queues := sender.queues_by_topic.get(topic)) is None
+        or credit.contended
+        or credit.free <= 0
+        or credit.free_bytes < size
+    ):
         return None
     line = sender.admission.lines.by_topic.get(topic)
     if (line is not None and line.places) or topic.startswith(RETRY_TOPIC_PREFIX):
         return None
-    queues, batcher = lane.queues, sender.batcher
+    queues, batcher = topic_queues.queues, sender.batcher
     queue = queues[abs(hash_of(key)) % len(queues)]  # what ``select_by_hash`` does
     gathering = batcher.fixed.get(queue)
     started = machine.monotonic()
@@ -43,8 +48,8 @@ def place_sharded(
     room = BATCH_OVERHEAD + size + len(properties.encode())
     if room > batcher.max_bytes:
         return None
-    if gathering is None or gathering.lane is not lane:
-        gathering = batcher.in_order(lane, lane.by_queue.get(queue) or lane.target(queue), fixed=True)
+    if gathering is None or gathering.topic_queues is not topic_queues:
+        gathering = batcher.in_order(topic_queues, topic_queues.by_queue.get(queue) or topic_queues.target(queue), fixed=True)
     future: asyncio.Future[SendResult] = sender.create_future()
     outgoing = Outgoing(topic, unique_id, properties, message.body, 0, message.flag)
     gathering.add(future, outgoing, room, started + sender.timeout, wait_store=message.wait_store)

@@ -38,8 +38,8 @@ MILLISECOND: Final = 0.001
 async def send_watched(sender: ProducerCore, arguments: SendArguments) -> SendResult:
     """Sends a message and calls the hooks for its attempts; on the general path if it is no usual one or would have to wait."""
     message, credit = arguments.message, sender.credits
-    lane = _lane_of(sender, arguments)
-    if lane is None:
+    topic_queues = _topic_queues_of(sender, arguments)
+    if topic_queues is None:
         return await general_send(sender, arguments)
     started = machine.monotonic()
     unique_id, properties = message.unique_id or sender.ids.next_at(started), None
@@ -50,12 +50,12 @@ async def send_watched(sender: ProducerCore, arguments: SendArguments) -> SendRe
     credit.free -= 1
     credit.free_bytes -= size
     try:
-        target = lane.next()
+        target = topic_queues.next()
         connection = sender.connections.get(target.address)
         if connection is None or target.general:
-            return await deliver(sender.dispatch, call.general(sender), lane, target)
+            return await deliver(sender.dispatch, call.general(sender), topic_queues, target)
         future: asyncio.Future[Answer] = sender.create_future()
-        receiver, pending = _start(sender, call, lane, target, connection, future)
+        receiver, pending = _start(sender, call, topic_queues, target, connection, future)
         error: RocketMQError | None = None
         reply: SendReply | None = None
         try:
@@ -75,7 +75,7 @@ async def send_watched(sender: ProducerCore, arguments: SendArguments) -> SendRe
                     faults.succeeded(target.broker, machine.monotonic() - started, machine.monotonic())
                 return answer
             reply = answer
-        loop = RetryLoop(sender.dispatch, call.general(sender, began=True), lane)
+        loop = RetryLoop(sender.dispatch, call.general(sender, began=True), topic_queues)
         loop.adopt(target, connection, pending, started, error, reply)
         return await loop.run()
     finally:
@@ -106,7 +106,7 @@ class WatchedSend(msgspec.Struct):
         return Call(outgoing, stored_message, self.started, self.deadline, sender.retries)
 
 
-def _lane_of(sender: ProducerCore, arguments: SendArguments) -> TopicQueues | None:
+def _topic_queues_of(sender: ProducerCore, arguments: SendArguments) -> TopicQueues | None:
     """Returns the queues of a usual message's topic; None if the call would have to wait or needs more than this path has."""
     message, credit = arguments.message, sender.credits
     if (
@@ -124,13 +124,13 @@ def _lane_of(sender: ProducerCore, arguments: SendArguments) -> TopicQueues | No
         or credit.free_bytes < size
     ):
         return None
-    return sender.lanes.get(message.topic)
+    return sender.queues_by_topic.get(message.topic)
 
 
 def _start(
     sender: ProducerCore,
     call: WatchedSend,
-    lane: TopicQueues,
+    topic_queues: TopicQueues,
     target: Target,
     connection: Connection,
     future: asyncio.Future[Answer],
@@ -138,7 +138,9 @@ def _start(
     """Calls the hooks for the first attempt and queues its frame. Raises ForbiddenError if a hook refuses it."""
     message, unique_id, watchers, properties = call.message, call.unique_id, sender.watchers, call.properties
     receiver: WatchedReceiver | TracedReceiver
-    first_deadline = sender.first_deadline(call.started, call.deadline, sender.retries) if lane.several else call.deadline
+    first_deadline = (
+        sender.first_deadline(call.started, call.deadline, sender.retries) if topic_queues.several else call.deadline
+    )
     if watchers.only_trace is not None:
         receiver = TracedReceiver(watchers.only_trace, message, unique_id, target, future)
     else:

@@ -151,8 +151,8 @@ async def outcomes(*waits: Any) -> list[Any]:
     return await asyncio.gather(*waits, return_exceptions=True)
 
 
-def lane_of(queues_per_broker: list[str]) -> TopicQueues:
-    """A lane of topic "T" with no cluster behind it; "a:2" is a broker and its queues."""
+def topic_queues_of(queues_per_broker: list[str]) -> TopicQueues:
+    """The queues of topic "T" with no cluster behind it; "a:2" is a broker and its queues."""
     counts = {broker: int(count) for broker, _, count in (each.partition(":") for each in queues_per_broker)}
     publish = tuple(MessageQueue("T", broker, number) for broker, count in counts.items() for number in range(count))
     addresses = {broker: {0: "127.0.0.1:1"} for broker in counts}

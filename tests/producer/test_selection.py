@@ -18,7 +18,7 @@ from rmq_async.producer.routing.queue_selection import Overdue, QueueSelection
 from rmq_async.producer.routing.round_robin import QUEUES_KEPT, TOPICS_KEPT, RoundRobin
 from rmq_async.producer.routing.selectors import picking
 
-from .support import lane_of, seeded
+from .support import seeded, topic_queues_of
 
 MESSAGE = Message("T", b"x")
 
@@ -37,7 +37,7 @@ def avoiding(broker: str) -> Callable[[Sequence[MessageQueue]], MessageQueue]:
     """What ``select_best`` is while a producer asks that leaves the broker alone."""
     faults = LatencyTable(FaultTable.V5)
     faults.update(broker, 1.0, isolated=True, reachable=False, now=monotonic())
-    return partial(QueueSelection(select_best, faults).pick, lane_of(["a:4", "b:4", "c:4"]))
+    return partial(QueueSelection(select_best, faults).pick, topic_queues_of(["a:4", "b:4", "c:4"]))
 
 
 def test_queues_take_turns_in_their_order() -> None:

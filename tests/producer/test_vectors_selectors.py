@@ -23,7 +23,7 @@ from rmq_async.producer.routing.selectors import java_hash
 from rmq_protocol.allocation import allocate_averagely, allocate_by_circle, allocate_by_consistent_hash
 from vectors import CLIENT_KINDS, Case, Outcome, Suite, is_error, refused
 
-from .support import is_available, lane_of
+from .support import is_available, topic_queues_of
 
 SUITE = Suite(*CLIENT_KINDS)
 MESSAGE = Message("T", b"x")
@@ -70,14 +70,14 @@ def machine_room_select(case: Case) -> Outcome | None:
 
 @SUITE.handles("selectors", "round_robin")
 def round_robin(case: Case) -> Outcome | None:
-    """A lane that stands where Java's counter does gives the same queues, until Java's counter jumps back to 0."""
+    """Queues whose turn stands where Java's counter does gives the same queues, until Java's counter jumps back to 0."""
     given = case.given
     if not given["queues_per_broker"]:
         assert all(map(is_error, case.expected["chosen"]))
         with pytest.raises(errors.BrokerNotFoundError):
-            lane_of([])
+            topic_queues_of([])
         return None
-    lane, faults = lane_of(given["queues_per_broker"]), None
+    topic_queues, faults = topic_queues_of(given["queues_per_broker"]), None
     if given["send_latency_enable"]:
         faults = LatencyTable(FaultTable.V5)
         for update in given["fault_updates"]:
@@ -85,13 +85,13 @@ def round_robin(case: Case) -> Outcome | None:
             faults.update(update["broker"], update["latency_ms"] / 1000, now=monotonic(), **told)
     selection = QueueSelection(select_best, faults)
     first = (given["index_before_first_call"] + 1) & 0x7FFFFFFF
-    count = len(lane.queues)
-    while lane.next().queue != lane.queues[(first - 1) % count]:
+    count = len(topic_queues.queues)
+    while topic_queues.next().queue != topic_queues.queues[(first - 1) % count]:
         pass
     chosen = []
     for last in given["lastBrokerName_per_call"]:
-        others = lane.brokers - {last}
-        queue = selection.next(lane, others if last in lane.brokers and others else lane.brokers).queue
+        others = topic_queues.brokers - {last}
+        queue = selection.next(topic_queues, others if last in topic_queues.brokers and others else topic_queues.brokers).queue
         chosen.append([queue.broker_name, queue.queue_id])
     if chosen != case.expected["chosen"]:
         before_the_jump = 0x7FFFFFFF - first + 1

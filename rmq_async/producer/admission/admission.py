@@ -31,13 +31,13 @@ class Admission:
     bytes from which on a body is compressed.
     """
 
-    __slots__ = ("asks", "compress_from", "compressor", "credits", "enter", "lanes", "lines", "router")
+    __slots__ = ("asks", "compress_from", "compressor", "credits", "enter", "lines", "queues_by_topic", "router")
 
     def __init__(self, credits: Credits, lines: Lines, router: Router, compressor: Compressor) -> None:
         self.credits = credits
         self.lines = lines
         self.router = router
-        self.lanes = router.lanes
+        self.queues_by_topic = router.queues_by_topic
         self.asks = router.asks
         self.compressor = compressor
         self.compress_from = compressor.above
@@ -48,10 +48,10 @@ class Admitted(msgspec.Struct):
     """An async context manager: enters when the call may be sent, and gives back its credits at the end.
 
     ``turn``: the next queue of the round robin, if it has been taken already. ``prepare``: awaited before a queue is chosen.
-    Valid inside: ``lane`` and ``target``, the call's queue, ``number``, its messages, and ``place`` in the topic's line, None if
-    the line was empty, which the call leaves when batching keeps the order of its message. Entering raises BackpressureError if
-    credits or the turn in line do not come by the call's deadline, RequestTimeoutError if a body is not compressed by then,
-    SelectorError, and the errors of the route look-up.
+    Valid inside: ``target``, the call's queue, one of ``topic_queues`` or chosen by the caller; ``number``, its messages; ``place``
+    in the topic's line, None if the line was empty, which the call leaves when batching keeps the order of its message.
+    Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline, RequestTimeoutError if a
+    body is not compressed by then, SelectorError, and the errors of the route look-up.
     """
 
     # A Struct with few methods: each call of a Python function costs 50 to 100 ns per message.
@@ -59,7 +59,7 @@ class Admitted(msgspec.Struct):
     call: Call[Any]
     turn: Target | None = None
     prepare: Callable[[TopicQueues], Awaitable[None]] | None = None
-    lane: TopicQueues = cast(TopicQueues, None)
+    topic_queues: TopicQueues = cast(TopicQueues, None)
     target: Target = cast(Target, None)
     number: int = 0
     epoch: Epoch | None = None
@@ -81,11 +81,11 @@ class Admitted(msgspec.Struct):
             self.epoch = credits.try_take(number, size) or await credits.take(number, size, call.deadline)
             if message is not None and size >= admission.compress_from:
                 call.outgoing = await admission.compressor.compress(call.outgoing, call.deadline)
-            lane = admission.lanes.get(topic) or await admission.router.topics.lane(topic, call.deadline)
+            topic_queues = admission.queues_by_topic.get(topic) or await admission.router.topics.find(topic, call.deadline)
             if self.prepare is not None:
-                await self.prepare(lane)
+                await self.prepare(topic_queues)
             if choice is None and not admission.asks:
-                self.lane, self.target = lane, self.turn or lane.next()
+                self.topic_queues, self.target = topic_queues, self.turn or topic_queues.next()
             else:
                 await self._choose()
         except BaseException:
@@ -117,21 +117,21 @@ class Admitted(msgspec.Struct):
         """Takes credits and a queue if neither needs a wait and the line is empty; returns whether it did."""
         admission, call = self.admission, self.call
         topic, message = call.outgoing.topic, call.message
-        lane, line = admission.lanes.get(topic), admission.lines.by_topic.get(topic)
-        if lane is None or (line is not None and line.places):
+        topic_queues, line = admission.queues_by_topic.get(topic), admission.lines.by_topic.get(topic)
+        if topic_queues is None or (line is not None and line.places):
             return False
         if message is not None and call.size >= admission.compress_from:
             return False
         if choice.queue is not None:
-            target = lane.by_queue.get(choice.queue)
+            target = topic_queues.by_queue.get(choice.queue)
         else:
-            target = admission.router.target_now(lane, message, choice)
+            target = admission.router.target_now(topic_queues, message, choice)
         credits = admission.credits
         free, free_bytes = credits.free - self.number, credits.free_bytes - call.size
         if target is None or credits.contended or free < 0 or free_bytes < 0:
             return False
         credits.free, credits.free_bytes = free, free_bytes  # ``try_take`` for free credits, inlined
-        self.lane, self.target, self.epoch = lane, target, credits.epoch
+        self.topic_queues, self.target, self.epoch = topic_queues, target, credits.epoch
         return True
 
     async def _choose(self) -> None:
@@ -139,4 +139,4 @@ class Admitted(msgspec.Struct):
         outgoing, message = call.outgoing, call.message
         if message is not None and call.choice is None:
             outgoing.message = message  # the selector of further attempts needs it as well
-        self.lane, self.target = await router.aim(outgoing.topic, message, outgoing.message, call.choice, call.deadline)
+        self.topic_queues, self.target = await router.aim(outgoing.topic, message, outgoing.message, call.choice, call.deadline)

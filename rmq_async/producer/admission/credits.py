@@ -74,8 +74,8 @@ class Credits:
 
     def __repr__(self) -> str:
         taken, bytes_taken = self._limit - self.free, self._byte_limit - self.free_bytes
-        bytes_told = f"{bytes_taken} of {self._byte_limit} bytes"
-        return f"<Credits {self._what}: {taken} of {self._limit}, {bytes_told}, {self.waiting} wait>"
+        bytes_text = f"{bytes_taken} of {self._byte_limit} bytes"
+        return f"<Credits {self._what}: {taken} of {self._limit}, {bytes_text}, {self.waiting} wait>"
 
     @property
     def taken(self) -> int:

@@ -53,8 +53,8 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         "_broker",
         "_fixed",
         "_further",
-        "_in_lane",
-        "_told",
+        "_holds_room",
+        "_resolved",
         "deadline",
         "entry",
         "gathering",
@@ -72,10 +72,10 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         *,
         fixed: bool,
     ) -> None:
-        lane, target = place
+        topic_queues, target = place
         self._dispatch = dispatch  # what ``FirstAttempt`` does
         self._call = call
-        self._lane = lane
+        self._topic_queues = topic_queues
         self._target = target
         self._begun = call.started
         self._settled = False
@@ -85,8 +85,8 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._batcher = batcher
         self._further: RetryLoop[BatchSendResult | SendResult] | None = None
         self._broker = target.broker
-        self._told = False
-        self._in_lane = True
+        self._resolved = False
+        self._holds_room = True
         room_at = call.started + batcher.timeout
         self.makes_room_at = inf if gathering.in_order or room_at >= self.deadline else room_at
         self.gathering = gathering
@@ -104,7 +104,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     def give_up(self) -> None:
         """Abandons the request and makes room for others; the broker may still store what has been written."""
-        if self._told:
+        if self._resolved:
             return
         self._settled = True
         if self._task is not None:
@@ -114,9 +114,9 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
             self._pending = None
             if self._call.outgoing.watch is not None:
                 self._call.outgoing.watch.give_up(asyncio.CancelledError())
-            self._tell(asyncio.CancelledError())
+            self._notify(asyncio.CancelledError())
         self._end()
-        self._leave_lane()
+        self._make_room()
 
     def patience(self) -> float:
         """Returns the earliest deadline of the members, at least ``MIN_CAP`` from now, at most the producer's timeout from now.
@@ -142,9 +142,9 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
                 late.append(receiver)
         if late:
             self._end_late(late, alone=not waiting)
-        if self._in_lane and now >= self.makes_room_at:
-            self._leave_lane()
-        return min(earliest, self.makes_room_at) if self._in_lane else earliest
+        if self._holds_room and now >= self.makes_room_at:
+            self._make_room()
+        return min(earliest, self.makes_room_at) if self._holds_room else earliest
 
     def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
         """Fails members whose deadline is over. ``alone``: no other member waits for the request."""
@@ -197,7 +197,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         if (
             len(members) != 1
             or reply.code
-            or self._told
+            or self._resolved
             or self._call.read is not stored_message
             or fields is None
             or fields.queueId != self._target.queue_id
@@ -208,7 +208,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         ):
             super().set_result(reply)
             return
-        self._settled = self._told = True  # what ``stored`` and ``_succeed`` do, nearly always for a single message
+        self._settled = self._resolved = True  # what ``stored`` and ``_succeed`` do, nearly always for a single message
         self._pending = None
         self._batcher.requests.discard(self)
         receiver = members[0][0]
@@ -219,14 +219,14 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
                     fields.MSG_REGION, fields.TRACE_ON is not False, fields.recallHandle,
                 )
             )  # fmt: skip
-        if self._in_lane:
-            self._in_lane = False
+        if self._holds_room:
+            self._holds_room = False
             self.gathering.ended(self._broker)
 
     def _succeed(self, result: BatchSendResult | SendResult) -> None:
-        if self._told:
+        if self._resolved:
             return
-        self._told = True
+        self._resolved = True
         self._batcher.requests.discard(self)
         members = self.entry.members
         if len(members) == 1:
@@ -244,12 +244,12 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
                         SendResult(status, msg_id, offset_id, queue, offset, None, region, trace_on, None, attempts)
                     )
                 offset += 1
-        if self._in_lane:
-            self._in_lane = False
+        if self._holds_room:
+            self._holds_room = False
             self.gathering.ended(self._broker)
 
     def _fail(self, error: BaseException) -> None:
-        if self._told:
+        if self._resolved:
             return
         self._end()
         if len(self.entry.members) > 1 and _one_is_to_blame(error):
@@ -258,15 +258,15 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
             for receiver, _, _ in self.entry.members:
                 if not receiver.done():
                     receiver.set_exception(own_copy(error))
-        self._leave_lane()
+        self._make_room()
 
-    def _leave_lane(self) -> None:
-        if self._in_lane:
-            self._in_lane = False
+    def _make_room(self) -> None:
+        if self._holds_room:
+            self._holds_room = False
             self.gathering.ended(self._broker)
 
     def _end(self) -> None:
-        self._told = True
+        self._resolved = True
         self._batcher.requests.discard(self)
 
     def _dropped(self) -> None:

@@ -69,7 +69,7 @@ class Batcher:
         self._retries_in_order = config.retries if config.retry_same_queue else 0
         self._loop = asyncio.get_running_loop()
         self.linger = settings.linger
-        self.lanes = dispatch.router.lanes
+        self.queues_by_topic = dispatch.router.queues_by_topic
         self.encoder = encoder
         self.max_bytes = min(settings.max_bytes, config.max_message_size)
         self.max_messages = settings.max_messages
@@ -108,16 +108,16 @@ class Batcher:
             self._in_turn[topic, wait_store] = gathering = TopicGathering(self, topic)
         return gathering
 
-    def in_order(self, lane: TopicQueues, target: Target, *, fixed: bool) -> QueueGathering:
+    def in_order(self, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> QueueGathering:
         """Returns the gathering of a queue. ``fixed``: the caller chose the queue, so no message may go to another one."""
         places = self.fixed if fixed else self._chosen
         gathering = places.get(target.queue)
         if gathering is None:
             gathering = self._idle.pop(target.queue, None) if fixed else None
             if gathering is None:
-                gathering = QueueGathering(self, lane, target, fixed=fixed)
+                gathering = QueueGathering(self, topic_queues, target, fixed=fixed)
             places[target.queue] = gathering
-        gathering.lane, gathering.target = lane, target
+        gathering.topic_queues, gathering.target = topic_queues, target
         return gathering
 
     def forget(self, gathering: QueueGathering) -> None:
@@ -128,27 +128,27 @@ class Batcher:
             if gathering.fixed and len(self._idle) < self._idle_kept:
                 self._idle[queue] = gathering
 
-    def lane(self, gathering: TopicGathering) -> TopicQueues | None:
+    def topic_queues(self, gathering: TopicGathering) -> TopicQueues | None:
         """Returns the topic's queues, or None if the route is not known; starts the look-up then."""
-        lane = self._router.lanes.get(gathering.topic) or self._router.topics.now(gathering.topic)
-        if lane is None and gathering not in self._finding:
+        topic_queues = self._router.queues_by_topic.get(gathering.topic) or self._router.topics.now(gathering.topic)
+        if topic_queues is None and gathering not in self._finding:
             task = self._finding[gathering] = self._loop.create_task(
                 self._find(gathering), name="rmq_async route of a batch", context=Context()
             )
             task.add_done_callback(partial(self._found, gathering))
-        return lane
+        return topic_queues
 
     async def _find(self, gathering: TopicGathering) -> None:
         await asyncio.sleep(0)  # lets all sends of this iteration join, also where Tasks start eagerly
         deadline = max([member[2] for members in gathering.waiting() for member in members], default=0.0)
-        await self._router.topics.lane(gathering.topic, deadline)
+        await self._router.topics.find(gathering.topic, deadline)
 
     def _found(self, gathering: TopicGathering, task: asyncio.Task[None]) -> None:
         """Ends the look-up, also one whose Task was cancelled before it began; fails the messages if it failed."""
         del self._finding[gathering]
         error = ClientStateError("the search for the route was cancelled") if task.cancelled() else task.exception()
         if error is not None:
-            _tell(gathering.drop(), error)
+            _fail_all(gathering.drop(), error)
         gathering.leave()
 
     def is_connected(self, target: Target) -> bool:
@@ -158,23 +158,23 @@ class Batcher:
         """Returns whether the look-up of the topic's route is in progress."""
         return gathering in self._finding
 
-    def by_now(self, topic: str, lane: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
+    def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
         """Returns the queue as the topic's current route has it."""
-        newer = self._router.lanes.get(topic) or self._router.topics.now(topic)
-        if newer is None or newer is lane or not newer.knows(target.queue):
-            return lane, target
+        newer = self._router.queues_by_topic.get(topic) or self._router.topics.now(topic)
+        if newer is None or newer is topic_queues or not newer.knows(target.queue):
+            return topic_queues, target
         return newer, newer.target(target.queue)
 
-    def inviting(self, lane: TopicQueues) -> Collection[str]:
+    def inviting(self, topic_queues: TopicQueues) -> Collection[str]:
         """Returns the topic's brokers that are not avoided at the moment, or all if every one is."""
         selection = self._router.selection
-        avoided = () if selection is None else selection.avoided(lane.brokers)
-        return (lane.brokers.difference(avoided) or lane.brokers) if avoided else lane.brokers
+        avoided = () if selection is None else selection.avoided(topic_queues.brokers)
+        return (topic_queues.brokers.difference(avoided) or topic_queues.brokers) if avoided else topic_queues.brokers
 
-    def next_of(self, lane: TopicQueues, brokers: Collection[str]) -> Target:
+    def next_of(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
         """Returns the next queue of these brokers."""
         selection = self._router.selection
-        return lane.next_of(brokers) if selection is None else selection.next(lane, frozenset(brokers))
+        return topic_queues.next_of(brokers) if selection is None else selection.next(topic_queues, frozenset(brokers))
 
     # -- leaving
 
@@ -213,7 +213,7 @@ class Batcher:
             for gathering in self._gatherings():
                 gathering.leave()
 
-    def go(self, gathering: Gathering, entry: Entry, lane: TopicQueues, target: Target, *, fixed: bool) -> None:
+    def go(self, gathering: Gathering, entry: Entry, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
         """Starts one request with all its attempts. Errors go to the callers of its messages."""
         try:
             entry, made = gathering.request(entry, target)
@@ -222,7 +222,7 @@ class Batcher:
             if len(entry.members) > 1:
                 self.split(gathering, entry, entry.ids)
             else:
-                _tell(entry.members, error)
+                _fail_all(entry.members, error)
         if made is None:
             gathering.ended(target.broker)
             return
@@ -230,7 +230,7 @@ class Batcher:
         deadline = members[0][2] if len(members) == 1 else max([member[2] for member in members])
         retries = self._retries_in_order if fixed else self._retries
         call = Call(made.outgoing, made.read, machine.monotonic(), deadline, retries)
-        request = BatchRequest(self, self._dispatch, gathering, entry, call, (lane, target), fixed=fixed)
+        request = BatchRequest(self, self._dispatch, gathering, entry, call, (topic_queues, target), fixed=fixed)
         self.requests.add(request)
         if request.makes_room_at < request.deadline:
             self.look_at(request.makes_room_at)
@@ -343,7 +343,7 @@ def _expired(members: list[Member], now: float, gathering: Gathering) -> float:
     return earliest
 
 
-def _tell(members: list[Member], error: BaseException) -> None:
+def _fail_all(members: list[Member], error: BaseException) -> None:
     for receiver, _, _ in members:
         if not receiver.done():  # the callback of another receiver may have cancelled it
             receiver.set_exception(own_copy(error))

@@ -58,14 +58,14 @@ class Entry(msgspec.Struct, frozen=True):
 class Batches(Protocol):
     """The operations that gatherings need of ``batcher.Batcher``, which knows routes, time and connections.
 
-    ``lanes``: the current queues of each topic. ``linger``: seconds. ``alarm``: time of the next check of deadlines.
+    ``queues_by_topic``: the current queues of each topic. ``linger``: seconds. ``alarm``: time of the next check of deadlines.
     """
 
     encoder: Encoder
     max_bytes: int
     max_messages: int
     lanes_per_broker: int
-    lanes: dict[str, TopicQueues]
+    queues_by_topic: dict[str, TopicQueues]
     linger: float
     alarm: float
 
@@ -87,16 +87,16 @@ class Batches(Protocol):
     def look_after(self, gathering: Gathering) -> None:
         """Schedules the end of requests that no caller waits for."""
 
-    def lane(self, gathering: TopicGathering) -> TopicQueues | None:
+    def topic_queues(self, gathering: TopicGathering) -> TopicQueues | None:
         """Returns the topic's queues, or None while the route is looked up."""
 
-    def by_now(self, topic: str, lane: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
+    def by_now(self, topic: str, topic_queues: TopicQueues, target: Target) -> tuple[TopicQueues, Target]:
         """Returns the queue as the topic's current route has it."""
 
-    def inviting(self, lane: TopicQueues) -> Collection[str]:
+    def inviting(self, topic_queues: TopicQueues) -> Collection[str]:
         """Returns the topic's brokers that are not avoided, or all if every one is."""
 
-    def next_of(self, lane: TopicQueues, brokers: Collection[str]) -> Target:
+    def next_of(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
         """Returns the next queue of these brokers."""
 
     def is_connected(self, target: Target) -> bool:
@@ -108,7 +108,7 @@ class Batches(Protocol):
     def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
         """Lets hooks see the attempts of a batch."""
 
-    def go(self, gathering: Gathering, entry: Entry, lane: TopicQueues, target: Target, *, fixed: bool) -> None:
+    def go(self, gathering: Gathering, entry: Entry, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
         """Sends an entry as one request."""
 
     def forget(self, gathering: Any) -> None:
@@ -287,32 +287,32 @@ class TopicGathering(Gathering):
 
     def _leave(self) -> None:
         while self._sealed:
-            if (lane := self._batcher.lane(self)) is None:
+            if (topic_queues := self._batcher.topic_queues(self)) is None:
                 return  # called again when the look-up has ended
             if (entry := alive(self._sealed.popleft())) is not None:
-                self._go(entry, lane)
-        if not self.members or (lane := self._batcher.lane(self)) is None:
+                self._go(entry, topic_queues)
+        if not self.members or (topic_queues := self._batcher.topic_queues(self)) is None:
             return
-        free = self._free(lane)
+        free = self._free(topic_queues)
         if free <= 0:
             return
         entry = self.take()
         number = len(entry.members)
         if number < 2 * SHARE or free == 1:
             if number:
-                self._go(entry, lane)
+                self._go(entry, topic_queues)
             return
         share = shares(number, free)
         for start in range(0, number, share):
-            self._go(Entry(entry.members[start : start + share], entry.plain), lane)
+            self._go(Entry(entry.members[start : start + share], entry.plain), topic_queues)
 
     def again(self, entries: Sequence[Entry]) -> None:
-        lane = self._batcher.lane(self)
+        topic_queues = self._batcher.topic_queues(self)
         for entry in entries:
-            if lane is None:
+            if topic_queues is None:
                 self._sealed.append(entry)
             else:
-                self._go(entry, lane)
+                self._go(entry, topic_queues)
 
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
         messages = [member[1] for member in entry.members]
@@ -342,25 +342,25 @@ class TopicGathering(Gathering):
             why = "it waited in the client for answers to earlier messages until its time was over"
         return RequestTimeoutError(f"the message for topic {self.topic} was not sent: {why}", maybe_stored=False)
 
-    def _go(self, entry: Entry, lane: TopicQueues) -> None:
-        target = lane.next()
-        if len(lane.brokers) > 1 and self._under_way.get(target.broker, 0) >= self._batcher.lanes_per_broker:
-            target = self._elsewhere(lane, target)
+    def _go(self, entry: Entry, topic_queues: TopicQueues) -> None:
+        target = topic_queues.next()
+        if len(topic_queues.brokers) > 1 and self._under_way.get(target.broker, 0) >= self._batcher.lanes_per_broker:
+            target = self._elsewhere(topic_queues, target)
         self._under_way[target.broker] = self._under_way.get(target.broker, 0) + 1
-        self._batcher.go(self, entry, lane, target, fixed=False)
+        self._batcher.go(self, entry, topic_queues, target, fixed=False)
 
-    def _free(self, lane: TopicQueues) -> int:
+    def _free(self, topic_queues: TopicQueues) -> int:
         """Returns the number of further requests that may be in flight."""
         limit, under_way = self._batcher.lanes_per_broker, self._under_way
-        if len(lane.brokers) == 1:
-            return limit - under_way.get(next(iter(lane.brokers)), 0)
-        return sum([max(0, limit - under_way.get(broker, 0)) for broker in self._batcher.inviting(lane)])
+        if len(topic_queues.brokers) == 1:
+            return limit - under_way.get(next(iter(topic_queues.brokers)), 0)
+        return sum([max(0, limit - under_way.get(broker, 0)) for broker in self._batcher.inviting(topic_queues)])
 
-    def _elsewhere(self, lane: TopicQueues, target: Target) -> Target:
+    def _elsewhere(self, topic_queues: TopicQueues, target: Target) -> Target:
         """Returns the next queue of a broker below its limit, or ``target`` if there is none."""
         limit = self._batcher.lanes_per_broker
-        free = [broker for broker in self._batcher.inviting(lane) if self._under_way.get(broker, 0) < limit]
-        return self._batcher.next_of(lane, free) if free else target
+        free = [broker for broker in self._batcher.inviting(topic_queues) if self._under_way.get(broker, 0) < limit]
+        return self._batcher.next_of(topic_queues, free) if free else target
 
 
 def replace(outgoing: Outgoing, other: Outgoing) -> None:

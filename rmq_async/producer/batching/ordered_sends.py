@@ -84,9 +84,9 @@ class OrderedSends:
             accepted.work = gathering if call.outgoing.watch is None else _WatchedCall(gathering, call.outgoing)
         return accepted.future
 
-    def turn(self, lane: TopicQueues, target: Target, outgoing: Outgoing, deadline: float) -> Turn:
+    def turn(self, topic_queues: TopicQueues, target: Target, outgoing: Outgoing, deadline: float) -> Turn:
         """Enters a one-way send into the queue's order, without waiting."""
-        gathering = self._batcher.in_order(lane, target, fixed=True)
+        gathering = self._batcher.in_order(topic_queues, target, fixed=True)
         if gathering.begin_at_once():
             return Turn(gathering, target.broker, None)
         future: asyncio.Future[None] = self._create_future()
@@ -96,7 +96,7 @@ class OrderedSends:
     # -- inside
 
     def _add(self, call: Call[Any], receiver: Receiver, admitted: Admitted) -> QueueGathering:
-        gathering = self._batcher.in_order(admitted.lane, admitted.target, fixed=call.choice is not None)
+        gathering = self._batcher.in_order(admitted.topic_queues, admitted.target, fixed=call.choice is not None)
         outgoing, message = call.outgoing, call.message
         if (
             call.batchable

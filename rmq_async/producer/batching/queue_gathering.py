@@ -22,17 +22,17 @@ __all__ = ["QueueGathering"]
 class QueueGathering(Gathering):
     """Ordered messages of one queue: its requests, batches or single sends, go one at a time in the order of the calls.
 
-    ``queue``: with the topic as users know it. ``lane``, ``target``: as the newest route has it. ``fixed``: no message may go to
+    ``queue``: with the topic as users know it. ``topic_queues``, ``target``: by the newest route. ``fixed``: no message may go to
     another queue. Each message is encoded before it is added.
     """
 
     in_order = True
 
-    __slots__ = ("_busy", "_topic", "_wait_store", "fixed", "lane", "queue", "target")
+    __slots__ = ("_busy", "_topic", "_wait_store", "fixed", "queue", "target", "topic_queues")
 
-    def __init__(self, batcher: Batches, lane: TopicQueues, target: Target, *, fixed: bool) -> None:
+    def __init__(self, batcher: Batches, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
         super().__init__(batcher)
-        self.lane = lane
+        self.topic_queues = topic_queues
         self.target = target
         self.queue: MessageQueue = target.queue
         self.fixed = fixed
@@ -107,10 +107,10 @@ class QueueGathering(Gathering):
                 self._leaving = False
 
     def _go(self, entry: Entry) -> None:
-        batcher, lane, topic = self._batcher, self.lane, entry.members[0][1].topic
-        if batcher.lanes.get(topic) is not lane:
-            self.lane, self.target = batcher.by_now(topic, lane, self.target)
-        batcher.go(self, entry, self.lane, self.target, fixed=self.fixed)
+        batcher, topic_queues, topic = self._batcher, self.topic_queues, entry.members[0][1].topic
+        if batcher.queues_by_topic.get(topic) is not topic_queues:
+            self.topic_queues, self.target = batcher.by_now(topic, topic_queues, self.target)
+        batcher.go(self, entry, self.topic_queues, self.target, fixed=self.fixed)
 
     def _leave(self) -> None:
         while not self._busy and (entry := self._next()) is not None:

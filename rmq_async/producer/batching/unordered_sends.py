@@ -80,7 +80,9 @@ class UnorderedSends:
         return accepted.future
 
     async def _gathering(self, message: Message, deadline: float) -> MessageGatherer:
-        lane = self._router.lanes.get(message.topic) or await self._router.topics.lane(message.topic, deadline)
-        if message.wait_store and lane.gathering is not None:
-            return lane.gathering
+        topic_queues = self._router.queues_by_topic.get(message.topic) or await self._router.topics.find(
+            message.topic, deadline
+        )
+        if message.wait_store and topic_queues.gathering is not None:
+            return topic_queues.gathering
         return self._batcher.in_turn(message.topic, wait_store=message.wait_store)

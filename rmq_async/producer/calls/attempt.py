@@ -76,14 +76,14 @@ class AttemptRecord:
         self.open = still_waits and self.connection is not None and self.connection.requests.knows(self.opaque)
         if not self.open:
             self.maybe_stored = getattr(error, "maybe_stored", False)
-        self._tell(error)
+        self._notify(error)
         if self.error is None or not isinstance(error, RequestTimeoutError):
             self.error = without_frames(error)
 
     def answered_with(self, error: RocketMQError) -> None:
         """Records a response that is an error, also one after a timeout; it decides ``maybe_stored``."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
-        self._tell(error)
+        self._notify(error)
         self.error, self.maybe_stored = error, error.maybe_stored
 
     def given_up(self) -> None:
@@ -92,9 +92,9 @@ class AttemptRecord:
             self.open = False
             self.connection.requests.forget(self.opaque)
             self.elapsed = self.elapsed or machine.monotonic() - self.started
-            self._tell(GivenUpError())
+            self._notify(GivenUpError())
 
-    def _tell(self, error: BaseException) -> None:
+    def _notify(self, error: BaseException) -> None:
         """Reports the first failure of the attempt to the fault table; later ones say nothing more about the broker."""
         if self.error is None and self._call.faults is not None:
             self._call.faults.failed(self.target.broker, error, self.elapsed, machine.monotonic())

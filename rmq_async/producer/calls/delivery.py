@@ -9,7 +9,7 @@ from rmq_protocol.send_codec import SendReply
 
 from ... import machine
 from ...tracebacks import own_copy, without_frames
-from ..encoding import tell_failed
+from ..encoding import notify_failed
 from ..routing import Target, TopicQueues
 from .call import Call, Result
 from .call_errors import explained
@@ -19,17 +19,17 @@ from .retry_loop import RetryLoop
 __all__ = ["deliver", "deliver_unconnected", "end_if_late"]
 
 
-async def deliver(dispatch: Dispatch, call: Call[Result], lane: TopicQueues, target: Target) -> Result:
+async def deliver(dispatch: Dispatch, call: Call[Result], topic_queues: TopicQueues, target: Target) -> Result:
     """Sends an admitted call and returns its result, after retries if the policy allows them.
 
-    ``target``: the queue of the first attempt, one of ``lane`` or chosen by the caller. Raises the error of the only attempt,
-    SendError after several, ClientStateError when the producer stops.
+    ``target``: the queue of the first attempt, one of ``topic_queues`` or chosen by the caller. Raises the error of the
+    only attempt, SendError after several, ClientStateError when the producer stops.
     """
     connection = dispatch.connections.get(target.address)
     if connection is None:
-        return await _connect_and_deliver(dispatch, call, lane, target)
+        return await _connect_and_deliver(dispatch, call, topic_queues, target)
     outgoing, first_deadline, began, faults = call.outgoing, call.deadline, call.started, dispatch.faults
-    if lane.several:
+    if topic_queues.several:
         began = machine.monotonic()
         first_deadline = dispatch.first_deadline(began, call.deadline, call.retries)
     elif faults is not None and (faults.measures or faults.items):
@@ -53,28 +53,28 @@ async def deliver(dispatch: Dispatch, call: Call[Result], lane: TopicQueues, tar
                 faults.succeeded(target.broker, machine.monotonic() - began, machine.monotonic())
             if not (dispatch.retry_not_ok and dispatch.is_unconfirmed(result)):
                 return result
-    loop = RetryLoop(dispatch, call, lane)
+    loop = RetryLoop(dispatch, call, topic_queues)
     loop.adopt(target, connection, pending, began, error, reply)
     return await loop.run()
 
 
-async def _connect_and_deliver(dispatch: Dispatch, call: Call[Result], lane: TopicQueues, target: Target) -> Result:
-    failed = await dispatch.connect_first(lane, target, call.deadline, call.retries)
+async def _connect_and_deliver(dispatch: Dispatch, call: Call[Result], topic_queues: TopicQueues, target: Target) -> Result:
+    failed = await dispatch.connect_first(topic_queues, target, call.deadline, call.retries)
     if failed is None and target.address in dispatch.connections:
-        return await deliver(dispatch, call, lane, target)
-    return await deliver_unconnected(dispatch, call, lane, target, failed)
+        return await deliver(dispatch, call, topic_queues, target)
+    return await deliver_unconnected(dispatch, call, topic_queues, target, failed)
 
 
 async def deliver_unconnected(
-    dispatch: Dispatch, call: Call[Result], lane: TopicQueues, target: Target, failed: RocketMQError | None
+    dispatch: Dispatch, call: Call[Result], topic_queues: TopicQueues, target: Target, failed: RocketMQError | None
 ) -> Result:
     """Returns the result of a call whose first attempt found no connection.
 
     ``failed``: the error of connecting, which counts as the first attempt; None if the first attempt is yet to be made.
     """
-    loop = RetryLoop(dispatch, call, lane)
+    loop = RetryLoop(dispatch, call, topic_queues)
     if failed is not None:
-        tell_failed(call.outgoing, target, failed)
+        notify_failed(call.outgoing, target, failed)
         end_if_late(dispatch, call.outgoing.topic, target, failed, call.started, call.deadline)
         loop.adopt_failed(target, failed, call.started)
     else:

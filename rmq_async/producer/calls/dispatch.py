@@ -10,10 +10,10 @@ from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
 from ... import machine
-from ..._asyncio import Flight
+from ..._asyncio import WaitFor
 from ...errors import ClientStateError
 from ...results import SendStatus
-from ...transport import ConnectionPool
+from ...transport import Connection, ConnectionPool
 from ..config import ProducerConfig
 from ..encoding import Frames
 from ..routing import Router, Target, TopicQueues
@@ -21,11 +21,9 @@ from .call import Call
 from .recovery import Recovery
 from .retry_policy import Rules, attempt_cap
 
-__all__ = ["Abortable", "Dispatch", "LandedWait", "stopped"]
+__all__ = ["Abortable", "Dispatch", "stopped"]
 
 SEND_OK: Final = SendStatus.SEND_OK
-LandedWait = Callable[[Flight[Any], float], Any]
-"""Called as ``wait(flight, deadline)``: ``Flight.wait``, which also ends when the producer stops."""
 
 
 class Abortable(Protocol):
@@ -40,16 +38,23 @@ class Dispatch:
 
     ``calls``: the calls in their retry loop. ``closed``: the producer has stopped and no call makes a further attempt.
     ``submit``: ``Frames.submit``, queues one attempt on its connection. ``owner``: marks this producer's requests in the
-    connections' tables. ``window``: requests that one broker may have unanswered. ``landed``: see ``LandedWait``.
+    connections' tables. ``window``: requests that one broker may have unanswered. ``wait``: waits
+    for a connect, as ``Flight.wait`` does, and ends when the producer stops.
     """
 
     __slots__ = (
-        "calls", "closed", "config", "connections", "create_future", "faults", "landed", "owner", "pool", "recovery",
-        "retry_not_ok", "router", "submit", "window", "wire",
+        "calls", "closed", "config", "connections", "create_future", "faults", "owner", "pool", "recovery",
+        "retry_not_ok", "router", "submit", "wait", "window", "wire",
     )  # fmt: skip
 
     def __init__(
-        self, config: ProducerConfig, pool: ConnectionPool, router: Router, recovery: Recovery, wire: Frames, landed: LandedWait
+        self,
+        config: ProducerConfig,
+        pool: ConnectionPool,
+        router: Router,
+        recovery: Recovery,
+        wire: Frames,
+        wait: WaitFor[Connection],
     ) -> None:
         self.config = config
         self.pool = pool
@@ -60,7 +65,7 @@ class Dispatch:
         self.submit = wire.submit
         self.owner = wire.owner
         self.window = config.broker_window
-        self.landed = landed
+        self.wait = wait
         self.faults = router.faults
         self.retry_not_ok = config.retry_another_broker_when_not_store_ok
         self.create_future: Callable[[], asyncio.Future[SendReply]] = asyncio.get_running_loop().create_future
@@ -86,21 +91,23 @@ class Dispatch:
         if target.address in self.connections:
             return None
         try:
-            await self.pool.connect(target.address, max(0.0, deadline - machine.monotonic()), self.landed)
+            await self.pool.connect(target.address, max(0.0, deadline - machine.monotonic()), self.wait)
         except ClientStateError:
             raise
         except RocketMQError as error:
             return error
         return None
 
-    async def connect_first(self, lane: TopicQueues, target: Target, deadline: float, retries: int) -> RocketMQError | None:
+    async def connect_first(
+        self, topic_queues: TopicQueues, target: Target, deadline: float, retries: int
+    ) -> RocketMQError | None:
         """``connect`` for a first attempt.
 
         If a retry may go to another broker, it waits no longer than the attempt's cap, and not at all during a back-off.
         """
         if target.address in self.connections:
             return None
-        if lane.several and retries:
+        if topic_queues.several and retries:
             refusal = self.pool.refusal(target.address)
             if refusal is not None:
                 return refusal

@@ -18,7 +18,7 @@ from ... import machine
 from ...errors import ClientStateError, QueueNotExistError
 from ...tracebacks import without_frames
 from ...transport import Connection, Pending
-from ..encoding import Outgoing, reply_error, tell_failed
+from ..encoding import Outgoing, notify_failed, reply_error
 from ..routing import Target, TopicQueues
 from .call import Call, Result
 from .call_errors import explained
@@ -36,16 +36,24 @@ class FirstAttempt(ABC, Generic[Result]):
     """
 
     __slots__ = (
-        "_begun", "_call", "_connection", "_dispatch", "_lane", "_pending", "_settled", "_target", "_task",
+        "_begun",
+        "_call",
+        "_connection",
+        "_dispatch",
+        "_pending",
+        "_settled",
+        "_target",
+        "_task",
+        "_topic_queues",
     )  # fmt: skip
 
     _fixed: Target | None = None
     """The only target that the call may use; None if retries may choose another queue."""
 
-    def __init__(self, dispatch: Dispatch, call: Call[Result], lane: TopicQueues, target: Target) -> None:
+    def __init__(self, dispatch: Dispatch, call: Call[Result], topic_queues: TopicQueues, target: Target) -> None:
         self._dispatch = dispatch
         self._call = call
-        self._lane = lane
+        self._topic_queues = topic_queues
         self._target = target
         # The start of the attempt. The clock is read again only if a cap or a fault table needs the exact time.
         self._begun = call.started
@@ -84,7 +92,7 @@ class FirstAttempt(ABC, Generic[Result]):
             return
         self._connection = connection
         deadline, faults = self._call.deadline, self._dispatch.faults
-        if self._lane.several and self._fixed is None:
+        if self._topic_queues.several and self._fixed is None:
             self._begun = machine.monotonic()
             if self._call.retries:
                 deadline = min(deadline, self._dispatch.first_deadline(self._begun, self.patience(), self._call.retries))
@@ -112,7 +120,7 @@ class FirstAttempt(ABC, Generic[Result]):
 
     def _end_unconnected(self, failed: RocketMQError) -> None:
         try:
-            tell_failed(self._call.outgoing, self._target, failed)
+            notify_failed(self._call.outgoing, self._target, failed)
         except RocketMQError as refused:
             failed = refused
         self.set_exception(failed)
@@ -150,14 +158,14 @@ class FirstAttempt(ABC, Generic[Result]):
         if gone or not goes_on_after(error, rules):
             self._pending = None
             self._dispatch.router.topics.doubt(self._call.outgoing.topic, error)
-            self._tell(error)
+            self._notify(error)
             self._fail(
                 explained(error, self._call.outgoing.topic, self._target.broker, machine.monotonic() - self._call.started)
             )
             return
         self._go_on(error, reply)
 
-    def _tell(self, error: BaseException) -> None:
+    def _notify(self, error: BaseException) -> None:
         """Reports the failure to the fault table; a call that goes on reports it through its RetryLoop."""
         if self._dispatch.faults is not None:
             self._dispatch.faults.failed(self._target.broker, error, machine.monotonic() - self._begun, machine.monotonic())
@@ -174,7 +182,7 @@ class FirstAttempt(ABC, Generic[Result]):
     # -- further attempts
 
     def _retry_loop(self) -> RetryLoop[Result]:
-        return RetryLoop(self._dispatch, self._call, self._lane, fixed=self._fixed, patience=self.patience)
+        return RetryLoop(self._dispatch, self._call, self._topic_queues, fixed=self._fixed, patience=self.patience)
 
     def _continue(self, loop: RetryLoop[Result]) -> None:
         self._settled = True

@@ -20,7 +20,7 @@ from ... import machine
 from ...errors import ConnectError, QueueNotExistError, SelectorError
 from ...tracebacks import without_frames
 from ...transport import Connection, Pending
-from ..encoding import reply_error, tell_failed
+from ..encoding import notify_failed, reply_error
 from ..routing import GivenUpError, Target, TopicQueues
 from .attempt import AttemptRecord
 from .attempts import Attempts
@@ -47,7 +47,7 @@ class RetryLoop(Generic[Result]):
         self,
         dispatch: Dispatch,
         call: Call[Result],
-        lane: TopicQueues,
+        topic_queues: TopicQueues,
         *,
         fixed: Target | None = None,
         patience: Callable[[], float] | None = None,
@@ -56,7 +56,7 @@ class RetryLoop(Generic[Result]):
         self._router = dispatch.router
         self.faults = dispatch.faults
         self._outgoing = call.outgoing
-        self._lane = lane
+        self._topic_queues = topic_queues
         self._read = call.read
         self._deadline = call.deadline
         self._started = call.started
@@ -206,11 +206,11 @@ class RetryLoop(Generic[Result]):
             self._router.topics.doubt(self._outgoing.topic, newest.error)
             if isinstance(newest.error, QueueNotExistError) and not self._elsewhere_than(newest.target):
                 self._no_queue = newest.error
-            lane = self._router.topics.now(self._outgoing.topic)
-            if lane is not None and lane is not self._lane:
-                self._lane = lane
-                if self._fixed is not None and lane.knows(self._fixed.queue):
-                    self._fixed = lane.target(self._fixed.queue)  # the same queue at its broker's current address
+            topic_queues = self._router.topics.now(self._outgoing.topic)
+            if topic_queues is not None and topic_queues is not self._topic_queues:
+                self._topic_queues = topic_queues
+                if self._fixed is not None and topic_queues.knows(self._fixed.queue):
+                    self._fixed = topic_queues.target(self._fixed.queue)  # the same queue at its broker's current address
 
     def _elsewhere_than(self, gone: Target) -> bool:
         """Leaves out the queue that its broker lacks; returns whether the call may use another. A fixed target stays."""
@@ -232,7 +232,7 @@ class RetryLoop(Generic[Result]):
         return step
 
     def _brokers(self) -> Brokers:
-        names = self._lane.brokers if self._fixed is None else frozenset((self._fixed.broker,))
+        names = self._topic_queues.brokers if self._fixed is None else frozenset((self._fixed.broker,))
         selection, pool = self._router.selection, self._dispatch.pool
         avoided = selection.uninviting(names) if selection is not None and self._fixed is None else ()
         if not self._attempts.made:
@@ -241,7 +241,7 @@ class RetryLoop(Generic[Result]):
         return Brokers(names, avoided, down, {broker for broker in down if pool.backing_off(self._address(broker))})
 
     def _address(self, broker: str) -> str:
-        return self._lane.addresses[broker] if self._fixed is None else self._fixed.address
+        return self._topic_queues.addresses[broker] if self._fixed is None else self._fixed.address
 
     async def _choose(self, brokers: frozenset[str]) -> Target | None:
         """Returns the next target; None if the call ended or the user's selector failed, which ends the attempts."""
@@ -251,11 +251,11 @@ class RetryLoop(Generic[Result]):
             return self._first
         selection = self._router.selection
         if selection is None:
-            return self._lane.next_of(brokers)
+            return self._topic_queues.next_of(brokers)
         if not self._router.asks or self._outgoing.message is None:  # a reply message: no selector chooses its queue
-            return selection.next(self._lane, brokers)
+            return selection.next(self._topic_queues, brokers)
         task = asyncio.get_running_loop().create_task(
-            self._router.choose(self._lane, brokers, self._outgoing.message, self._deadline), name="rmq_async selector"
+            self._router.choose(self._topic_queues, brokers, self._outgoing.message, self._deadline), name="rmq_async selector"
         )
         try:
             return await self._unless_over(task)
@@ -342,9 +342,9 @@ class RetryLoop(Generic[Result]):
 
     def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
         """Adds the wait for the brokers as the call's second attempt, so that the call raises SendError with both reasons."""
-        target = self._fixed or self._lane.next_of(brokers)
+        target = self._fixed or self._topic_queues.next_of(brokers)
         try:
-            tell_failed(self._outgoing, target, error)
+            notify_failed(self._outgoing, target, error)
         except RocketMQError as refused:
             error = refused
         self.adopt_failed(target, error, began)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .compressor import Compressor
 from .frames import SEND, Frames
-from .outgoing import AttemptWatch, CallWatch, Encoder, Outgoing, Watched, tell_failed
+from .outgoing import AttemptWatch, CallWatch, Encoder, Outgoing, Watched, notify_failed
 from .response import SEND_OK, reply_error, stored, stored_batch, stored_message
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "Frames",
     "Outgoing",
     "Watched",
+    "notify_failed",
     "reply_error",
     "stored",
     "stored_batch",
     "stored_message",
-    "tell_failed",
 ]

@@ -25,7 +25,7 @@ from ...transport import Receiver
 from ..config import ProducerConfig
 from ..routing import Target
 
-__all__ = ["AttemptWatch", "CallWatch", "Encoder", "Outgoing", "Watched", "tell_failed"]
+__all__ = ["AttemptWatch", "CallWatch", "Encoder", "Outgoing", "Watched", "notify_failed"]
 
 
 class Outgoing(msgspec.Struct, gc=False):
@@ -112,7 +112,7 @@ class _AnsweredAttempt:
             self._receiver.set_exception(exception)
 
 
-def tell_failed(outgoing: Outgoing, target: Target, error: BaseException) -> None:
+def notify_failed(outgoing: Outgoing, target: Target, error: BaseException) -> None:
     """Calls the hooks, if any, for an attempt that found no connection. Raises ForbiddenError as ``begin`` does."""
     if outgoing.watch is not None:
         outgoing.watch.begin(outgoing, target).failed(error)

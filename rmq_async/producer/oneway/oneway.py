@@ -74,11 +74,11 @@ class Oneway:
         A call that chooses its queue is written in the order of the calls, also among sends that wait for responses.
         """
         async with self._admission.enter(call, turn=turn) as admitted:
-            lane, target = admitted.lane, admitted.target
+            topic_queues, target = admitted.topic_queues, admitted.target
             if call.choice is None:
                 await self._send(call, target, admitted, probes=self._is_on_trial(target))
                 return
-            in_turn = self._ordered.turn(lane, target, call.outgoing, call.deadline)
+            in_turn = self._ordered.turn(topic_queues, target, call.outgoing, call.deadline)
             if admitted.place is not None:
                 admitted.place.leave()
             async with in_turn:

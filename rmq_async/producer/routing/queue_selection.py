@@ -109,12 +109,21 @@ class _Known:
 class QueueSelection:
     """The queue selection of one producer. ``selector``: called for each attempt, unless it is ``select_best``.
 
-    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is the user's. ``lanes``: the producer's queues by
-    topic, a live view. ``named(broker)``: whether a known route has writable queues on the broker.
+    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is the user's. ``queues_by_topic``: the
+    producer's, a live view. ``named(broker)``: whether a known route has writable queues on the broker.
     """
 
     __slots__ = (
-        "_lanes", "_named", "_overdue", "_stale", "_sweep_from", "_turns", "custom", "detector", "faults", "interval",
+        "_named",
+        "_overdue",
+        "_queues_by_topic",
+        "_stale",
+        "_sweep_from",
+        "_turns",
+        "custom",
+        "detector",
+        "faults",
+        "interval",
         "selector",
     )  # fmt: skip
 
@@ -124,7 +133,7 @@ class QueueSelection:
         faults: FailureTable | LatencyTable | None,
         overdue: Overdue | None = None,
         named: Callable[[str], bool] = lambda _: True,
-        lanes: Mapping[str, TopicQueues] | None = None,
+        queues_by_topic: Mapping[str, TopicQueues] | None = None,
     ) -> None:
         self.selector = selector
         self.custom = selector is not select_best
@@ -133,29 +142,29 @@ class QueueSelection:
         self._overdue = overdue
         self.interval = 1.0 if overdue is None else overdue.interval
         self._named = named
-        self._lanes = lanes if lanes is not None else {}
+        self._queues_by_topic = queues_by_topic if queues_by_topic is not None else {}
         self._stale = False
         self._sweep_from = -inf
         self._turns = RoundRobin()
         if isinstance(faults, FailureTable) and not self.custom:
             faults.on_suspect = self._suspected
 
-    def adopt(self, lane: TopicQueues) -> None:
+    def adopt(self, topic_queues: TopicQueues) -> None:
         """Replaces the round robin of a topic's new queues if the fault policy needs it; not with a selector of the user."""
         if self._stale:
             self.sweep(machine.monotonic())
         if self.custom:
             return
         if isinstance(self.faults, LatencyTable):
-            lane.next = LatencyRotation(self, self.faults, lane).next
-        elif self.faults is not None and lane.several and not self.faults.items.keys().isdisjoint(lane.brokers):
-            lane.next = FailureRotation(self, self.faults, lane).next
+            topic_queues.next = LatencyRotation(self, self.faults, topic_queues).next
+        elif self.faults is not None and topic_queues.several and not self.faults.items.keys().isdisjoint(topic_queues.brokers):
+            topic_queues.next = FailureRotation(self, self.faults, topic_queues).next
 
     def _suspected(self, broker: str) -> None:
         logger.info("broker %s does not respond and is avoided for a moment", printable(broker))
-        for lane in self._lanes.values():
-            if broker in lane.brokers and len(lane.brokers) > 1:
-                lane.next = FailureRotation(self, cast(FailureTable, self.faults), lane).next
+        for topic_queues in self._queues_by_topic.values():
+            if broker in topic_queues.brokers and len(topic_queues.brokers) > 1:
+                topic_queues.next = FailureRotation(self, cast(FailureTable, self.faults), topic_queues).next
 
     def uninviting(self, brokers: Collection[str]) -> Collection[str]:
         """Returns those of ``brokers`` for whose sake an attempt on another broker is not capped: the slow ones.
@@ -171,37 +180,37 @@ class QueueSelection:
             return ()
         return faults.avoided(brokers, machine.monotonic())
 
-    def next(self, lane: TopicQueues, brokers: Collection[str]) -> Target:
+    def next(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
         """Returns the topic's next queue on the best of ``brokers``, and reports the choice to the fault table."""
         faults = self.faults
         if faults is None or not (faults.items or faults.measures):
-            return lane.next_of(brokers)
+            return topic_queues.next_of(brokers)
         now = machine.monotonic()
-        target = lane.next_of(self.best(faults, lane, brokers, now))
+        target = topic_queues.next_of(self.best(faults, topic_queues, brokers, now))
         faults.chosen(target.broker, now)
         return target
 
     def best(
-        self, faults: FailureTable | LatencyTable, lane: TopicQueues, brokers: Collection[str], now: float
+        self, faults: FailureTable | LatencyTable, topic_queues: TopicQueues, brokers: Collection[str], now: float
     ) -> Collection[str]:
         """Returns the brokers to choose among: ``brokers`` itself if none is suspected or late."""
         self.sweep(now)
         if self._overdue is not None and isinstance(faults, LatencyTable) and faults.patience < inf:
-            late = [broker for broker, address in lane.addresses.items() if self._overdue.late(address, now)]
+            late = [broker for broker, address in topic_queues.addresses.items() if self._overdue.late(address, now)]
             if late or faults.late:
-                faults.late = (faults.late - lane.brokers).union(late)
+                faults.late = (faults.late - topic_queues.brokers).union(late)
         return faults.best(brokers, now)
 
     def sweep(self, now: float) -> None:
         """Removes brokers that have left the routes from the fault table."""
         if self._stale and self.faults is not None and now >= self._sweep_from:
-            self._stale, self._sweep_from = False, now + len(self._lanes) * SWEEP_COST
+            self._stale, self._sweep_from = False, now + len(self._queues_by_topic) * SWEEP_COST
             self.faults.keep(self._named)
 
     def ask(
         self,
         selector: Selector | None,
-        lane: TopicQueues,
+        topic_queues: TopicQueues,
         brokers: Collection[str],
         message: Message,
         key: object,
@@ -214,8 +223,8 @@ class QueueSelection:
         then.
         """
         selector = selector or (self.selector if self.custom else select_by_hash)
-        queues = lane.queues if brokers is lane.brokers else lane.queues_of(brokers)
-        pick = partial(self.pick, lane)
+        queues = topic_queues.queues if brokers is topic_queues.brokers else topic_queues.queues_of(brokers)
+        pick = partial(self.pick, topic_queues)
         with picking(pick):
             chosen = ask(selector, queues, message, key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
@@ -228,22 +237,24 @@ class QueueSelection:
         with picking(pick):
             return one_of(await awaited(selector, choosing, deadline), queues, selector, deadline)
 
-    def pick(self, lane: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
+    def pick(self, topic_queues: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
         """Returns the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer."""
         if self.faults is not None:
-            return self._best_of(self.faults, lane, queues)
+            return self._best_of(self.faults, topic_queues, queues)
         return self._turns.next(queues)
 
-    def _best_of(self, faults: FailureTable | LatencyTable, lane: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
+    def _best_of(
+        self, faults: FailureTable | LatencyTable, topic_queues: TopicQueues, queues: Sequence[MessageQueue]
+    ) -> MessageQueue:
         if not (faults.items or faults.measures):
             return self._turns.next(queues)
         now = machine.monotonic()
-        brokers = frozenset([lane.target(queue).broker for queue in queues])
-        best = self.best(faults, lane, brokers, now)
+        brokers = frozenset([topic_queues.target(queue).broker for queue in queues])
+        best = self.best(faults, topic_queues, brokers, now)
         if best is not brokers:
-            queues = [queue for queue in queues if lane.target(queue).broker in best]
+            queues = [queue for queue in queues if topic_queues.target(queue).broker in best]
         chosen = self._turns.next(queues)
-        faults.chosen(lane.target(chosen).broker, now)
+        faults.chosen(topic_queues.target(chosen).broker, now)
         return chosen
 
     def route_changed(self, brokers: Collection[str]) -> None:
@@ -267,13 +278,13 @@ class QueueSelection:
 class LatencyRotation:
     """Replaces a topic's round robin with ``latency_fault=True``; equal to it while no broker is suspected or late."""
 
-    __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_lane", "_selection", "_version")
+    __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_selection", "_topic_queues", "_version")
 
-    def __init__(self, selection: QueueSelection, faults: LatencyTable, lane: TopicQueues) -> None:
+    def __init__(self, selection: QueueSelection, faults: LatencyTable, topic_queues: TopicQueues) -> None:
         self._selection = selection
         self._faults = faults
-        self._lane = lane
-        self._in_turn = lane.next
+        self._topic_queues = topic_queues
+        self._in_turn = topic_queues.next
         self._interval = selection.interval
         self._calm_until = 0.0
         self._version = -1
@@ -285,49 +296,49 @@ class LatencyRotation:
         return self._choose(now)
 
     def _choose(self, now: float) -> Target:
-        faults, lane = self._faults, self._lane
-        best = self._selection.best(faults, lane, lane.brokers, now)
-        inviting = len(lane.brokers) - len(faults.avoided(lane.brokers, now)) or len(lane.brokers)
-        lane.several = inviting > 1  # counted as in ``retry_policy.next_step``
-        self._calm_until = now + self._interval if best is lane.brokers and not faults.items else 0.0
+        faults, topic_queues = self._faults, self._topic_queues
+        best = self._selection.best(faults, topic_queues, topic_queues.brokers, now)
+        inviting = len(topic_queues.brokers) - len(faults.avoided(topic_queues.brokers, now)) or len(topic_queues.brokers)
+        topic_queues.several = inviting > 1  # counted as in ``retry_policy.next_step``
+        self._calm_until = now + self._interval if best is topic_queues.brokers and not faults.items else 0.0
         self._version = faults.version
-        return lane.next_of(best)
+        return topic_queues.next_of(best)
 
 
 class FailureRotation:
     """Replaces a topic's round robin while one of its brokers is suspected; passes over the avoided ones."""
 
-    __slots__ = ("_faults", "_good", "_lane", "_selection", "_until", "_version")
+    __slots__ = ("_faults", "_good", "_selection", "_topic_queues", "_until", "_version")
 
-    def __init__(self, selection: QueueSelection, faults: FailureTable, lane: TopicQueues) -> None:
+    def __init__(self, selection: QueueSelection, faults: FailureTable, topic_queues: TopicQueues) -> None:
         self._selection = selection
         self._faults = faults
-        self._lane = lane
-        self._good: Collection[str] = lane.brokers
+        self._topic_queues = topic_queues
+        self._good: Collection[str] = topic_queues.brokers
         self._until = -inf
         self._version = -1
 
     def next(self) -> Target:
         now = machine.monotonic()
         if now < self._until and self._version == self._faults.version:
-            return self._lane.next_of(self._good)
+            return self._topic_queues.next_of(self._good)
         return self._choose(now)
 
     def _choose(self, now: float) -> Target:
         """Chooses by the present state of the suspects; the choice of brokers holds until that state can change."""
-        faults, lane, selection = self._faults, self._lane, self._selection
+        faults, topic_queues, selection = self._faults, self._topic_queues, self._selection
         selection.sweep(now)
-        suspects = faults.items.keys() & lane.brokers
+        suspects = faults.items.keys() & topic_queues.brokers
         if not suspects:
-            lane.take_turns()
-            return lane.next()
-        avoided = faults.avoided(lane.brokers, now)
-        self._good = lane.brokers - avoided or lane.brokers
+            topic_queues.take_turns()
+            return topic_queues.next()
+        avoided = faults.avoided(topic_queues.brokers, now)
+        self._good = topic_queues.brokers - avoided or topic_queues.brokers
         self._until = -inf
         if len(avoided) == len(suspects):
             items = [faults.items[broker] for broker in suspects]
             self._until = min([max(item.available_from, item.tried_until) for item in items])
         self._version = faults.version
-        target = lane.next_of(self._good)
+        target = topic_queues.next_of(self._good)
         faults.chosen(target.broker, now)
         return target

@@ -23,13 +23,13 @@ class Router:
     ClientStateError when the producer stops before.
     """
 
-    __slots__ = ("asks", "faults", "lanes", "selection", "topics", "unless_stopped")
+    __slots__ = ("asks", "faults", "queues_by_topic", "selection", "topics", "unless_stopped")
 
     def __init__(
         self, topics: TopicTable, selection: QueueSelection | None, unless_stopped: Callable[[Awaitable[Any]], Awaitable[Any]]
     ) -> None:
         self.topics = topics
-        self.lanes = topics.lanes
+        self.queues_by_topic = topics.queues_by_topic
         self.selection = selection
         self.faults = selection.faults if selection is not None else None
         self.asks = selection is not None and selection.custom
@@ -43,40 +43,40 @@ class Router:
         ``message``: None for a batch. ``shown``: the message for the producer's selector. Raises SelectorError,
         BrokerNotFoundError, RequestTimeoutError at ``deadline``, and the errors of the route look-up.
         """
-        lane = self.lanes.get(topic) or await self.topics.lane(topic, deadline)
+        topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
         if choice is None:
             if self.asks:
-                return lane, await self.choose(lane, lane.brokers, cast(Message, shown), deadline)
-            return lane, lane.next()
+                return topic_queues, await self.choose(topic_queues, topic_queues.brokers, cast(Message, shown), deadline)
+            return topic_queues, topic_queues.next()
         if choice.queue is not None or message is None:
             queue = cast(MessageQueue, choice.queue)
-            target = lane.by_queue.get(queue)
+            target = topic_queues.by_queue.get(queue)
             if target is not None:
-                return lane, target
-            if not lane.knows(queue):
-                lane = await self.topics.with_queue(topic, queue, deadline)
-            return lane, lane.target(queue)
-        return lane, await self._selected(lane, message, choice, deadline)
+                return topic_queues, target
+            if not topic_queues.knows(queue):
+                topic_queues = await self.topics.with_queue(topic, queue, deadline)
+            return topic_queues, topic_queues.target(queue)
+        return topic_queues, await self._selected(topic_queues, message, choice, deadline)
 
-    def target_now(self, lane: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
+    def target_now(self, topic_queues: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
         """Returns the target of a key by hash, None if a selector must choose. Raises SelectorError for an invalid key."""
         if message is None or choice.selector is not None or self.asks:
             return None
-        queue = select_by_hash(lane.queues, message, choice.key)
-        return lane.by_queue.get(queue) or lane.target(queue)
+        queue = select_by_hash(topic_queues.queues, message, choice.key)
+        return topic_queues.by_queue.get(queue) or topic_queues.target(queue)
 
-    async def choose(self, lane: TopicQueues, brokers: Collection[str], message: Message, deadline: float) -> Target:
+    async def choose(self, topic_queues: TopicQueues, brokers: Collection[str], message: Message, deadline: float) -> Target:
         """Returns the queue that the producer's selector chooses for an attempt, among those of ``brokers``."""
-        chosen = cast(QueueSelection, self.selection).ask(None, lane, brokers, message, None, deadline)
-        return lane.target(chosen if isinstance(chosen, MessageQueue) else await self.unless_stopped(chosen))
+        chosen = cast(QueueSelection, self.selection).ask(None, topic_queues, brokers, message, None, deadline)
+        return topic_queues.target(chosen if isinstance(chosen, MessageQueue) else await self.unless_stopped(chosen))
 
-    async def _selected(self, lane: TopicQueues, message: Message, choice: QueueChoice, deadline: float) -> Target:
+    async def _selected(self, topic_queues: TopicQueues, message: Message, choice: QueueChoice, deadline: float) -> Target:
         """Returns the queue by the call's selector, else the producer's selector, else the hash of the key."""
         if self.selection is not None and (choice.selector is not None or self.selection.custom):
-            found = self.selection.ask(choice.selector, lane, lane.brokers, message, choice.key, deadline)
-            return lane.target(found if isinstance(found, MessageQueue) else await self.unless_stopped(found))
+            found = self.selection.ask(choice.selector, topic_queues, topic_queues.brokers, message, choice.key, deadline)
+            return topic_queues.target(found if isinstance(found, MessageQueue) else await self.unless_stopped(found))
         selector: Selector = choice.selector or select_by_hash
-        chosen = ask(selector, lane.queues, message, choice.key)
+        chosen = ask(selector, topic_queues.queues, message, choice.key)
         if not isinstance(chosen, MessageQueue) and isawaitable(chosen):
             chosen = await self.unless_stopped(awaited(selector, chosen, deadline))
-        return lane.target(one_of(chosen, lane.queues, selector, deadline))
+        return topic_queues.target(one_of(chosen, topic_queues.queues, selector, deadline))

@@ -39,15 +39,15 @@ LONGEST_PAUSE: Final = 1.0
 class TopicTable:
     """The topic table of one producer. ``topics``: fetched at the start (``warm_up``) and never dropped.
 
-    ``lanes``: the queues by topic, under its name in the API; a plain dict, because each message looks it up. ``resting``: the
-    entries without a send since the last poll. Both dicts stay the same objects. ``adopt``: called with the topic and each new
+    ``queues_by_topic``: by the topic's name in the API; a plain dict, because each message looks it up. ``resting``: the entries
+    without a send since the last poll. Both dicts stay the same objects. ``adopt``: called with the topic and each new
     entry. ``on_change``: called with each changed route.
     """
 
     def __init__(
         self, settings: HeaderSettings, instance: ClientInstance, waits: StopScope, topics: Collection[str] = ()
     ) -> None:
-        self.lanes: dict[str, TopicQueues] = {}
+        self.queues_by_topic: dict[str, TopicQueues] = {}
         self.resting: dict[str, TopicQueues] = {}
         self._settings = settings
         self._topics = topics
@@ -96,14 +96,14 @@ class TopicTable:
         """Returns the topic's name on the servers, with the namespace."""
         return self._settings.wire_topic(topic)
 
-    async def lane(self, topic: str, deadline: float) -> TopicQueues:
+    async def find(self, topic: str, deadline: float) -> TopicQueues:
         """Returns the topic's queues; looks up the route if it is not known.
 
         Raises RequestTimeoutError if no time is left before ``deadline`` (``time.monotonic``), BrokerNotFoundError if the route
         has no writable queue, and the errors of the look-up.
         """
-        lane = self._known(topic)
-        if lane is None:
+        topic_queues = self._known(topic)
+        if topic_queues is None:
             remaining = deadline - machine.monotonic()
             if remaining <= 0:
                 raise RequestTimeoutError(f"send to topic {topic}: the timeout was used up before the route look-up")
@@ -120,41 +120,41 @@ class TopicTable:
                 wait=self._waits.wait,
             )
             route = routes.cached(wire_topic) or route  # it may have changed during the await
-            lane = self._known(topic)
-            if lane is None or lane.route is not route:
+            topic_queues = self._known(topic)
+            if topic_queues is None or topic_queues.route is not route:
                 try:
-                    lane = self._new_lane(route, topic)
+                    topic_queues = self._new_entry(route, topic)
                 except BrokerNotFoundError:
                     if known is None:  # the route comes fresh from a name server
                         raise
-                    lane = await self._regained(topic, wire_topic, deadline)
+                    topic_queues = await self._regained(topic, wire_topic, deadline)
                 if not is_not_allowed_send_topic(topic):  # the fast path does not check topics in the table
-                    self.lanes[topic] = lane
-        return lane
+                    self.queues_by_topic[topic] = topic_queues
+        return topic_queues
 
     def clear(self) -> None:
         """Drops all entries; they are made anew at the next send."""
-        self.lanes.clear()
+        self.queues_by_topic.clear()
         self.resting.clear()
 
     def _known(self, topic: str) -> TopicQueues | None:
         """Returns the topic's entry, if any, and moves it back from ``resting``."""
-        lane = self.lanes.get(topic)
-        if lane is None and (lane := self.resting.pop(topic, None)) is not None:
-            self.lanes[topic] = lane
-        return lane
+        topic_queues = self.queues_by_topic.get(topic)
+        if topic_queues is None and (topic_queues := self.resting.pop(topic, None)) is not None:
+            self.queues_by_topic[topic] = topic_queues
+        return topic_queues
 
     def _used(self) -> list[str]:
         """Returns the topics (names on the servers) sent to since the last call, and moves their entries to ``resting``."""
         self.resting.clear()
-        self.resting.update(self.lanes)
-        self.lanes.clear()
-        return [lane.route.topic for lane in self.resting.values()]
+        self.resting.update(self.queues_by_topic)
+        self.queues_by_topic.clear()
+        return [topic_queues.route.topic for topic_queues in self.resting.values()]
 
-    def _new_lane(self, route: TopicRoute, topic: str, without: frozenset[MessageQueue] = frozenset()) -> TopicQueues:
-        lane = TopicQueues(route, self._settings, topic, without)
-        self.adopt(topic, lane)
-        return lane
+    def _new_entry(self, route: TopicRoute, topic: str, without: frozenset[MessageQueue] = frozenset()) -> TopicQueues:
+        topic_queues = TopicQueues(route, self._settings, topic, without)
+        self.adopt(topic, topic_queues)
+        return topic_queues
 
     async def _regained(self, topic: str, wire_topic: str, deadline: float) -> TopicQueues:
         """Waits until a broker of the topic is back in its route. Raises BrokerNotFoundError at the deadline.
@@ -163,15 +163,15 @@ class TopicTable:
         """
         route = await self.newer_route(wire_topic, deadline)
         try:
-            return self._new_lane(route, topic)
+            return self._new_entry(route, topic)
         except BrokerNotFoundError:
             if wire_topic not in self._departed or not is_writable(route):
                 raise
             await self._until(lambda: self.now(topic) is not None, (wire_topic, None), deadline)
-            lane = self.now(topic)
-            if lane is None:
+            topic_queues = self.now(topic)
+            if topic_queues is None:
                 raise
-            return lane
+            return topic_queues
 
     async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> TopicQueues:
         """Returns the topic's queues, from a newer route. Waits for the broker of ``queue`` if it was in the route earlier.
@@ -182,12 +182,12 @@ class TopicTable:
         await self.newer_route(wire_topic, deadline)
 
         def is_there() -> bool:
-            lane = self.now(topic)
-            return lane is not None and lane.knows(queue)
+            topic_queues = self.now(topic)
+            return topic_queues is not None and topic_queues.knows(queue)
 
         if not is_there() and queue.broker_name in self._departed.get(wire_topic, ()):
             await self._until(is_there, (wire_topic, queue.broker_name), deadline)
-        return self.now(topic) or await self.lane(topic, deadline)
+        return self.now(topic) or await self.find(topic, deadline)
 
     async def _until(self, is_there: Callable[[], bool], key: tuple[str, str | None], deadline: float) -> None:
         """Refreshes the route of topic ``key[0]`` until ``is_there()`` or the deadline; calls with one key share this."""
@@ -211,29 +211,29 @@ class TopicTable:
     def now(self, topic: str) -> TopicQueues | None:
         """Returns the topic's queues by the route known at this moment, without waiting; None if it has no usable queue."""
         route = self._instance.routes.cached(self._settings.wire_topic(topic))
-        lane = self._known(topic)
-        if route is None or (lane is not None and lane.route is route):
-            return lane
+        topic_queues = self._known(topic)
+        if route is None or (topic_queues is not None and topic_queues.route is route):
+            return topic_queues
         try:
-            lane = self.lanes[topic] = self._new_lane(route, topic)
+            topic_queues = self.queues_by_topic[topic] = self._new_entry(route, topic)
         except BrokerNotFoundError:
             return None
-        return lane
+        return topic_queues
 
     def without(self, topic: str, gone: MessageQueue) -> bool:
         """Leaves out a queue that its broker does not have; returns whether the topic has any other queue.
 
         This holds for all calls, until the route changes or one poll interval has passed.
         """
-        lane = self.now(topic)
-        if lane is None or gone not in lane.queues:
-            return lane is not None
-        if len(lane.queues) == 1:
+        topic_queues = self.now(topic)
+        if topic_queues is None or gone not in topic_queues.queues:
+            return topic_queues is not None
+        if len(topic_queues.queues) == 1:
             return False
         logger.debug(
             "topic %s: queue %d is left out because broker %s does not have it", topic, gone.queue_id, gone.broker_name
         )
-        self.lanes[topic] = self._new_lane(lane.route, topic, lane.without | {gone})
+        self.queues_by_topic[topic] = self._new_entry(topic_queues.route, topic, topic_queues.without | {gone})
         if topic not in self._restoring:
             after = self._instance.config.route_poll_interval
             self._restoring[topic] = asyncio.get_running_loop().call_later(after, self._restore, topic, context=Context())
@@ -271,12 +271,12 @@ class TopicTable:
     async def _warm_up(self) -> None:
         topics, timeout = self._topics, self._instance.config.request_timeout
         deadline = machine.monotonic() + timeout
-        found = await asyncio.gather(*[self.lane(topic, deadline) for topic in topics], return_exceptions=True)
-        for topic, lane in zip(topics, found, strict=True):
-            if isinstance(lane, RocketMQError):
-                logger.warning("topic %s is not ready at the start: %s", topic, printable(lane, 1000))
-            elif isinstance(lane, BaseException):
-                raise lane
+        found = await asyncio.gather(*[self.find(topic, deadline) for topic in topics], return_exceptions=True)
+        for topic, topic_queues in zip(topics, found, strict=True):
+            if isinstance(topic_queues, RocketMQError):
+                logger.warning("topic %s is not ready at the start: %s", topic, printable(topic_queues, 1000))
+            elif isinstance(topic_queues, BaseException):
+                raise topic_queues
         await self._instance.heartbeats.send_first(max(deadline - machine.monotonic(), 0.0))
 
     def _changed(self, route: TopicRoute) -> None:
@@ -284,16 +284,16 @@ class TopicTable:
         names = {route.topic}
         if self._settings.namespace:
             names.add(without_namespace(route.topic, self._settings.namespace))
-        self._note_departed(route, [lane for name in names for lane in self._drop(name)])
+        self._note_departed(route, [topic_queues for name in names for topic_queues in self._drop(name)])
 
     def _drop(self, topic: str) -> list[TopicQueues]:
         """Removes the topic from the table; returns its entries."""
-        found = (self.lanes.pop(topic, None), self.resting.pop(topic, None))
-        return [lane for lane in found if lane is not None]
+        found = (self.queues_by_topic.pop(topic, None), self.resting.pop(topic, None))
+        return [topic_queues for topic_queues in found if topic_queues is not None]
 
-    def _note_departed(self, route: TopicRoute, lanes: Iterable[TopicQueues]) -> None:
-        """Records the brokers that have left the route. ``lanes``: the entries made from the previous route."""
-        seen = self._departed.pop(route.topic, frozenset()).union(*[lane.brokers for lane in lanes])
+    def _note_departed(self, route: TopicRoute, previous: Iterable[TopicQueues]) -> None:
+        """Records the brokers that have left the route. ``previous``: the entries made from the previous route."""
+        seen = self._departed.pop(route.topic, frozenset()).union(*[topic_queues.brokers for topic_queues in previous])
         if departed := frozenset(broker for broker in seen if route.master_address(broker) is None):
             self._departed[route.topic] = departed
             if len(self._departed) > DEPARTED_KEPT:

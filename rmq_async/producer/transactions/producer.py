@@ -146,7 +146,7 @@ class TransactionProducer(Producer):
                 result = TransactionSendResult(**_common(half), local_status=status, local_error=error)
                 trace_end(sender.tracer, message, end, status, half.address, half.region_id)
                 if status is TransactionStatus.UNKNOWN:
-                    self._tell_unknown(sender, half, end, _why(error))
+                    self._send_unknown(sender, half, end, _why(error))
                     return result
                 log_offset, asking = end.log_offset, sender.connections.get(asks)
                 confirmed = await self._end(sender, half, end, result)
@@ -166,7 +166,7 @@ class TransactionProducer(Producer):
                     f"the producer was stopped during execute of transaction {half.msg_id}; the broker will check it"
                 ) from error
         except BaseException as ended:
-            self._tell_unknown(sender, half, end, _why(ended))
+            self._send_unknown(sender, half, end, _why(ended))
             raise
         if error is not None:
             report(self._execute, error)
@@ -176,7 +176,7 @@ class TransactionProducer(Producer):
         """Returns the broker's main address: it sends checks on connections with heartbeats, not on those of the VIP port."""
         return first_port(address) if sender.instance.config.vip_channel else address
 
-    def _tell_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
+    def _send_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
         """Sends UNKNOWN if the connection is open, without waiting: it only adds the reason to the broker's log."""
         connection = sender.connections.get(half.address)
         if connection is not None:

@@ -268,18 +268,18 @@ class Tracer:
         """Sends one trace message in at most two attempts, on two brokers if the topic has them."""
         dispatch = self._dispatch
         outgoing = self._encoder.encode(message)
-        lane = await dispatch.router.topics.lane(self.topic, deadline)
-        first = lane.next()
+        topic_queues = await dispatch.router.topics.find(self.topic, deadline)
+        first = topic_queues.next()
         try:
-            await self._attempt(first, outgoing, lane, min(deadline, machine.monotonic() + TIMEOUT / 2))
+            await self._attempt(first, outgoing, topic_queues, min(deadline, machine.monotonic() + TIMEOUT / 2))
         except RocketMQError as error:
             if dispatch.closed or not is_retriable(error, dispatch.config.retry_codes):
                 raise
-            second = lane.next_of(lane.brokers - {first.broker} or lane.brokers)
-            await self._attempt(second, outgoing, lane, deadline)
+            second = topic_queues.next_of(topic_queues.brokers - {first.broker} or topic_queues.brokers)
+            await self._attempt(second, outgoing, topic_queues, deadline)
 
-    async def _attempt(self, target: Target, outgoing: Outgoing, lane: TopicQueues, deadline: float) -> None:
-        loop = RetryLoop(self._dispatch, Call(outgoing, stored_message, machine.monotonic(), deadline, 0), lane)
+    async def _attempt(self, target: Target, outgoing: Outgoing, topic_queues: TopicQueues, deadline: float) -> None:
+        loop = RetryLoop(self._dispatch, Call(outgoing, stored_message, machine.monotonic(), deadline, 0), topic_queues)
         loop.begin_with(target)
         await loop.run()
 

@@ -1,4 +1,4 @@
-"""Which queue a batch goes to, how many batches are under way, and the order of those of one lane."""
+"""Which queue a batch goes to, how many batches are under way, and the order of those of one queue."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_messages_that_wait_for_less_have_batches_of_their_own(cluster: Cl
         await asyncio.gather(*[sender.send(item, queue=cluster.queue()) for item in items])
     even, odd = [b"0", b"2", b"4", b"6", b"8"], [b"1", b"3", b"5", b"7", b"9"]
     assert sorted(requests(cluster)[:2]) == [even, odd]
-    assert requests(cluster)[2:] == [[b"%d" % number] for number in range(10)], "in a lane of order nothing passes"
+    assert requests(cluster)[2:] == [[b"%d" % number] for number in range(10)], "in the order of a queue nothing passes"
     for sent in cluster.sends[:2]:
         wait = "true" if sent.batch[0].body == b"0" else "false"
         assert f"WAIT\x01{wait}".encode() in sent.batch[0].properties

@@ -93,7 +93,7 @@ async def without_a_route(sender: Producer, calls: list[Any]) -> list[asyncio.Fu
     table = core_of(sender).topics
     futures = [later(call) for call in calls]
     await spin(1)
-    table.lanes.clear()
+    table.queues_by_topic.clear()
     now, table.now = table.now, lambda topic: None  # type: ignore[method-assign]
     await spin(1)
     table.now = now  # type: ignore[method-assign]
@@ -108,9 +108,9 @@ async def test_thousands_of_refused_requests_do_not_lead_into_each_other(cluster
         await sender.fetch_publish_queues(TOPIC)
         table = core_of(sender).topics
         now, table.now = table.now, lambda topic: None  # type: ignore[method-assign]
-        gathering = table.lanes[TOPIC].gathering
+        gathering = table.queues_by_topic[TOPIC].gathering
         assert gathering is not None
-        table.lanes.clear()
+        table.queues_by_topic.clear()
         futures = [asyncio.get_running_loop().create_future() for _ in range(3000)]
         for future in futures:
             gathering.add(future, message(), 100, 1e12)

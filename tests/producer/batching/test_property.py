@@ -26,7 +26,7 @@ FAILURES = (1, 2, 13, 14, 16, 29, 3, 10, 1500)
 
 
 class Call:
-    """One call and its outcomes. ``key``: of its lane of order, if it has one. ``turn``: when it was made, of all."""
+    """One call and its outcomes. ``key``: of its queue, if it has one. ``turn``: when it was made, of all."""
 
     def __init__(self, body: bytes, key: str | None) -> None:
         self.body = body
