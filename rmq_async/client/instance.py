@@ -162,6 +162,10 @@ class ClientInstance:
         if self._state is _State.CLOSED:
             raise ClientStateError("the client is stopped")
 
+    def is_here(self) -> bool:
+        """Returns whether the caller is in the process and on the event loop that the instance was started in."""
+        return self._generation == generation() and asyncio.get_running_loop() is self._loop
+
     # -- groups
 
     def register_producer(self, group: str) -> None:

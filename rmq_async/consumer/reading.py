@@ -104,6 +104,7 @@ class Reader:
         try:
             await self._open()
             while True:
+                self._instance.check_usable()  # a step in a forked child, or on another loop, must not write to the connections
                 self._start_pulls()
                 if not self._ready:
                     if not self._pulling and not self._pending and not self._scope.follow:
@@ -124,7 +125,6 @@ class Reader:
                 if batch.error is not None:
                     raise batch.error
         finally:
-            self._running.discard(self)
             await self._close()
 
     def stop(self) -> list[asyncio.Task[_Batch | None]]:
@@ -256,6 +256,9 @@ class Reader:
         self._start_pulls()
 
     async def _close(self) -> None:
+        if not self._instance.is_here():
+            return  # the consumer's stop ends the pulls, on their own loop
+        self._running.discard(self)
         while self._held:
             self._instance.routes.use.release(self._held.pop())
         callbacks = self._instance.routes.on_change

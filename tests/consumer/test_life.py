@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -21,12 +23,12 @@ from rmq_async.errors import (
     WrongLoopError,
 )
 from rmq_async.results import PullStatus
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 
 from ..client.support import fork, ours, until
 from ..instances import client_of
 from ..transport.peer import silence
-from .support import TOPIC, embedded, scripted, under_way
+from .support import TOPIC, bodies, embedded, put, scripted, under_way
 
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 
@@ -204,6 +206,46 @@ async def test_another_loop_and_a_forked_child_are_told() -> None:
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 6
         assert (await consumer.pull(QUEUE, 0)).status is PullStatus.NO_NEW
+
+
+async def rest_of(reading: AsyncGenerator[MessageExt, None]) -> int:
+    async with asyncio.timeout(5):
+        return len([message async for message in reading])
+
+
+async def test_reading_in_a_forked_child_ends_and_the_parent_goes_on() -> None:
+    async with embedded(queues=1) as (_, consumer):
+        await put(consumer, QUEUE, bodies(100))
+        reading = consumer.read(TOPIC)
+        await anext(reading)
+        child = fork()
+        if child == 0:  # no loop runs here, and none is needed for messages that were received
+            code = 1
+            try:
+                while True:
+                    with suppress(StopIteration):
+                        reading.__anext__().send(None)
+            except ForkedError:
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert await rest_of(reading) == 99
+        assert not under_way(consumer)
+
+
+async def test_reading_on_another_loop_ends_and_stop_leaves_nothing() -> None:
+    async with embedded(queues=1) as (_, consumer):
+        await put(consumer, QUEUE, bodies(100))
+        reading = consumer.read(TOPIC)
+        await anext(reading)
+        with pytest.raises(WrongLoopError):
+            await asyncio.to_thread(asyncio.run, rest_of(reading))
+        assert await rest_of(consumer.read(TOPIC)) == 100
+        await consumer.stop()
+        assert not under_way(consumer)
+        assert ours() == []
 
 
 async def test_a_consumer_that_is_dropped_without_stop_warns() -> None:
