@@ -99,7 +99,7 @@ async def test_a_connection_that_held_too_much_is_dropped_and_counted_once(
     (small,) = listener.connections
     async with RawClient(server.brokers["broker-a"]) as other:
         await other.ask(9999)
-        (large,) = listener.connections - {small}
+        (large,) = listener.connections.keys() - {small}
         listener.count_unfinished(large, 1_000_001)
         for size in range(10, 15):  # before the event loop tells that it is gone
             listener.count_unfinished(small, size)
