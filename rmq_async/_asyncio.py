@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
 
 from . import machine
+from ._ordered import OrderedSet
 from .errors import ClientStateError, RocketMQError
 from .tracebacks import own_copy
 
@@ -283,7 +284,7 @@ class StopScope:
 
     def __init__(self, error: Callable[[], ClientStateError]) -> None:
         self._error = error
-        self._scopes: set[asyncio.Timeout] = set()
+        self._scopes: OrderedSet[asyncio.Timeout] = OrderedSet()
         self._futures: dict[asyncio.Future[bool | None], None] = {}
         """Futures in the tables of flights."""
         self._stopped = False
@@ -332,7 +333,7 @@ class StopScope:
         for future in self._futures:
             if not future.done():
                 future.set_result(False)
-        scopes, self._scopes = self._scopes, set()
+        scopes, self._scopes = self._scopes, OrderedSet()
         for scope in scopes:
             scope.reschedule(asyncio.get_running_loop().time())
 

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from random import Random, SystemRandom
 from typing import cast
 
-__all__ = ["entropy", "executor", "instance_name", "monotonic", "process_id", "random", "time"]
+__all__ = ["address", "entropy", "executor", "instance_name", "monotonic", "process_id", "random", "time"]
 
 monotonic: Callable[[], float] = _time.monotonic
 """Seconds of a clock that is never set: deadlines and durations."""
@@ -28,5 +28,7 @@ entropy: Random = SystemRandom()
 process_id: Callable[[], int] = os.getpid
 executor: Executor | None = None
 """Runs the library's jobs; None: threads of its own (``transport/threads.py``)."""
+address = ""
+"""IP address of this machine towards the name servers; empty: asked of the system."""
 instance_name = ""
 """The default ``instance_name`` of the clients of this process; empty until one is drawn."""

@@ -93,6 +93,8 @@ async def local_address(name_servers: Iterable[str]) -> str:
 
     It connects a datagram socket, which sends nothing.
     """
+    if machine.address:
+        return machine.address
     loop = asyncio.get_running_loop()
     for address in name_servers:
         host_port = host_and_port(address)

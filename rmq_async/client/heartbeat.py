@@ -25,6 +25,7 @@ from rmq_protocol.headers import UnregisterClientRequestHeader, to_ext
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, encode_heartbeat
 
 from .. import machine
+from .._ordered import OrderedSet
 from .._text import printable
 from ..errors import ConfigError, RequestTimeoutError, RocketMQError
 from ..transport import CloseReason, Connection, ConnectionPool
@@ -89,14 +90,14 @@ class Heartbeats:
         self._producers: set[str] = set()
         self._consumers: dict[str, ConsumerData] = {}
         self._states: dict[Connection, HeartbeatState] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._reported: set[str] = set()
         self._introductions: dict[str, asyncio.Task[None]] = {}
         self._unreachable: dict[str, float] = {}
         """Brokers that did not answer, and until when no call waits for them."""
         self._introduces = False
         """Whether a call has ever waited until brokers know this client."""
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
         self._soon: asyncio.Handle | None = None
         self._body = b""
         self._closed = False
@@ -187,7 +188,7 @@ class Heartbeats:
         """Starts to connect to masters in use that could not be reached, to notice when they are back."""
         if not self._body:
             return
-        for address in set(self._masters()):
+        for address in dict.fromkeys(self._masters()):
             if (
                 self._pool.get(address) is None
                 and not self._pool.connecting(address)
@@ -261,7 +262,7 @@ class Heartbeats:
     def _announce(self) -> None:
         """Announces the groups that joined in one iteration of the loop together, to connected brokers."""
         self._soon = None
-        for address in set(self._masters()):
+        for address in dict.fromkeys(self._masters()):
             connection = self._pool.get(address)
             if connection is not None:
                 self._beat(connection)

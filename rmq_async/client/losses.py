@@ -15,6 +15,7 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfigAndQueueMapping
 
+from .._ordered import OrderedSet
 from .._text import printable
 from ..broker_answers import broker_error
 from ..errors import AuthenticationError, NoPermissionError, PermissionDeniedError
@@ -37,7 +38,7 @@ async def lost_offsets(
     *,
     static: bool = False,
     timeout: float | None = None,
-    calls: set[asyncio.Future[RemotingCommand]] | None = None,
+    calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
 ) -> tuple[range, ...]:
     """Returns the part of ``missing``, in an answer to a pull without a filter, that was deleted.
 
@@ -60,7 +61,11 @@ async def lost_offsets(
 
 
 async def _settings(
-    instance: ClientInstance, broker_name: str, topic: str, timeout: float, calls: set[asyncio.Future[RemotingCommand]] | None
+    instance: ClientInstance,
+    broker_name: str,
+    topic: str,
+    timeout: float,
+    calls: OrderedSet[asyncio.Future[RemotingCommand]] | None,
 ) -> TopicConfigAndQueueMapping:
     header = GetTopicConfigRequestHeader(topic=topic, lo=True)
     command = RemotingCommand(code=RequestCode.GET_TOPIC_CONFIG, ext_fields={**to_ext(header)})

@@ -10,6 +10,7 @@ from typing import Final
 from rmq_protocol.command import RemotingCommand
 
 from .. import machine
+from .._ordered import OrderedSet
 from ..config import ClientConfig
 from ..errors import ClientStateError
 from .instance import ClientInstance
@@ -25,8 +26,8 @@ class ClientUser(LifeCycle):
 
     def __init__(self, config: ClientConfig) -> None:
         super().__init__(config, label=f"this {type(self).__name__}", stop_timeout=STOP_TIMEOUT)
-        self._calls: set[asyncio.Future[RemotingCommand]] = set()
-        self._scopes: set[asyncio.Timeout] = set()
+        self._calls: OrderedSet[asyncio.Future[RemotingCommand]] = OrderedSet()
+        self._scopes: OrderedSet[asyncio.Timeout] = OrderedSet()
 
     @property
     def config(self) -> ClientConfig:

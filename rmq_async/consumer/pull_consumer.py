@@ -17,6 +17,7 @@ from rmq_protocol.validation import check_topic
 
 from .. import machine
 from .._asyncio import for_each
+from .._ordered import OrderedSet
 from .._text import printable
 from ..client import (
     ClientInstance,
@@ -74,7 +75,7 @@ class PullConsumer(ClientUser):
         self._name = str.__str__(group)  # a subclass's text: the encoders take nothing else
         self._group = names.wire(self._name)
         check_group(self._group)
-        self._readers: set[Reader] = set()
+        self._readers: OrderedSet[Reader] = OrderedSet()
 
     @property
     def group(self) -> str:

@@ -28,6 +28,7 @@ from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
 
 from .. import machine
+from .._ordered import OrderedSet
 from ..broker_answers import broker_error
 from ..client import ClientInstance, lost_offsets
 from ..errors import RequestTimeoutError, RocketMQError
@@ -46,7 +47,7 @@ _STATUS: Final[dict[int, PullStatus]] = {
     ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
 Answer = PullReply | RemotingCommand
-Calls = set[asyncio.Future[Any]]
+Calls = OrderedSet[asyncio.Future[Any]]
 _NOTHING: Final = DecodedMessages((), ())
 
 

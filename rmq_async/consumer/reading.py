@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from rmq_protocol.continuity import ranges_text
@@ -24,6 +24,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply
 
 from .. import machine
+from .._ordered import OrderedSet
 from .._text import printable
 from ..client import ClientInstance, TopicRoute, has_master
 from ..errors import BrokerError, BrokerNotFoundError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
@@ -79,7 +80,7 @@ class Reader:
         scope: ReadScope,
         opening: Callable[[], Awaitable[list[Cursor]]],
         calls: Calls,
-        running: set[Reader],
+        running: OrderedSet[Reader],
     ) -> None:
         self._instance = instance
         self._group = group
@@ -90,7 +91,7 @@ class Reader:
         self._known: set[MessageQueue] = set()
         self._gone: dict[MessageQueue, Cursor] = {}
         """Cursors of queues that left the route, for when they are back."""
-        self._held: set[str] = set()
+        self._held: OrderedSet[str] = OrderedSet()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
         self._pending: dict[asyncio.Future[Any], tuple[Cursor, PendingPull]] = {}
@@ -136,8 +137,6 @@ class Reader:
         self._wake()
         return list(self._pulling)
 
-    # -- inside
-
     async def _open(self) -> None:
         cursors = await self._opening()
         if self._stopped is not None:
@@ -145,7 +144,7 @@ class Reader:
         self._idle.extend(cursor for cursor in cursors if not cursor.finished)
         self._known.update(cursor.queue for cursor in cursors)
         topic = self._scope.topic
-        self._hold({cursor.queue.topic for cursor in cursors}.union(() if topic is None else (topic,)))
+        self._hold([*(cursor.queue.topic for cursor in cursors), *(() if topic is None else (topic,))])
         if topic is not None:
             route = self._instance.routes.cached(topic)
             if route is not None and self._scope.named:
@@ -154,10 +153,10 @@ class Reader:
                 self._route_changed(route)  # a queue may have come since the cursors were made
             self._instance.routes.on_change.append(self._route_changed)
 
-    def _hold(self, topics: set[str]) -> None:
+    def _hold(self, topics: Iterable[str]) -> None:
         """Keeps the routes of the topics, however long the caller takes between two steps."""
-        self._held = topics
-        for topic in topics:
+        self._held.update(dict.fromkeys(topics))
+        for topic in self._held:
             self._instance.routes.use.hold(topic)
 
     def _start_pulls(self) -> None:
@@ -260,7 +259,7 @@ class Reader:
             return  # the consumer's stop ends the pulls, on their own loop
         self._running.discard(self)
         while self._held:
-            self._instance.routes.use.release(self._held.pop())
+            self._instance.routes.use.release(self._held.popitem()[0])
         callbacks = self._instance.routes.on_change
         if self._route_changed in callbacks:
             callbacks.remove(self._route_changed)

@@ -53,6 +53,10 @@ class FailureScript:
         else:
             self._failures.append(_Failure(int(code), n, None if request is None else int(request)))
 
+    def left(self, request: int | None) -> int:
+        """Returns how many of the failures for ``request`` have not been used."""
+        return sum(failure.left for failure in self._failures if failure.request == request)
+
     def take(self, request: int, *, named_only: bool) -> int | None:
         """The code to answer ``request`` with, or None to serve it. ``named_only``: failures of any request do not count."""
         for failure in self._failures:

@@ -134,7 +134,7 @@ async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQ
                 continue
         routes.use.mark(topic)
         met |= {address for broker in route.addresses if (address := route.master_address(broker)) is not None}
-    await sender.unless_stopped(sender.instance.heartbeats.introduce(met, max(until - machine.monotonic(), 0.0)))
+    await sender.unless_stopped(sender.instance.heartbeats.introduce(sorted(met), max(until - machine.monotonic(), 0.0)))
 
 
 async def _sent(replied: asyncio.Future[PushedReply], sending: Awaitable[SendResult]) -> SendResult | None:

@@ -27,6 +27,7 @@ from rmq_protocol.continuity import first_queue_offset, missing_offsets, ranges_
 from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageQueue
 
+from .._ordered import OrderedSet
 from .._text import printable
 from ..client import ClientInstance, has_master, lost_offsets
 from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, pull_body
@@ -114,7 +115,7 @@ class Puller:
         self.waiting = 0
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
-        self._calls: set[asyncio.Future[RemotingCommand]] = set()
+        self._calls: OrderedSet[asyncio.Future[RemotingCommand]] = OrderedSet()
         self._reported: dict[MessageQueue, tuple[range, ...]] = {}
         """The lost offsets that were logged last."""
 

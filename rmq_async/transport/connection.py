@@ -22,6 +22,7 @@ from rmq_protocol.pull_codec import decode_pull_reply
 from rmq_protocol.send_codec import SendReply, decode_send_reply, send_reply_of
 
 from .. import machine
+from .._ordered import OrderedSet
 from .._text import is_power_of_two
 from ..errors import ConnectionLostError
 from .close_errors import close_text, lost_error
@@ -165,7 +166,7 @@ class Connection(asyncio.Protocol):
         timeout: float,
         *,
         long_poll: bool = False,
-        calls: set[asyncio.Future[RemotingCommand]] | None = None,
+        calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
     ) -> RemotingCommand:
         """Sends ``command`` under an opaque of this connection and returns the answer, of any code.
 

@@ -19,6 +19,7 @@ from rmq_protocol.constants import ResponseCode
 
 from .. import machine
 from .._asyncio import Flight, SingleFlight, WaitFor
+from .._ordered import OrderedSet
 from ..config import ClientConfig, host_and_port, name_servers
 from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError
 from .addresses import Resolver, first_of
@@ -51,7 +52,7 @@ class RequestOptions(TypedDict, total=False):
     """Options of ``ConnectionPool.request``, for functions that pass them on."""
 
     long_poll: bool
-    calls: set[asyncio.Future[RemotingCommand]] | None
+    calls: OrderedSet[asyncio.Future[RemotingCommand]] | None
     sent_away: RemotingCommand | None
 
 
@@ -116,7 +117,7 @@ class ConnectionPool:
         self._generation = generation()
         self.open: dict[str, Connection] = {}
         """The open connections by address, read-only for callers; a plain dict because it is read for every message."""
-        self._all: set[Connection] = set()
+        self._all: OrderedSet[Connection] = OrderedSet()
         self._connecting: SingleFlight[Connection] = SingleFlight("connect")
         self._resolver = Resolver()
         self._backoffs: dict[str, Backoff] = {}
@@ -223,7 +224,7 @@ class ConnectionPool:
         timeout: float,
         *,
         long_poll: bool = False,
-        calls: set[asyncio.Future[RemotingCommand]] | None = None,
+        calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
         sent_away: RemotingCommand | None = None,
     ) -> RemotingCommand:
         """Connects if necessary, sends one request and returns its answer, of any code, within ``timeout`` seconds.

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from .. import machine
 from .._asyncio import WaitTable
+from .._ordered import OrderedSet
 from ..errors import ClientStateError
 
 __all__ = ["MAX_THREADS", "Threads"]
@@ -86,7 +87,7 @@ class Threads:
             self._closed = True
             _shared.leave()
 
-    async def run(self, work: Callable[[], T], deadline: float, calls: set[asyncio.Future[Any]] | None = None) -> T:
+    async def run(self, work: Callable[[], T], deadline: float, calls: OrderedSet[asyncio.Future[Any]] | None = None) -> T:
         """Runs ``work()`` in a thread; returns its result or raises its error. Raises TimeoutError at ``deadline`` (monotonic).
 
         Raises ClientStateError where the last client stops before the work has started. ``calls``: contains a future during the

@@ -14,6 +14,7 @@ from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
 
 from ... import machine
+from ..._ordered import OrderedSet
 from ...errors import ClientStateError, QueueNotExistError, RequestTimeoutError
 from ...results import BatchSendResult, SendResult
 from ...tracebacks import own_copy
@@ -35,7 +36,7 @@ SAME_END: Final = 0.02
 class RequestOwner(Protocol):
     """The owner of batch requests (``batcher.Batcher``). ``timeout``: the producer's timeout in seconds."""
 
-    requests: set[BatchRequest]
+    requests: OrderedSet[BatchRequest]
     timeout: float
 
     def split(self, gathering: Gathering, entry: Entry, ids: tuple[str, ...] | None) -> None:

@@ -23,6 +23,7 @@ from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.properties import AFTER_ID, BEFORE_ID
 
 from ... import machine
+from ..._ordered import OrderedSet
 from ...errors import ClientStateError
 from ...tracebacks import own_copy
 from ...transport import raise_soon
@@ -76,7 +77,7 @@ class Batcher:
         self.lanes_per_broker = settings.lanes_per_broker
         self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + encoder.ids.length
         """Size in bytes that a message with only a topic and a body takes in a batch, less its body."""
-        self.requests: set[BatchRequest] = set()
+        self.requests: OrderedSet[BatchRequest] = OrderedSet()
         self.alarm = inf
         self._timer: asyncio.TimerHandle | None = None
         self._grace = False  # the timer was postponed once, because the loop was blocked

@@ -11,6 +11,7 @@ from rmq_protocol.send_codec import SendReply
 
 from ... import machine
 from ..._asyncio import WaitFor
+from ..._ordered import OrderedSet
 from ...errors import ClientStateError
 from ...results import SendStatus
 from ...transport import Connection, ConnectionPool
@@ -69,7 +70,7 @@ class Dispatch:
         self.faults = router.faults
         self.retry_not_ok = config.retry_another_broker_when_not_store_ok
         self.create_future: Callable[[], asyncio.Future[SendReply]] = asyncio.get_running_loop().create_future
-        self.calls: set[Abortable] = set()
+        self.calls: OrderedSet[Abortable] = OrderedSet()
         self.closed = False
 
     def rules(self, call: Call[Any]) -> Rules:

@@ -16,6 +16,7 @@ from contextvars import Context
 from typing import Final
 
 from ... import machine
+from ..._ordered import OrderedSet
 from ...errors import ClientStateError, RocketMQError
 from ...transport import Connection, ConnectionPool, report
 
@@ -87,7 +88,7 @@ class Recovery:
         self._ask = ask
         self._most = most
         self._addresses: dict[str, _Address] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._closed = False
 
     def __repr__(self) -> str:

@@ -208,7 +208,7 @@ class LatencyTable(Avoidance[FaultItem]):
     def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
         """Returns the reachable brokers, else all; with ``pick_one_at_least`` the better half by availability and latency."""
         if self.table.pick_one_at_least:
-            ranked = sorted(brokers, key=lambda broker: self._rank(broker, now))
+            ranked = sorted(brokers, key=lambda broker: (self._rank(broker, now), broker))
             return frozenset(ranked[: max(1, len(ranked) // 2)])
         return frozenset(broker for broker in brokers if self.reachable(broker, now)) or brokers
 

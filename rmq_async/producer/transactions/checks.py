@@ -32,6 +32,7 @@ from rmq_protocol.headers import CheckTransactionStateRequestHeader, from_ext
 from rmq_protocol.message import MessageExt
 from rmq_protocol.stored import decode_messages
 
+from ..._ordered import OrderedSet
 from ..._text import is_power_of_two, printable
 from ...client import ClientInstance
 from ...errors import ConfigError, RemoteProtocolError
@@ -147,7 +148,7 @@ class Checks:
         self._waiting: deque[_Question] = deque()
         self._bytes = 0
         self._dropped = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._context: Context = copy_context()
 
     # -- registration at the client instance
@@ -175,7 +176,7 @@ class Checks:
         self._limit = 0
         self._waiting.clear()
         self._asked.clear()
-        tasks = self._tasks - {asyncio.current_task()}
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -21,6 +21,7 @@ from rmq_protocol.message import Message, MessageExt
 from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceBean, TraceContext, TraceType, encode_trace, trace_keys
 
 from ... import machine
+from ..._ordered import OrderedSet
 from ..._text import printable
 from ...results import BatchSendResult, SendResult
 from ..calls import Call, Dispatch, RetryLoop, is_retriable
@@ -76,7 +77,7 @@ class Tracer:
         self._due = False  # the timer has fired: send all records, also in a message that is not full
         self._hurry = False
         self._closed = False
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: OrderedSet[asyncio.Task[None]] = OrderedSet()
 
     # -- records
 
