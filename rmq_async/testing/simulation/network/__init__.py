@@ -1,0 +1,10 @@
+"""A network of simulated machines: streams as TCP gives them, and what can befall them."""
+
+from __future__ import annotations
+
+from .host import Host as Host
+from .link import Link as Link
+from .network import SimulatedNetwork as SimulatedNetwork
+from .stream import Observer as Observer
+
+__all__ = ["Host", "Link", "Observer", "SimulatedNetwork"]

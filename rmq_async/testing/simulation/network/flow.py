@@ -1,0 +1,284 @@
+"""One direction of a stream: TCP between two kernels, without a byte of its own on the wire.
+
+Bytes go from the sender's kernel to the receiver's in segments, each after its own latency; numbers keep them in order. Both
+kernels hold a bounded number of bytes. A segment that a cut link loses stays with its sender, which sends it again at growing
+intervals; since a cut has a known end, only the first repetition after it is simulated.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from errno import ETIMEDOUT
+from typing import Final, Protocol
+
+from ..scheduler import Call, Scheduler
+from .link import Way, system_error
+
+__all__ = ["RECEIVE_WINDOW", "SEND_BUFFER", "Flow", "Receiver", "Segment", "Sender"]
+
+SEND_BUFFER: Final = 256 * 1024
+"""Bytes of one stream that a kernel takes before the receiver's kernel has them."""
+RECEIVE_WINDOW: Final = 256 * 1024
+"""Bytes of one stream that a kernel keeps for a process that does not read."""
+LONGEST_INTERVAL: Final = 120_000_000_000
+"""Nanoseconds between two repetitions of a segment, at most."""
+GIVE_UP: Final = 924_600_000_000
+"""Nanoseconds without an answer after which a kernel gives a stream up: Linux with ``tcp_retries2`` = 15."""
+
+
+class Segment(IntEnum):
+    """Kinds of segments. OPEN: the last one of a handshake."""
+
+    OPEN = 0
+    DATA = 1
+    FIN = 2
+    RESET = 3
+
+
+class Sender(Protocol):
+    attached: bool
+
+    def writable(self) -> None:
+        """Called when the kernel takes more bytes."""
+
+    def finished(self) -> None:
+        """Called when the other kernel has every byte and the end of the stream."""
+
+    def fail(self, error: OSError) -> None:
+        """Called when the stream is given up."""
+
+
+class Receiver(Protocol):
+    attached: bool
+    gone: bool
+    unread: int
+
+    def arrive(self, kind: Segment, data: bytes) -> None:
+        """Called for each segment, in order."""
+
+    def refuse(self) -> None:
+        """Answers a segment that has no stream any more."""
+
+
+class Flow:
+    """``way``: the direction of the link that carries it; ``back``: the other one, for the receiver's answers."""
+
+    def __init__(self, scheduler: Scheduler, sender: Sender, receiver: Receiver, way: Way, back: Way) -> None:
+        self.way = way
+        self.done = False
+        """Whether the other kernel has everything, its end included."""
+        self._scheduler = scheduler
+        self._sender = sender
+        self._receiver = receiver
+        self._back = back
+        # of the sender's kernel
+        self._outbox = bytearray()
+        self._taken = 0
+        self._sent = 0
+        self._acknowledged = 0
+        self._limit = RECEIVE_WINDOW
+        """Count of bytes up to which the receiver takes them."""
+        self._number = 0
+        self._finishing = False
+        self._end_sent = False
+        self._abandoned = False
+        self._over = False
+        self._lost: dict[int, tuple[Segment, bytes]] = {}
+        self._gap = False
+        """Whether a segment was lost that nothing will repeat."""
+        self._stalled = -1
+        """Time since when answers are missing; -1 while none is."""
+        self._interval = 0
+        self._repetition: Call | None = None
+        self._expiry: Call | None = None
+        # of the receiver's kernel
+        self._expected = 0
+        self._received = 0
+        self._offered = RECEIVE_WINDOW
+        self._early: dict[int, tuple[Segment, bytes]] = {}
+
+    @property
+    def blocked(self) -> bool:
+        """Whether segments are lost."""
+        return self.way.cut or not self._sender.attached or not self._receiver.attached
+
+    @property
+    def room(self) -> int:
+        """Number of bytes that the sender's kernel takes now."""
+        return SEND_BUFFER - (self._taken - self._acknowledged)
+
+    # -- the sender
+
+    def open(self) -> None:
+        """Sends the last segment of a handshake."""
+        self._carry(Segment.OPEN, b"")
+
+    def take(self, data: bytes | memoryview) -> int:
+        """Takes as many bytes as there is room for; returns their number."""
+        size = min(self.room, len(data))
+        if size <= 0:
+            return 0
+        self._taken += size
+        if not self._outbox and size <= self._limit - self._sent and self.way.segment(size) == size:
+            self._sent += size
+            self._carry(Segment.DATA, bytes(data[:size]))
+        else:
+            self._outbox += data[:size]
+            self._transmit()
+        return size
+
+    def finish(self) -> None:
+        """Ends the stream behind what was taken."""
+        self._finishing = True
+        self._transmit()
+
+    def reset(self) -> None:
+        """Drops what was taken and not sent, and resets the other end."""
+        if not self._abandoned:
+            self.abandon()
+            self._carry(Segment.RESET, b"")
+
+    def abandon(self) -> None:
+        """Sends nothing more, and nothing again. What is on its way may still arrive."""
+        self._gap = self._gap or bool(self._lost)
+        self._abandoned = True
+        self._finishing = False
+        self._outbox.clear()
+        self._lost.clear()
+        self._answered()
+
+    def end(self) -> None:
+        """Drops also what is on its way."""
+        self.abandon()
+        self._over = True
+        self._early.clear()
+
+    def heal(self) -> None:
+        """Repeats what was lost, at the next time at which a kernel would do so."""
+        if self._stalled < 0 or self._repetition is not None:
+            return
+        at, interval = self._stalled + self._interval, self._interval
+        while at < self._scheduler.now:
+            interval = min(2 * interval, LONGEST_INTERVAL)
+            at += interval
+        self._repetition = self._scheduler.after(at - self._scheduler.now, self._repeat)
+
+    def _transmit(self) -> None:
+        outbox = self._outbox
+        while outbox and (window := self._limit - self._sent) > 0:
+            size = self.way.segment(min(len(outbox), window))
+            data = bytes(outbox[:size])
+            del outbox[:size]
+            self._sent += size
+            self._carry(Segment.DATA, data)
+        if self._finishing and not outbox and not self._end_sent:
+            self._end_sent = True
+            self._sent += 1
+            self._carry(Segment.FIN, b"")
+
+    def _carry(self, kind: Segment, data: bytes) -> None:
+        number = self._number
+        self._number += 1
+        self.way.send(len(data), self._arrive, number, kind, data)
+
+    def _stall(self) -> None:
+        if self._stalled < 0 and not self._abandoned:
+            self._stalled = self._scheduler.now
+            self._interval = self.way.retransmission_timeout()
+            self._expiry = self._scheduler.after(GIVE_UP, self._expire)
+
+    def _answered(self) -> None:
+        """Ends a stall."""
+        self._stalled = -1
+        for call in (self._repetition, self._expiry):
+            if call is not None:
+                call.cancel()
+        self._repetition = self._expiry = None
+
+    def _repeat(self) -> None:
+        self._repetition = None
+        if self.blocked:
+            return
+        lost, self._lost = self._lost, {}
+        for number, (kind, data) in lost.items():
+            self.way.send(len(data), self._arrive, number, kind, data)
+        if not lost:
+            self.way.send(0, self._probe)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        if self._sent == self._acknowledged and not self._outbox and not self._lost:
+            self._answered()  # nothing waits for an answer
+        else:
+            self._sender.fail(system_error(ETIMEDOUT))
+
+    # -- the link
+
+    def _arrive(self, number: int, kind: Segment, data: bytes) -> None:
+        if self._over:
+            return
+        if self.blocked:
+            self._lose(number, kind, data)
+        elif number == self._expected:
+            self._deliver(kind, data)
+            while (segment := self._early.pop(self._expected, None)) is not None:
+                self._deliver(*segment)
+            self._acknowledge()
+        elif kind is Segment.RESET and self._gap:
+            self._receiver.arrive(kind, data)
+        else:
+            self._early[number] = kind, data
+
+    def _lose(self, number: int, kind: Segment, data: bytes) -> None:
+        self.way.held += 1
+        if self._abandoned:
+            self._gap = True
+        else:
+            self._lost[number] = kind, data
+            self._stall()
+
+    # -- the receiver
+
+    def consumed(self) -> None:
+        """Offers the room of bytes that were read, when it is worth a segment."""
+        if self._received - self._receiver.unread + RECEIVE_WINDOW - self._offered >= RECEIVE_WINDOW // 4:
+            self._acknowledge()
+
+    def _deliver(self, kind: Segment, data: bytes) -> None:
+        self._expected += 1
+        self._received += len(data) + (kind is Segment.FIN)
+        self._receiver.arrive(kind, data)
+
+    def _probe(self) -> None:
+        if self.blocked or self._over:
+            return
+        if self._receiver.gone:
+            self._receiver.refuse()
+        else:
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        if not self._receiver.gone:
+            self._offered = self._received - self._receiver.unread + RECEIVE_WINDOW
+            self._back.send(0, self._acknowledged_to, self._received, self._offered)
+
+    def _acknowledged_to(self, received: int, limit: int) -> None:
+        if self._abandoned:
+            return
+        if self._back.cut or not self._sender.attached or not self._receiver.attached:
+            self._back.held += 1
+            self._stall()
+            return
+        if received > self._acknowledged or (received == self._sent and not self._lost):
+            self._acknowledged = max(self._acknowledged, received)
+            self._answered()
+            if self._lost:
+                self._stall()
+                self.heal()
+        self._limit = max(self._limit, limit)
+        self._transmit()
+        if self._end_sent and self._acknowledged == self._sent:
+            self.done = True
+            self._sender.finished()
+        elif self.room >= SEND_BUFFER // 3:
+            self._sender.writable()

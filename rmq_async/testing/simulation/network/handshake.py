@@ -1,0 +1,127 @@
+"""One attempt to connect: requests that a kernel repeats until there is an answer, a refusal, or no more patience."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from errno import ECONNREFUSED, ETIMEDOUT
+from typing import Final, Protocol
+
+from ..scheduler import Call, Scheduler
+from .link import Link, system_error
+from .listener import Listener
+from .stream import End, Observer, Place, Side, connect_ends
+
+__all__ = ["Attempt", "Directory", "Target"]
+
+REPETITIONS: Final = (0, 1, 3, 7, 15, 31, 63)
+PATIENCE: Final = 127
+"""Seconds after the first request, of the others and of giving up: Linux with ``tcp_syn_retries`` = 6."""
+SECOND: Final = 1_000_000_000
+
+
+class Target(Side, Protocol):
+    """A machine that may listen."""
+
+    off: bool
+
+    def listener(self, place: Place) -> Listener | None:
+        """Returns what listens there."""
+
+
+class Directory(Protocol):
+    """What a network knows of its machines."""
+
+    scheduler: Scheduler
+    observe: Observer | None
+
+    def at(self, caller: Side, address: str) -> Target | None:
+        """Returns the machine that has an address now, as ``caller`` sees it."""
+
+    def link(self, a: str, b: str) -> Link:
+        """Returns the link of two machines."""
+
+    def next_stream(self) -> int:
+        """Returns the number of a new stream."""
+
+
+class Attempt:
+    """``future`` gets the end of the stream that the caller owns, or the error."""
+
+    def __init__(self, directory: Directory, side: Side, local: Place, remote: Place, future: asyncio.Future[End]) -> None:
+        self.future = future
+        self._directory = directory
+        self._side = side
+        self._local = local
+        self._remote = remote
+        self._timer: Call | None = None
+        self._over = False
+
+    def start(self) -> None:
+        self._request(0)
+
+    def end(self) -> None:
+        """Gives the attempt up: what still comes for it is dropped."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _request(self, repetition: int) -> None:
+        if repetition == len(REPETITIONS):
+            self._fail(ETIMEDOUT)
+            return
+        following = REPETITIONS[repetition + 1] if repetition + 1 < len(REPETITIONS) else PATIENCE
+        scheduler = self._directory.scheduler
+        self._timer = scheduler.after((following - REPETITIONS[repetition]) * SECOND, self._request, repetition + 1)
+        target = self._directory.at(self._side, self._remote[0])
+        if target is not None:
+            link = self._directory.link(self._side.name, target.name)
+            link.way(self._side.name).send(0, self._requested, target, link)
+
+    def _requested(self, target: Target, link: Link) -> None:
+        if self._over:
+            return
+        if link.way(self._side.name).cut or link.hanging:
+            link.unconnected += 1
+            return
+        if target.off or self._directory.at(self._side, self._remote[0]) is not target:
+            return
+        listener = target.listener(self._remote)
+        if link.refusing:
+            link.unconnected += 1
+            listener = None
+        if listener is None or not listener.full:
+            link.way(target.name).send(0, self._answered, target, link, listener)
+
+    def _answered(self, target: Target, link: Link, listener: Listener | None) -> None:
+        if self._over:
+            return
+        if link.way(target.name).cut:
+            link.unconnected += 1
+        elif listener is None:
+            self._fail(ECONNREFUSED)
+        else:
+            self._connect(target, link, listener.accepted)
+
+    def _connect(self, target: Target, link: Link, accepted: Callable[[End], None]) -> None:
+        self.end()
+        if self.future.done():  # the caller has gone, in this very moment
+            return
+        directory = self._directory
+        end, other = connect_ends(
+            directory.scheduler,
+            link,
+            directory.next_stream(),
+            (self._side, self._local),
+            (target, self._remote),
+            directory.observe,
+        )
+        other.accepted = accepted
+        end.out.open()
+        self.future.set_result(end)
+
+    def _fail(self, number: int) -> None:
+        self.end()
+        if not self.future.done():
+            self.future.set_exception(system_error(number, f"Connect call failed {self._remote}"))

@@ -1,0 +1,231 @@
+"""The machines of a network: their addresses, ports and streams."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from errno import EADDRINUSE, EADDRNOTAVAIL, ENETUNREACH
+from random import Random
+from typing import Any, Final, Protocol
+
+from ..errors import SimulationError
+from ..loop import Network, SimulatedLoop
+from .handshake import Attempt, Directory
+from .link import system_error
+from .listener import Listener, SimulatedServer
+from .stream import End, Place, Wakes
+from .transport import SimulatedTransport
+
+__all__ = ["ANY", "LOCAL", "Host", "Names", "is_local"]
+
+ANY: Final = "0.0.0.0"  # noqa: S104 - of a machine that does not exist
+LOCAL: Final = "127.0.0.1"
+FIRST_PORT: Final = 32768
+LAST_PORT: Final = 60999
+"""Ports that a kernel gives away: Linux's ``ip_local_port_range``."""
+LONGEST_LOOK_UP: Final = 0.002
+"""Seconds of a look-up of a name, at most."""
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class Names(Directory, Protocol):
+    """A network, as its machines see it."""
+
+    def address_of(self, name: str) -> str | None:
+        """Returns the address of a machine."""
+
+    def move(self, host: Host, address: str) -> None:
+        """Gives a machine another address. Raises SimulationError for one that is taken."""
+
+
+class Host(Network):
+    """One machine. ``name`` resolves to its ``address`` everywhere; ``localhost`` is the machine itself."""
+
+    def __init__(self, name: str, address: str, names: Names, chance: Random) -> None:
+        self.name = name
+        self.address = address
+        self.off = False
+        """Whether it has no power."""
+        self.wakes = Wakes()
+        self.ends: dict[int, End] = {}
+        self.ports: dict[Place, Listener] = {}
+        self._names = names
+        self._chance = chance
+        self._attempts: dict[Attempt, None] = {}
+        self._dead: list[End] = []
+        """Ends that a loss of power has left to their peers."""
+        self._next_port = FIRST_PORT
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} {self.address}>"
+
+    # -- as the loop uses it
+
+    async def connect(
+        self, loop: SimulatedLoop, factory: Factory, host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connects to the address of ``host``. Raises OSError as connect() of a socket does."""
+        address = (await self.resolve(loop, host, port))[0][4][0]
+        if ":" in address:
+            raise system_error(ENETUNREACH)
+        local = LOCAL if is_local(address) else self.address
+        end = await self._connected(loop, (local, self._free_port()), (address, port))
+        protocol = factory()
+        transport = SimulatedTransport(loop, end, protocol)
+        made = loop.create_future()
+        loop.call_soon(_resolve, made)
+        try:
+            await made
+        except BaseException:
+            transport.abort()
+            raise
+        return transport, protocol
+
+    async def _connected(self, loop: SimulatedLoop, local: Place, remote: Place) -> End:
+        future: asyncio.Future[End] = loop.create_future()
+        attempt = Attempt(self._names, self, local, remote, future)
+        self._attempts[attempt] = None
+        try:
+            attempt.start()
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                future.result().reset()
+            raise
+        finally:
+            attempt.end()
+            self._attempts.pop(attempt, None)
+
+    def listen(self, loop: SimulatedLoop, factory: Factory, host: str | None, port: int) -> asyncio.AbstractServer:
+        """Listens on one address, or on all for None; port 0 is a free one. Raises OSError.
+
+        A listener of one address is not reached by another one that the machine gets later.
+        """
+        address = ANY if host in (None, "", ANY) else self._own(str(host))
+        if not 0 <= port <= 65535:
+            raise OverflowError(f"port must be 0-65535, not {port}")
+        if port == 0:
+            port = self._free_port()
+        elif any(place[1] == port and (ANY in (place[0], address) or place[0] == address) for place in self.ports):
+            raise system_error(
+                EADDRINUSE, f"error while attempting to bind on address {(address, port)!r}: address already in use"
+            )
+        return SimulatedServer(loop, factory, (address, port), self.wakes, self.ports)
+
+    async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
+        """Returns what ``getaddrinfo`` does: one address. Raises socket.gaierror for an unknown name, after a drawn delay."""
+        try:
+            ip = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            await asyncio.sleep(LONGEST_LOOK_UP * self._chance.random())
+            address = LOCAL if host == "localhost" else self._names.address_of(host)
+            if address is None:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
+        else:
+            address = str(ip)
+            if ip.version == 6:
+                return [(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))]
+
+    # -- as other machines see it
+
+    def listener(self, place: Place) -> Listener | None:
+        """Returns what listens at an address and port of this machine."""
+        address, port = place
+        return self.ports.get((ANY, port)) or self.ports.get((address, port))
+
+    # -- what can befall it
+
+    def crash(self) -> None:
+        """Ends the process: the kernel closes its streams, with a reset or in order, and refuses connects from now on."""
+        self._end_process()
+        for end in list(self.ends.values()):
+            if not end.closed:
+                if end.out.way.flip():
+                    end.reset()
+                else:
+                    end.close()
+
+    def power_off(self) -> None:
+        """Ends the process and the kernel: nothing answers, and peers learn it by their own time-outs."""
+        self._end_process()
+        self.off = True
+        for end in list(self.ends.values()):
+            end.vanish()
+            self._dead.append(end)
+
+    def power_on(self) -> None:
+        """Starts the kernel: it answers what comes for streams of before with a reset."""
+        self.off = False
+        dead, self._dead = self._dead, []
+        for end in dead:
+            end.attached = True
+            end.peer.heal()
+
+    def pause(self) -> None:
+        """Stops the process. Its kernel completes handshakes and keeps bytes, as many of both as it has room for."""
+        self.wakes.pause()
+
+    def resume(self) -> None:
+        """Wakes the process for what has come meanwhile. Called before its timers run, as an event loop would do it."""
+        self.wakes.resume()
+
+    def move(self, address: str) -> None:
+        """Gives the machine another IPv4 address; streams of the old one are silent.
+
+        Raises SimulationError for one that is taken.
+        """
+        try:
+            address = str(ipaddress.IPv4Address(address))
+        except ValueError:
+            raise SimulationError(f"{self.name} cannot move to {address!r}: no IPv4 address") from None
+        self._names.move(self, address)
+        self.address = address
+        for end in list(self.ends.values()):
+            attached = end.local[0] in (address, LOCAL)
+            if attached and not end.attached:
+                end.attached = True
+                end.heal()
+                end.peer.heal()
+            end.attached = attached
+
+    def _end_process(self) -> None:
+        for attempt in self._attempts:
+            attempt.end()
+        self._attempts.clear()
+        self.wakes.forget()
+        for listener in self.ports.values():
+            listener.close()
+        self.ports.clear()
+
+    # -- addresses and ports
+
+    def _own(self, host: str) -> str:
+        address = LOCAL if host == "localhost" else self.address if host == self.name else host
+        if address != self.address and not is_local(address):
+            raise system_error(
+                EADDRNOTAVAIL, f"error while attempting to bind on address {host!r}: cannot assign requested address"
+            )
+        return address
+
+    def _free_port(self) -> int:
+        taken = {place[1] for place in self.ports} | {end.local[1] for end in self.ends.values()}
+        for _ in range(FIRST_PORT, LAST_PORT + 1):
+            port = self._next_port
+            self._next_port = FIRST_PORT if port == LAST_PORT else port + 1
+            if port not in taken:
+                return port
+        raise system_error(EADDRNOTAVAIL)
+
+
+def is_local(address: str) -> bool:
+    """Returns whether an address is the machine itself, on each machine."""
+    return address.startswith("127.")
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

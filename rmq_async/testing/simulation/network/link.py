@@ -1,0 +1,174 @@
+"""Links between machines: how long a segment takes in each direction, and what can befall it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from errno import ECONNRESET
+from random import Random
+from typing import Final, Protocol
+
+from ..errors import SimulationError
+from ..scheduler import Scheduler, nanoseconds
+
+__all__ = ["ENDS", "Carried", "Link", "Way", "system_error"]
+
+FASTEST: Final = 100_000
+SPREAD: Final = 400_000
+"""Nanoseconds of a usual latency: at least, and drawn on top."""
+TAIL_SHARE: Final = 0.004
+TAIL: Final = 12_000_000
+LONGEST_TAIL: Final = 200_000_000
+"""Share of the segments that take longer, the mean of their additional nanoseconds, and the most of them."""
+LOCAL_SHARE: Final = 0.1
+"""Latency of a machine to itself, as a share of that between two; it has no tail."""
+BYTE_TIME: Final = 8
+"""Nanoseconds per byte: 1 Gbit/s."""
+ENDS: Final = 2
+"""Ends of one stream; the numbers of both, divided by this, are the same."""
+LARGEST_SEGMENT: Final = 64 * 1024
+CUT_SHARE: Final = 0.125
+"""Share of the segments that end at a random place."""
+
+
+class Carried(Protocol):
+    """One end of a stream, as the link that carries it sees it."""
+
+    def fail(self, error: OSError) -> None:
+        """Ends the end with an error that its owner gets."""
+
+    def heal(self) -> None:
+        """Sends again what was lost, at the next time at which a kernel would do so."""
+
+
+class Way:
+    """One direction of a link. ``name``: "sender->receiver"."""
+
+    __slots__ = ("_busy_until", "_chance", "_local", "_scheduler", "carried", "cut", "extra", "held", "name")
+
+    def __init__(self, name: str, scheduler: Scheduler, chance: Random, *, local: bool = False) -> None:
+        self.name = name
+        self.cut = False
+        self.extra = 0
+        """Nanoseconds of additional latency."""
+        self.carried = 0
+        self.held = 0
+        """Segments that were sent, and those that were held back by a cut."""
+        self._scheduler = scheduler
+        self._chance = chance
+        self._local = local
+        self._busy_until = 0
+
+    def latency(self) -> int:
+        """Draws the nanoseconds that a segment without data takes."""
+        chance = self._chance.random
+        if self._local:
+            return int((FASTEST + SPREAD * chance()) * LOCAL_SHARE) + self.extra
+        latency = FASTEST + int(SPREAD * chance()) + self.extra
+        if chance() < TAIL_SHARE:
+            latency += min(LONGEST_TAIL, int(self._chance.expovariate(1 / TAIL)))
+        return latency
+
+    def send(self, size: int, arrive: Callable[..., None], *args: object) -> None:
+        """Calls ``arrive(*args)`` when a segment of ``size`` bytes has come to the other side."""
+        now = self._scheduler.now
+        self.carried += 1
+        self._busy_until = max(self._busy_until, now) + size * BYTE_TIME
+        self._scheduler.after(self._busy_until - now + self.latency(), arrive, *args)
+
+    def segment(self, size: int) -> int:
+        """Draws how many of ``size`` bytes the next segment takes."""
+        if size > 1 and self._chance.random() < CUT_SHARE:
+            size = self._chance.randrange(1, size)
+        return min(size, LARGEST_SEGMENT)
+
+    def retransmission_timeout(self) -> int:
+        """Draws the nanoseconds after which a kernel sends a segment for the second time."""
+        return 200_000_000 + int(100_000_000 * self._chance.random())
+
+    def flip(self) -> bool:
+        """Draws one of two outcomes."""
+        return self._chance.random() < 0.5
+
+
+class Link:
+    """What connects two machines (or a machine to itself). ``a``, ``b``: names of the machines."""
+
+    def __init__(self, a: str, b: str, scheduler: Scheduler, generator: Callable[[str], Random]) -> None:
+        self.a, self.b = a, b
+        self.hanging = False
+        self.refusing = False
+        self.resets = 0
+        """Number of streams that ``drop`` has reset."""
+        self.unconnected = 0
+        """Number of requests for a connection that were lost or refused because of a fault of this link."""
+        self.ends: dict[int, Carried] = {}
+        """The ends of the streams over this link, by number."""
+        self._ways = {
+            sender: Way(f"{sender}->{receiver}", scheduler, generator(f"{sender}->{receiver}"), local=a == b)
+            for sender, receiver in dict.fromkeys([(a, b), (b, a)])
+        }
+
+    def __repr__(self) -> str:
+        return f"<Link {self.a} - {self.b}, {len(self.ends)} ends of streams>"
+
+    @property
+    def held(self) -> int:
+        """Number of segments, in both directions, that a cut has held back."""
+        return sum(way.held for way in self._ways.values())
+
+    @property
+    def carried(self) -> int:
+        """Number of segments, in both directions, that were sent."""
+        return sum(way.carried for way in self._ways.values())
+
+    def way(self, sender: str) -> Way:
+        """Returns the direction of a sender. Raises SimulationError for a machine that is not at this link."""
+        way = self._ways.get(sender)
+        if way is None:
+            raise SimulationError(f"{sender!r} is not at the link of {self.a!r} and {self.b!r}")
+        return way
+
+    def cut(self, *, one_way: str | None = None) -> None:
+        """Delivers nothing any more. ``one_way``: the name of the machine whose segments are lost; those to it still arrive.
+
+        Kernels send again what was lost, until ``heal``; after about 924 s without an answer they give a stream up (ETIMEDOUT).
+        Connects give up after 127 s.
+        """
+        for way in self._ways.values() if one_way is None else (self.way(one_way),):
+            way.cut = True
+
+    def heal(self) -> None:
+        """Ends a cut. What was lost arrives when the kernels send it for the next time, as long after as the cut was at most."""
+        for way in self._ways.values():
+            way.cut = False
+        for end in list(self.ends.values()):
+            end.heal()
+
+    def slow(self, seconds: float) -> None:
+        """Adds latency to both directions; 0 takes it away. Raises SimulationError for a number below 0."""
+        if not 0 <= seconds < float("inf"):
+            raise SimulationError(f"a link is slowed by a number of seconds from 0 on, not {seconds}")
+        for way in self._ways.values():
+            way.extra = nanoseconds(seconds)
+
+    def drop(self) -> int:
+        """Resets each stream of the link, at both ends at once; returns their number. New connects work."""
+        streams = len({number // ENDS for number in self.ends})
+        for end in list(self.ends.values()):
+            end.fail(system_error(ECONNRESET))
+        self.resets += streams
+        return streams
+
+    def hang(self, on: bool = True) -> None:
+        """Loses the requests for new connections, as a firewall does; streams go on."""
+        self.hanging = on
+
+    def refuse(self, on: bool = True) -> None:
+        """Answers requests for new connections with a reset (ECONNREFUSED); streams go on."""
+        self.refusing = on
+
+
+def system_error(number: int, text: str = "") -> OSError:
+    """Returns the error that a system call of that errno raises."""
+    return OSError(number, text or os.strerror(number))

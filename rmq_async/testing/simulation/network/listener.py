@@ -1,0 +1,155 @@
+"""Listening: what a kernel keeps of connections that were not accepted yet, and the server that accepts them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Final
+
+from ..loop import SimulatedLoop
+from .sockets import SimulatedSocket
+from .stream import End, Place, Wakes
+from .transport import SimulatedTransport, Streams
+
+__all__ = ["BACKLOG", "Listener", "SimulatedServer"]
+
+BACKLOG: Final = 100
+"""Connections that a kernel keeps for a process that does not accept them; more requests get no answer."""
+MOST_WAITING: Final = 4 * BACKLOG
+"""Connections that it keeps when many requests came at once; more are reset."""
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class Listener:
+    """A port of a machine. ``accept``: called when connections wait, on the loop of the process."""
+
+    def __init__(self, place: Place, wakes: Wakes, accept: Callable[[], None]) -> None:
+        self.place = place
+        self.waiting: deque[End] = deque()
+        self.closed = False
+        self._wakes = wakes
+        self._accept = accept
+
+    @property
+    def full(self) -> bool:
+        return len(self.waiting) >= BACKLOG
+
+    def serves(self, address: str) -> bool:
+        """Whether it is bound to an address of the machine."""
+        return self.place[0] in ("0.0.0.0", address)  # noqa: S104 - an address to compare with
+
+    def accepted(self, end: End) -> None:
+        """Takes an end whose handshake is over."""
+        if self.closed or len(self.waiting) >= MOST_WAITING:
+            end.reset()
+        else:
+            self.waiting.append(end)
+            self._wakes.wake(self._accept)
+
+    def close(self) -> None:
+        """Resets the connections that were not accepted."""
+        self.closed = True
+        while self.waiting:
+            self.waiting.popleft().reset()
+
+
+class SimulatedServer(asyncio.AbstractServer):
+    """``ports``: of the machine, in which it has its listener as long as it is open."""
+
+    def __init__(self, loop: SimulatedLoop, factory: Factory, place: Place, wakes: Wakes, ports: dict[Place, Listener]) -> None:
+        self._loop = loop
+        self._factory = factory
+        self._ports = ports
+        self._context = copy_context()
+        self._scheduled = False
+        self._streams = _ServerStreams(self._look)
+        self._socket = SimulatedSocket(place)
+        self._waiters: list[asyncio.Future[None]] = []
+        self._listener = ports[place] = Listener(place, wakes, self._accept_soon)
+
+    def __repr__(self) -> str:
+        return f"<SimulatedServer {self._socket!r}>"
+
+    @property
+    def sockets(self) -> tuple[SimulatedSocket, ...]:
+        """Returns its socket; none after ``close``."""
+        return () if self._listener.closed else (self._socket,)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def is_serving(self) -> bool:
+        return not self._listener.closed
+
+    async def start_serving(self) -> None:
+        """Does nothing: it serves from the beginning."""
+
+    async def serve_forever(self) -> None:
+        """Serves until it is cancelled, then closes. Raises RuntimeError for a server that is closed."""
+        if self._listener.closed:
+            raise RuntimeError(f"server {self!r} is closed")
+        try:
+            await self._loop.create_future()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stops listening. Connections that were accepted go on."""
+        if not self._listener.closed and not self._loop.dead:
+            self._ports.pop(self._listener.place, None)
+            self._listener.close()
+            self._look()
+
+    def close_clients(self) -> None:
+        for transport in list(self._streams.transports.values()):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        for transport in list(self._streams.transports.values()):
+            transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Waits until it is closed and its connections are over, as asyncio's servers do from Python 3.12.1 on."""
+        if not self._listener.closed or self._streams.transports:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _look(self) -> None:
+        if self._listener.closed and not self._streams.transports:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _accept_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._accept, context=self._context)
+
+    def _accept(self) -> None:
+        self._scheduled = False
+        waiting = self._listener.waiting
+        while waiting:
+            end = waiting.popleft()
+            try:
+                protocol = self._factory()
+            except Exception as error:  # noqa: BLE001 - of the factory, as asyncio does
+                end.reset()
+                self._loop.call_exception_handler(
+                    {"message": "Error on transport creation for incoming connection", "exception": error}
+                )
+            else:
+                SimulatedTransport(self._loop, end, protocol, self._streams)
+
+
+class _ServerStreams(Streams):
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def lost(self, number: int) -> None:
+        super().lost(number)
+        self._look()

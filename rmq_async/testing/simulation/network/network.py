@@ -1,0 +1,86 @@
+"""The network of a simulation: its machines, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from random import Random
+from typing import Final
+
+from ..errors import SimulationError
+from ..scheduler import Scheduler
+from .handshake import Target
+from .host import ANY, Host, is_local
+from .link import Link
+from .stream import Observer, Side
+
+__all__ = ["SimulatedNetwork"]
+
+FIRST_ADDRESS: Final = IPv4Address("10.0.0.1")
+
+
+class SimulatedNetwork:
+    """``generator``: returns a new generator for a name, seeded with it; each direction of a link and each machine has one.
+
+    ``observe``: gets the bytes that arrive in each direction of each stream.
+    """
+
+    def __init__(self, scheduler: Scheduler, generator: Callable[[str], Random], observe: Observer | None = None) -> None:
+        self.scheduler = scheduler
+        self.observe = observe
+        self._generator = generator
+        self._hosts: dict[str, Host] = {}
+        self._addresses: dict[str, Host] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._streams = 0
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The links over which something was sent, in the order of their first use."""
+        return tuple(self._links.values())
+
+    def host(self, name: str) -> Host:
+        """Returns a new machine, with the next address from 10.0.0.1 on. Raises SimulationError for a name that is taken."""
+        if not name or name in self._hosts or name == "localhost":
+            raise SimulationError(f"there is a machine {name!r}" if name else "a machine needs a name")
+        address = str(FIRST_ADDRESS + len(self._hosts))
+        if address in self._addresses:
+            raise SimulationError(f"{name} has no address: another machine has moved to {address}")
+        host = self._hosts[name] = self._addresses[address] = Host(name, address, self, self._generator(f"host {name}"))
+        return host
+
+    def link(self, a: str, b: str) -> Link:
+        """Returns the link of two machines, or of one to itself. Raises SimulationError for an unknown machine."""
+        first, second = sorted((a, b))
+        link = self._links.get((first, second))
+        if link is None:
+            for name in (a, b):
+                if name not in self._hosts:
+                    raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._hosts) or 'none'}")
+            link = self._links[first, second] = Link(first, second, self.scheduler, self._generator)
+        return link
+
+    # -- as its machines use it
+
+    def at(self, caller: Side, address: str) -> Target | None:
+        """Returns the machine that has an address now, as ``caller`` sees it."""
+        if is_local(address) or address == ANY:
+            return self._hosts[caller.name]
+        return self._addresses.get(address)
+
+    def address_of(self, name: str) -> str | None:
+        """Returns the address of a machine; None for an unknown one."""
+        host = self._hosts.get(name)
+        return None if host is None else host.address
+
+    def next_stream(self) -> int:
+        self._streams += 1
+        return self._streams
+
+    def move(self, host: Host, address: str) -> None:
+        """Gives a machine another address. Raises SimulationError for one that is taken."""
+        other = self._addresses.get(address)
+        if other is not None and other is not host:
+            raise SimulationError(f"{host.name} cannot move to {address}: {other.name} has it")
+        del self._addresses[host.address]
+        self._addresses[address] = host

@@ -1,0 +1,262 @@
+"""Streams as the kernels of two machines keep them: an end each, which a process may own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, MutableMapping
+from errno import ECONNRESET, EPIPE
+from typing import Any, Protocol
+
+from ..scheduler import Scheduler
+from .flow import Flow, Segment
+from .link import ENDS, Link, system_error
+
+__all__ = ["End", "Observer", "Owner", "Place", "Wakes", "connect_ends"]
+
+Place = tuple[str, int]
+"""Address and port."""
+Observer = Callable[[str, int, bytes], None]
+"""Gets the direction of a stream ("client:40000->broker-a:10911"), a time in nanoseconds, and the bytes delivered then."""
+
+
+class Owner(Protocol):
+    """What reads and writes an end: a transport of a process."""
+
+    def readable(self) -> None:
+        """Called when there are bytes, the end of the stream, or an error."""
+
+    def writable(self) -> None:
+        """Called when the kernel takes more bytes."""
+
+
+class Wakes:
+    """Wakes the process of a machine; while it is stopped, each wake-up waits for it, once."""
+
+    def __init__(self) -> None:
+        self._paused = False
+        self._held: dict[Callable[[], None], None] = {}
+
+    def wake(self, call: Callable[[], None]) -> None:
+        if self._paused:
+            self._held[call] = None
+        else:
+            call()
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        held, self._held = self._held, {}
+        for call in held:
+            call()
+
+    def forget(self) -> None:
+        """Drops the wake-ups of a process that has ended."""
+        self._paused = False
+        self._held.clear()
+
+
+class End:
+    """``tables``: of the machine and of the link, each of which has the end under its number as long as the kernel keeps it."""
+
+    __slots__ = (
+        "_inbox", "_tables", "_wakes", "accepted", "attached", "closed", "eof", "error", "gone", "incoming", "local", "number",
+        "observed", "out", "owner", "peer", "remote", "unread",
+    )  # fmt: skip
+
+    out: Flow
+    """What this end sends."""
+    incoming: Flow
+    """What the other end sends."""
+    peer: End
+
+    def __init__(self, number: int, local: Place, remote: Place, wakes: Wakes, *tables: MutableMapping[int, Any]) -> None:
+        self.number = number
+        self.local = local
+        self.remote = remote
+        self.owner: Owner | None = None
+        self.accepted: Callable[[End], None] | None = None
+        """Called when a handshake is over, on the side of the listener."""
+        self.observed: Callable[[bytes], None] | None = None
+        self.attached = True
+        """Whether the machine is on, and has the address of this end."""
+        self.closed = False
+        """Whether the process has closed it."""
+        self.gone = False
+        """Whether the kernel has dropped it: what still comes for it is answered with a reset."""
+        self.eof = False
+        """Whether the other end has sent its last byte."""
+        self.error: OSError | None = None
+        self.unread = 0
+        """Bytes that the kernel has and the process has not read."""
+        self._inbox: deque[bytes] = deque()
+        self._wakes = wakes
+        self._tables = tables
+        for table in tables:
+            table[number] = self
+
+    def __repr__(self) -> str:
+        return f"<End {self.local[0]}:{self.local[1]} of a stream with {self.remote[0]}:{self.remote[1]}>"
+
+    # -- for its owner
+
+    @property
+    def ready(self) -> bool:
+        """Whether a read returns at once: bytes, the end of the stream, or an error."""
+        return self.unread > 0 or self.eof or self.error is not None
+
+    def read(self, most: int) -> bytes:
+        """Returns up to ``most`` bytes; none at the end of the stream. Raises OSError when the stream has failed."""
+        inbox = self._inbox
+        if not inbox:
+            if self.error is not None:
+                raise self.error
+            return b""
+        data = inbox.popleft()
+        if inbox or len(data) > most:
+            data = data + b"".join(inbox)
+            inbox.clear()
+            if len(data) > most:
+                inbox.append(data[most:])
+                data = data[:most]
+        self.unread -= len(data)
+        if not self.gone:
+            self.incoming.consumed()
+        return data
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Returns how many bytes the kernel has taken. Raises OSError when the stream has failed."""
+        if self.error is not None:
+            error, self.error = self.error, system_error(EPIPE)
+            raise error
+        return self.out.take(data)
+
+    def finish(self) -> None:
+        """Ends what this end sends."""
+        if not self.gone:
+            self.out.finish()
+
+    def close(self) -> None:
+        """Ends the stream as close() of a socket does: in order, or with a reset where there are bytes that were not read."""
+        if self.closed:
+            return
+        self.closed = True
+        self.owner = None
+        if self.gone:
+            return
+        if self.unread:
+            self.reset()
+        else:
+            self.out.finish()
+            if self.out.done:
+                self._forget()
+
+    def reset(self) -> None:
+        """Drops the stream and resets the other end."""
+        self.closed = True
+        if not self.gone:
+            self.out.reset()
+            self._drop()
+
+    # -- for the kernel and the link
+
+    def fail(self, error: OSError) -> None:
+        """Ends the stream on this side; its owner gets ``error`` behind the bytes that have arrived."""
+        if not self.gone:
+            self.error = error
+            self.gone = True
+            self.out.end()
+            self._forget()
+            self._wake()
+
+    def vanish(self) -> None:
+        """Ends the stream on this side as a loss of power does: the other end learns nothing."""
+        self.attached = False
+        self.closed = True
+        self.out.abandon()
+        self._drop()
+
+    def heal(self) -> None:
+        self.out.heal()
+
+    def arrive(self, kind: Segment, data: bytes) -> None:
+        """Takes a segment off the link."""
+        if self.gone:
+            if kind is not Segment.RESET:
+                self.refuse()
+        elif kind is Segment.RESET:
+            self.fail(system_error(ECONNRESET))
+        elif kind is Segment.OPEN:
+            if self.accepted is not None:
+                accepted, self.accepted = self.accepted, None
+                accepted(self)
+        elif kind is Segment.FIN:
+            self.eof = True
+            self._wake()
+        elif self.closed:  # for a process that does not read any more
+            self.reset()
+        else:
+            self._inbox.append(data)
+            self.unread += len(data)
+            if self.observed is not None:
+                self.observed(data)
+            self._wake()
+
+    def refuse(self) -> None:
+        """Answers with a reset that the other end gets, unless it is lost."""
+        self.out.way.send(0, self._refused)
+
+    def writable(self) -> None:
+        if self.owner is not None:
+            self._wakes.wake(self.owner.writable)
+
+    def finished(self) -> None:
+        if self.closed:
+            self._forget()
+
+    def _refused(self) -> None:
+        if not self.out.blocked:
+            self.peer.fail(system_error(ECONNRESET))
+
+    def _wake(self) -> None:
+        if self.owner is not None:
+            self._wakes.wake(self.owner.readable)
+
+    def _drop(self) -> None:
+        self.gone = True
+        self.owner = self.accepted = None
+        self._inbox.clear()
+        self.unread = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        for table in self._tables:
+            table.pop(self.number, None)
+
+
+class Side(Protocol):
+    """A machine at a link."""
+
+    name: str
+    wakes: Wakes
+    ends: dict[int, End]
+
+
+def connect_ends(
+    scheduler: Scheduler, link: Link, stream: int, near: tuple[Side, Place], far: tuple[Side, Place], observe: Observer | None
+) -> tuple[End, End]:
+    """Returns both ends of a new stream over ``link``: of the machine and place that connect, and of those that accept."""
+    (client, local), (server, remote) = near, far
+    way, back = link.way(client.name), link.way(server.name)
+    number = ENDS * stream
+    first = End(number, local, remote, client.wakes, client.ends, link.ends)
+    second = End(number + 1, remote, local, server.wakes, server.ends, link.ends)
+    first.peer, second.peer = second, first
+    first.out = second.incoming = Flow(scheduler, first, second, way, back)
+    second.out = first.incoming = Flow(scheduler, second, first, back, way)
+    if observe is not None:
+        client_side, server_side = f"{client.name}:{local[1]}", f"{server.name}:{remote[1]}"
+        second.observed = lambda data: observe(f"{client_side}->{server_side}", scheduler.now, data)
+        first.observed = lambda data: observe(f"{server_side}->{client_side}", scheduler.now, data)
+    return first, second
