@@ -157,7 +157,7 @@ class BareConnection(asyncio.Protocol):
             out.append(frame)
 
     def write_later(self, frame: bytes) -> None:
-        """For frames that nobody answers: nothing tells when they could leave at once."""
+        """For frames without an answer: nothing shows when they could leave at once."""
         if not self._out:
             self.loop.call_soon(self._flush)
         self._out.append(frame)

@@ -8,7 +8,7 @@ figures belong to the machine they were taken on. A table goes to the standard o
 compare.png into --output.
 
 Exit codes: 0; 1 when a send of ours failed or something acknowledged to us was not stored, or, with --check, when one of
-the project's criteria is missed; 2 when nothing could be measured. What a peer fails or loses is told and changes no code.
+the project's criteria is missed; 2 when nothing could be measured. What a peer fails or loses is reported and changes no code.
 """
 
 from __future__ import annotations

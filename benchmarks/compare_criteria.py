@@ -82,9 +82,9 @@ def _judge(criterion: Criterion, rounds: Rounds, peers: Sequence[str]) -> dict[s
         return None
     ratios = [ratio for each in rounds if (ratio := _ratio(criterion, each, others)) is not None]
     middle = median(ratios) if ratios else None
-    whom = title_of(others[0]) if len(criterion.others) == 1 else f"the best of {', '.join(title_of(key) for key in others)}"
+    other = title_of(others[0]) if len(criterion.others) == 1 else f"the best of {', '.join(title_of(key) for key in others)}"
     sign = "below" if criterion.below else "at most" if criterion.most else "at least"
-    wanted = f"{_NAMES[criterion.figure]} of {criterion.mode} {sign} x {criterion.limit:.3g} of {whom}"
+    wanted = f"{_NAMES[criterion.figure]} of {criterion.mode} {sign} x {criterion.limit:.3g} of {other}"
     return {"wanted": wanted, "median": middle, "rounds": ratios, "met": middle is not None and _holds(criterion, middle)}
 
 

@@ -1,7 +1,7 @@
 """The official RocketMQ proxy 5.5.0 in cluster mode, for clients that speak gRPC.
 
 It runs in a process group of its own, whose guard ends it with this process, and everything it writes goes into a directory that
-is deleted. It listens on all interfaces whatever it is told; clients are given 127.0.0.1.
+is deleted. It listens on all interfaces in spite of its settings; clients are given 127.0.0.1.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """Times in microseconds (``_us``) or seconds; what a side does not tell is None. ``total``: acknowledged in the whole run.
+    """Times in microseconds (``_us``) or seconds; what a side does not report is None. ``total``: acknowledged in the whole run.
 
     ``visible_rate``: by the queues, in the window. ``read_back``: stored messages whose content was looked at, where it was.
     ``error``: why there are no figures.

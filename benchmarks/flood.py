@@ -242,8 +242,8 @@ async def running_server(megabytes: int) -> AsyncIterator[Server]:
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
         assert process.stdout is not None
-        told = msgspec.json.decode(await asyncio.wait_for(process.stdout.readline(), 20))
-        yield Server(process, told["namesrv"], told["brokers"]["broker-a"])
+        announced = msgspec.json.decode(await asyncio.wait_for(process.stdout.readline(), 20))
+        yield Server(process, announced["namesrv"], announced["brokers"]["broker-a"])
     finally:
         if process.returncode is None:
             process.kill()

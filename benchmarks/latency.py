@@ -75,8 +75,8 @@ def measured(options: argparse.Namespace) -> list[dict[str, RunResult]]:
                 )  # fmt: skip
             if number >= 0:
                 rounds.append(runs)
-                told = ", ".join(f"{name} {runs[name].p50_us:.0f}" for name in SIDES)
-                print(f"round {number + 1}/{options.rounds}, p50 us: {told}", file=sys.stderr, flush=True)
+                shown = ", ".join(f"{name} {runs[name].p50_us:.0f}" for name in SIDES)
+                print(f"round {number + 1}/{options.rounds}, p50 us: {shown}", file=sys.stderr, flush=True)
     return rounds
 
 
@@ -103,8 +103,8 @@ def table(figures: dict[str, Any]) -> str:
     for name, (_, _, title) in SIDES.items():
         each = figures[name]
         added = each["added_us"]
-        told = "" if name == "blocking" else f"{added['median']:+.1f} ({added['min']:+.1f} to {added['max']:+.1f})"
-        lines.append(f"| {title} | {each['p50_us']:.1f} | {each['p99_us']:.1f} | {each['client_us']:.1f} | {told} |")
+        shown = "" if name == "blocking" else f"{added['median']:+.1f} ({added['min']:+.1f} to {added['max']:+.1f})"
+        lines.append(f"| {title} | {each['p50_us']:.1f} | {each['p99_us']:.1f} | {each['client_us']:.1f} | {shown} |")
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ async def worker(state: State, consumer: PullConsumer, queue: MessageQueue) -> N
         start = clock()
         try:
             result = await consumer.pull(queue, offset, max_messages=PULLED)
-        except Exception as error:  # noqa: BLE001 - whatever fails is counted by its text and printed
+        except Exception as error:  # noqa: BLE001 - any failure is counted by its text and printed
             state.failed(error, 1)
             await asyncio.sleep(0.01)
             continue

@@ -1,7 +1,7 @@
 """One side of pull.py in a process of its own: ``python one_read.py SIDE LOOP NAMESRV TOPIC MESSAGES WARM_UPS BROKER_PID``.
 
-The whole topic is read WARM_UPS times and then once more, measured from the first step to the last message; the caller has told how
-many MESSAGES there are. Prints one line of JSON, as every peer's program does: what came, seconds, CPU of this process and of the
+The whole topic is read WARM_UPS times and then once more, measured from the first step to the last message; MESSAGES is
+their number. Prints one line of JSON, as every peer's program does: what came, seconds, CPU of this process and of the
 broker (its process id, 0 for unknown), peak memory.
 """
 

@@ -215,7 +215,7 @@ async def worker(state: State, load: Load, messages: int, sampled: bool) -> None
         start = clock() if sampled else 0.0
         try:
             await send(payload())
-        except Exception as error:  # noqa: BLE001 - whatever fails is counted by its text and printed
+        except Exception as error:  # noqa: BLE001 - any failure is counted by its text and printed
             state.failed(error, messages)
             await asyncio.sleep(0.01)
             continue

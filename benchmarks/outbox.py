@@ -206,15 +206,15 @@ async def measure(url: str, namesrv: str, given: argparse.Namespace) -> None:
         database = Database(engine, producer, topic)
         name = engine.dialect.name
         if given.only in (None, "add"):
-            tell({"database": name, "what": "add, us"} | await adding(database, given.rounds * 3))
+            print_record({"database": name, "what": "add, us"} | await adding(database, given.rounds * 3))
         if given.only in (None, "relay"):
-            tell(
+            print_record(
                 {"database": name, "what": "relay, rows/s", "rows": given.rows}
                 | await relaying(database, given.rows, given.rounds)
             )
 
 
-def tell(record: dict[str, Any]) -> None:
+def print_record(record: dict[str, Any]) -> None:
     print(
         json.dumps({name: round(value, 2) if isinstance(value, float) else value for name, value in record.items()}), flush=True
     )

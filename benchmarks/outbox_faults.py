@@ -61,11 +61,11 @@ async def killed(cluster: RealCluster, url: str, seed: int) -> bool:
 async def away(cluster: RealCluster, url: str, seconds: float) -> bool:
     """A message each 20 ms; the alert's age is two thirds of the time that the broker is away."""
     settings = await settings_for(cluster, url, 0)
-    told: list[StuckMessage] = []
+    reported: list[StuckMessage] = []
     slowest, added = 0.0, 0
     engine = engine_for(url)
     async with Producer("service", namesrv=settings.namesrv, topics=[settings.topic]) as producer:
-        outbox = Outbox(engine, producer, table=settings.table, stuck_after=seconds * 2 / 3, on_stuck=told.append)
+        outbox = Outbox(engine, producer, table=settings.table, stuck_after=seconds * 2 / 3, on_stuck=reported.append)
         await outbox.create_table()
         async with outbox, engine.connect() as connection:
             await cluster.brokers[0].kill()
@@ -83,14 +83,14 @@ async def away(cluster: RealCluster, url: str, seconds: float) -> bool:
             draining = monotonic() - back
             sent = (await outbox.status()).sent
     await engine.dispose()
-    rows = {message.id for message in told}
+    rows = {message.id for message in reported}
     record = {
         "database": url.partition("+")[0], "away": seconds, "added": added, "slowest add, ms": round(slowest * 1000, 1),
         "pending when it came back": there.pending, "sent": sent, "seconds to drain": round(draining, 1),
-        "rows told of": len(rows), "told twice": len(told) - len(rows),
+        "rows reported": len(rows), "reported twice": len(reported) - len(rows),
     }  # fmt: skip
     print(json.dumps(record), flush=True)
-    return sent == added == there.pending and len(rows) == len(told) > 0
+    return sent == added == there.pending and len(rows) == len(reported) > 0
 
 
 async def main(given: argparse.Namespace) -> int:

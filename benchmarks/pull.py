@@ -53,7 +53,7 @@ BUILD_LIMIT: Final = 600.0
 
 
 class Side(NamedTuple):
-    """``command``: the program and what it is told before NAMESRV. ``environment``: beside that of this process."""
+    """``command``: the program and its arguments before NAMESRV. ``environment``: beside that of this process."""
 
     command: list[str]
     environment: Mapping[str, str]
@@ -198,11 +198,11 @@ def must_run(command: list[str], directory: Path) -> None:
 
 
 def run_once(name: str, side: Side, place: Target, options: argparse.Namespace, stored: int) -> Reading:
-    told = [place.namesrv, options.topic, str(stored), str(options.warm_ups), str(place.broker_pid or 0)]
+    arguments = [place.namesrv, options.topic, str(stored), str(options.warm_ups), str(place.broker_pid or 0)]
     environment = {**os.environ, **side.environment}
     try:
         done = subprocess.run(
-            [*side.command, *told], env=environment, capture_output=True, text=True, timeout=RUN_LIMIT, check=False
+            [*side.command, *arguments], env=environment, capture_output=True, text=True, timeout=RUN_LIMIT, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise BenchmarkError(f"{name}: no result after {RUN_LIMIT:.0f} s") from error

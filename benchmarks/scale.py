@@ -2,7 +2,7 @@
 
 Each point is a process of its own. In flight, processes and body sizes are measured on the official broker (started here, with a
 store that is deleted afterwards, or ``--namesrv``), topics and brokers on the embedded one in another process, of which many start
-in a second. Two points next to each other of which the second has less than half the rate are a cliff, and are told; so are
+in a second. Two points next to each other of which the second has less than half the rate are a cliff, and are reported; so are
 targets that were missed. Tables go to the standard output, tables and pictures to ``--output``.
 """
 
@@ -94,8 +94,8 @@ async def embedded(brokers: int) -> AsyncIterator[Place]:
         line = await asyncio.wait_for(process.stdout.readline(), 20)
         if not line:
             raise BenchmarkError("the embedded broker did not start")
-        told = msgspec.json.decode(line)
-        yield Place(told["namesrv"], process.pid)
+        announced = msgspec.json.decode(line)
+        yield Place(announced["namesrv"], process.pid)
     finally:
         if process.returncode is None:
             process.kill()
@@ -111,7 +111,7 @@ def run_clients(specs: Sequence[ScaleSpec]) -> list[ScaleResult]:
     """All at the same time."""
     processes = [start_client(spec) for spec in specs]
     try:
-        told = [process.communicate(timeout=spec.seconds + 150) for process, spec in zip(processes, specs, strict=True)]
+        outputs = [process.communicate(timeout=spec.seconds + 150) for process, spec in zip(processes, specs, strict=True)]
     except subprocess.TimeoutExpired as error:
         raise BenchmarkError(f"no result after {error.timeout:.0f} s") from error
     finally:
@@ -119,10 +119,10 @@ def run_clients(specs: Sequence[ScaleSpec]) -> list[ScaleResult]:
             if process.poll() is None:
                 process.kill()
                 process.communicate()
-    for process, (_, errors) in zip(processes, told, strict=True):
+    for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
             raise BenchmarkError(f"exit code {process.returncode}\n{errors[-2000:]}")
-    return [msgspec.json.decode(out, type=ScaleResult) for out, _ in told]
+    return [msgspec.json.decode(out, type=ScaleResult) for out, _ in outputs]
 
 
 def together(results: Sequence[ScaleResult]) -> dict[str, Any]:

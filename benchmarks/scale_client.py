@@ -88,7 +88,7 @@ async def rate(spec: ScaleSpec) -> ScaleResult:
             began = time.perf_counter()
             try:
                 await producer.send(Message(next(topics), body))
-            except Exception as error:  # noqa: BLE001 - counted by its text and told
+            except Exception as error:  # noqa: BLE001 - counted by its text and reported
                 count_failure(failures, error)
                 await asyncio.sleep(0.01)
                 continue
@@ -156,7 +156,7 @@ async def pile(spec: ScaleSpec) -> ScaleResult:
         for one in futures:
             try:
                 await one
-            except Exception as error:  # noqa: BLE001 - counted by its text and told
+            except Exception as error:  # noqa: BLE001 - counted by its text and reported
                 failed(error)
             else:
                 stored(None)

@@ -55,7 +55,7 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--body", type=int, default=1024, help="bytes of each message's body, 16 at least (default: 1024)")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything takes its turn (default: 3)")
     parser.add_argument("--parts", default="read,write,stream", help="of read, write, stream (default: all)")
-    parser.add_argument("--pull-size", type=int, help="the option pullBatchSize; a stock broker gives 32 whatever it is")
+    parser.add_argument("--pull-size", type=int, help="the option pullBatchSize; a stock broker gives 32 at most")
     parser.add_argument(
         "--tuned", action="store_true", help="a broker that gives 1024 messages or 1 MiB a pull, --pull-size 1024"
     )
@@ -235,10 +235,10 @@ class Run:
         found = {row.queueId: row for row in frame.groupBy("queueId").agg(*map(expr, sums)).collect()}
         for queue_id, (start, end) in bounds.items():
             row = found.get(queue_id)
-            told = (0, 0, 0, 0) if row is None else (row.n, row.d, row.low, row.high)
-            if told != (end - start, end - start, start, end - 1):
+            figures = (0, 0, 0, 0) if row is None else (row.n, row.d, row.low, row.high)
+            if figures != (end - start, end - start, start, end - 1):
                 self.problems.append(
-                    f"{name}: queue {queue_id} holds [{start}, {end}), rows, distinct, first and last are {told}"
+                    f"{name}: queue {queue_id} holds [{start}, {end}), rows, distinct, first and last are {figures}"
                 )
             elif row is not None:
                 wanted = self.spark.range(start, end).selectExpr(f"bit_xor(xxhash64({queue_id}, id)) x").first()
@@ -254,9 +254,9 @@ class Run:
             "count(*) n", "count(distinct n) d", "min(n) low", "max(n) high"
         ).first()  # fmt: skip
         count = self.options.messages
-        told = None if row is None else (row.n, row.d, row.low, row.high)
-        if told != (count, count, 0, count - 1):
-            self.problems.append(f"{name}: rows, distinct, first and last are {told}, {count} were written")
+        figures = None if row is None else (row.n, row.d, row.low, row.high)
+        if figures != (count, count, 0, count - 1):
+            self.problems.append(f"{name}: rows, distinct, first and last are {figures}, {count} were written")
 
 
 async def ends_of(namesrv: str, topic: str) -> dict[int, tuple[int, int]]:

@@ -3,7 +3,7 @@
 The function itself is run, cut off after each of its steps, 64 calls between two turns of the loop, with frames written to
 nowhere; a step costs what the cut after it takes longer than the cut before. Reading answers is timed by handing a connection 64
 of them. The ways take turns, and the least of all rounds counts: what other processes do only ever adds. Sampling
-(``profile_send.py``) cannot tell steps of 100 ns apart.
+(``profile_send.py``) cannot separate steps of 100 ns.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Nowhere:
 
 
 class Taker:
-    """A receiver whom answers cost nothing."""
+    """A receiver to which answers cost nothing."""
 
     def done(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What a failed send tells: which brokers were tried, what each said, and whether the message may be stored all the same."""
+"""What the error of a failed send holds: the brokers tried, what each said, and whether the message may be stored all the same."""
 
 import rmq_async
 from rmq_async import InvalidMessageError, Message, Producer, RequestTimeoutError, SendError

@@ -15,7 +15,7 @@ logger = logging.getLogger("prices")
 
 
 def is_over(request: MessageExt) -> bool:
-    """Nobody waits for an answer any more."""
+    """No request waits for an answer any more."""
     return time.time() * 1000 > request.born_time_ms + int(request.properties.get("TTL", "0"))
 
 
@@ -26,7 +26,7 @@ async def answer(namesrv: str) -> None:
                 continue
             try:
                 await producer.reply(request, PRICES[request.body])
-            except RocketMQError as error:  # whoever asked is gone; others still wait
+            except RocketMQError as error:  # the client that asked is gone; others still wait
                 logger.warning("no reply to %s: %s", request.msg_id, error)
 
 

@@ -1,4 +1,4 @@
-"""A picture of a stream that works off a backlog, made from what the stream tells of each micro-batch (extras spark and bench).
+"""A picture of a stream that works off a backlog, made from what the stream reports of each micro-batch (extras spark and bench).
 
 Runs as it is, on a broker inside this process, and writes the picture that its argument names, spark_backlog.png without one.
 """

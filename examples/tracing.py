@@ -1,4 +1,4 @@
-"""Where a message went: OpenTelemetry spans that go on with whoever reads it, and RocketMQ's own message trace.
+"""Where a message went: OpenTelemetry spans that go on in the consumer, and RocketMQ's own message trace.
 
 Needs opentelemetry-sdk. In production the spans go to a collector instead of a list, and mqadmin's queryMsgTraceById or a dashboard
 reads the message trace.
@@ -34,8 +34,8 @@ async def main() -> None:
                     pass
 
         for span in sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
-            told = span.attributes or {}
-            print(span.name, "-", told.get("error.type") or told.get("rmq_async.send_status") or "ours")
+            attributes = span.attributes or {}
+            print(span.name, "-", attributes.get("error.type") or attributes.get("rmq_async.send_status") or "ours")
         print("traces:", len({span.context.trace_id for span in exporter.get_finished_spans() if span.context}))
 
         async with Admin(namesrv=server.namesrv) as admin:

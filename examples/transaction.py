@@ -26,7 +26,7 @@ class Shop:
             self.database.execute("INSERT INTO account VALUES ('ann', 100)")
 
     def execute(self, message: Message, price: int) -> TransactionStatus:
-        """Called when the broker has the message and shows it to nobody yet."""
+        """Called when the broker has the message and does not show it to consumers yet."""
         (order,) = message.keys
         try:
             with self.database:  # commits, or rolls back

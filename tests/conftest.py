@@ -26,7 +26,7 @@ logging.setLoggerClass(canaries.CanaryLogger)
 REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
 SPARK = "tests/spark/"
 LAST = ("tests/protocol/",)
-"""Many short ones, for whoever has time. None looks for sockets left behind: Spark's gateway to Java opens some when it likes."""
+"""Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
 
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""
@@ -43,7 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return "spark"
             return "real servers" if nodeid.startswith(REAL_SERVERS) else nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False  # in the order in which they come, whatever the number of their tests
+    config.option.loadscopereorder = False  # in the order in which they come, not by the number of their tests
     return ByGroup(config, log)
 
 
@@ -79,11 +79,11 @@ def _compares_real_time(item: pytest.Item) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    told = getattr(session.config, "workeroutput", None)
-    if told is not None:
-        told["canaries"] = canaries.found
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["canaries"] = canaries.found
         vectors = sys.modules.get("vectors")
-        told["tallies"] = {name: str(tally) for name, tally in vectors.TALLIES.items()} if vectors is not None else {}
+        output["tallies"] = {name: str(tally) for name, tally in vectors.TALLIES.items()} if vectors is not None else {}
     if canaries.found:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -91,9 +91,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A process of pytest-xdist has ended."""
-    told = getattr(node, "workeroutput", {})
-    canaries.found += told.get("canaries", [])
-    _tallies.update(told.get("tallies", {}))
+    output = getattr(node, "workeroutput", {})
+    canaries.found += output.get("canaries", [])
+    _tallies.update(output.get("tallies", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

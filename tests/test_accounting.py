@@ -78,7 +78,7 @@ def test_a_second_copy_without_a_second_request_is_found(chance: random.Random) 
     assert faults(history, read, may_lose=True) == [f"duplicated: {name} was read 2 times after 1 requests"]
 
 
-def test_a_message_that_nobody_sent_is_found(chance: random.Random) -> None:
+def test_a_message_that_was_not_sent_is_found(chance: random.Random) -> None:
     history, read = honest(chance)
     read.insert(chance.randrange(COUNT), Copy("never", "id-never"))
     assert faults(history, read, may_lose=True) == ["strange: never was read and never sent"]

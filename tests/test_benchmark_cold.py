@@ -31,7 +31,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return cold
 
 
-def test_missed_targets_are_told(cold: ModuleType) -> None:
+def test_missed_targets_are_reported(cold: ModuleType) -> None:
     hole = [
         {"part": "hole", "sends": sends, "stored": 0, "last": last, "cpu_us": cpu}
         for sends, last, cpu in ((1_000, 4.0, 50.0), (20_000, 5.1, 60.0), (65_535, 9.0, 101.0))

@@ -65,7 +65,7 @@ def test_less_than_half_the_rate_of_its_neighbour_is_a_cliff(scale: ModuleType) 
     assert scale.problems({"topics": rows}) == ["topics: a cliff, 50/s at 10 and 24/s at 100"]
 
 
-def test_missed_targets_and_failures_are_told(scale: ModuleType) -> None:
+def test_missed_targets_and_failures_are_reported(scale: ModuleType) -> None:
     pile = {"send_async": "callbacks", "in flight": 10, "answered": 9, "bytes_each": 2000.0, "failures": {"late": 1}}
     start = [{"what": "import of Producer", "ms": 151.0}, {"what": "first send", "ms": 19.0}]
     assert scale.problems({"memory": [pile], "start": start}) == [

@@ -103,7 +103,7 @@ def test_each_contender_is_a_mode_of_a_peer_and_stands_in_one_table(compare: Any
 
 
 @pytest.mark.parametrize("name", ["java", "go", "node", "messense", "grpc"])
-def test_the_manifest_of_a_peer_names_the_version_that_is_told(compare: Any, name: str) -> None:
+def test_the_manifest_of_a_peer_names_the_version_that_is_reported(compare: Any, name: str) -> None:
     manifest = {"java": "pom.xml", "go": "go.mod", "node": "package.json"}.get(name, "requirements.txt")
     text = (BENCHMARKS / "peers" / name / manifest).read_text()
     assert compare.peers.PEERS[name].version in text
@@ -122,7 +122,7 @@ def test_ratios_are_taken_within_a_round(compare: Any) -> None:
     assert "x 2.00 (1.00 - 3.00)" in compare.report.markdown(found, {}, "head", ["met: this"])
 
 
-def test_a_round_without_figures_of_a_peer_is_passed_over_and_told(compare: Any) -> None:
+def test_a_round_without_figures_of_a_peer_is_passed_over_and_reported(compare: Any) -> None:
     rounds = rounds_of(compare, ours=[100, 300], java=[50, 100])
     rounds[0]["java:sync-64"] = compare.Run(side="java", mode="sync-64", error="exit code 1: nothing")
     found = compare.report.summary(rounds)
@@ -150,7 +150,7 @@ def test_a_peer_that_cannot_be_built_is_named_with_its_reason(
     assert "Java" not in text
 
 
-def test_a_reason_does_not_tell_addresses_and_paths(compare: Any) -> None:
+def test_a_reason_does_not_show_addresses_and_paths(compare: Any) -> None:
     said = "could not get https://registry.example/x/y.jar (see /home/somebody/.m2/settings.xml), 3/4 done"
     assert compare.peers.without_places(said) == "could not get ADDRESS (see PATH), 3/4 done"
 
@@ -231,7 +231,7 @@ async def test_a_small_run_of_ours_writes_table_figures_and_picture(tmp_path: Pa
     assert "nothing acknowledged to batch-1 is lost: 0 lost" in (tmp_path / "results" / "compare.md").read_text()
 
 
-async def test_where_every_send_fails_nothing_is_measured_and_that_is_told(tmp_path: Path) -> None:
+async def test_where_every_send_fails_nothing_is_measured_and_that_is_reported(tmp_path: Path) -> None:
     bounds = (
         "--rounds",
         "1",

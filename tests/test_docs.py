@@ -1,4 +1,4 @@
-"""The documents tell the truth: every Python block runs, defaults and codes are those of the code, links lead somewhere.
+"""The documents are correct: every Python block runs, defaults and codes are those of the code, links lead somewhere.
 
 The blocks of a page are parts of one coroutine; ``server`` is an embedded cluster of two brokers. A block that ends in
 ``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md need a Spark session: they run in tests/spark.
@@ -105,32 +105,32 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("config", [ProducerConfig, ClientConfig])
 def test_defaults_are_those_of_the_code(config: type[Any]) -> None:
-    told = {cells[0].strip("`"): cells[1].strip("`") for cells in rows("configuration.md", f"`{config.__name__}`")}
-    assert told.keys() == {field.name for field in dataclasses.fields(config)}
+    listed = {cells[0].strip("`"): cells[1].strip("`") for cells in rows("configuration.md", f"`{config.__name__}`")}
+    assert listed.keys() == {field.name for field in dataclasses.fields(config)}
     made = config()
     by_name = {
         "select_best": select_best,
         "FaultTable.V5": FaultTable.V5,
         "drawn once per process": made.__dict__.get("instance_name"),
     }
-    for name, value in told.items() - {("instance_name", "drawn once per process")}:
+    for name, value in listed.items() - {("instance_name", "drawn once per process")}:
         assert (by_name[value] if value in by_name else ast.literal_eval(value)) == getattr(made, name), name
 
 
 def test_defaults_of_batching_are_those_of_the_code() -> None:
-    told = {cells[0].strip("`"): ast.literal_eval(cells[1].strip("`")) for cells in rows("sending.md", "`Batching`")}
-    assert told == dataclasses.asdict(rmq_async.Batching())
+    listed = {cells[0].strip("`"): ast.literal_eval(cells[1].strip("`")) for cells in rows("sending.md", "`Batching`")}
+    assert listed == dataclasses.asdict(rmq_async.Batching())
 
 
 def test_defaults_of_the_embedded_broker_are_those_of_the_code() -> None:
-    told = {cells[0].strip("`"): ast.literal_eval(cells[1].strip("`")) for cells in rows("embedded.md", "option")}
+    listed = {cells[0].strip("`"): ast.literal_eval(cells[1].strip("`")) for cells in rows("embedded.md", "option")}
     parameters = inspect.signature(EmbeddedRocketMQ).parameters
-    assert told == {name: parameter.default for name, parameter in parameters.items()}
+    assert listed == {name: parameter.default for name, parameter in parameters.items()}
 
 
 def test_codes_and_policy_of_errors_are_those_of_the_code() -> None:
-    told = {cells[0].strip("`"): cells[1:3] for cells in rows("errors.md", "class")}
-    for name, (code, retriable) in told.items():
+    listed = {cells[0].strip("`"): cells[1:3] for cells in rows("errors.md", "class")}
+    for name, (code, retriable) in listed.items():
         error = getattr(errors, name)
         own = getattr(error, "response_code", None) or error.code
         assert code.partition(";")[0] in (str(int(own)) if own is not None else "none", "varies"), name
@@ -149,25 +149,25 @@ def test_fields_of_health_are_those_of_the_code(kind: type[Any]) -> None:
 
 
 def test_every_class_of_error_is_documented() -> None:
-    told = {cells[0].strip("`") for cells in rows("errors.md", "class")}
+    listed = {cells[0].strip("`") for cells in rows("errors.md", "class")}
     classes = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and not name.startswith("_")}
     kinds = {name for name, kind in classes.items() if issubclass(kind, errors.RocketMQError)}
     in_a_row_of_its_base = {"LocalProtocolError", "RemoteProtocolError"}
-    assert kinds - told == in_a_row_of_its_base
+    assert kinds - listed == in_a_row_of_its_base
 
 
-def test_whatever_others_calls_become_here_is_there() -> None:
+def test_the_outcome_of_others_calls_here_is_there() -> None:
     """The right column of each table: names that are called, and keywords."""
     tables = re.findall(r"^\|[^|]*\|([^|]*)\|$", (ROOT / "docs" / "migration.md").read_text(), re.MULTILINE)
     code = " ".join(span for cell in tables for span in re.findall(r"`([^`]*)`", cell))
-    told = set(re.findall(r"\b(\w+)(?:\(|=)", code)) - {"f"}
+    listed = set(re.findall(r"\b(\w+)(?:\(|=)", code)) - {"f"}
     users = (rmq_async.Producer, rmq_async.TransactionProducer, rmq_async.Admin, rmq_async.Credentials, rmq_async.split_batches)
     methods = [method for user in users for name, method in inspect.getmembers(user, callable) if not name.startswith("_")]
     known = {*vars(rmq_async), *vars(errors), *(method.__name__ for method in methods)}
     for called in (*users, *methods, ClientConfig, ProducerConfig, rmq_async.Message):
         known |= inspect.signature(called).parameters.keys()
-    assert len(told) > 40
-    assert told <= known
+    assert len(listed) > 40
+    assert listed <= known
 
 
 # -- commands and links

@@ -42,15 +42,15 @@ def made(kind: type[RocketMQError]) -> RocketMQError:
             options |= {name: GIVEN[name] for name in parameters if name in GIVEN}
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
                 break
-    return kind("told\nso", **options)
+    return kind("refused\nso", **options)
 
 
-def told(error: BaseException | None) -> Any:
+def contents(error: BaseException | None) -> Any:
     """All that an error says."""
     if not isinstance(error, RocketMQError):
         return error
     fields = vars(error) | {"code": error.code, "retriable": error.retriable, "maybe_stored": error.maybe_stored}
-    fields["attempts"] = [attempt._replace(error=told(attempt.error)) for attempt in getattr(error, "attempts", ())]
+    fields["attempts"] = [attempt._replace(error=contents(attempt.error)) for attempt in getattr(error, "attempts", ())]
     return type(error), str(error), repr(error), error.args, fields
 
 
@@ -67,7 +67,7 @@ def test_copies_of_every_error_say_what_it_says() -> None:
                 wrong.append((kind, trouble))
             else:
                 assert twin is not error
-                if told(twin) != told(error):
+                if contents(twin) != contents(error):
                     wrong.append((kind, twin))
     assert wrong == []
 
@@ -77,7 +77,7 @@ def test_an_own_copy_keeps_the_cause_and_gathers_no_traceback() -> None:
         raise SendError("both failed", ATTEMPTS, code=1) from ATTEMPTS[0].error
     error = caught.value
     twin = own_copy(error)
-    assert told(twin) == told(error)
+    assert contents(twin) == contents(error)
     assert twin.__cause__ is error.__cause__ is ATTEMPTS[0].error
     assert twin.__suppress_context__
     assert (twin.__traceback__, error.__traceback__ is None) == (None, False)

@@ -212,7 +212,7 @@ def test_producer_options_are_typed_and_an_unknown_one_is_a_type_error() -> None
 
 
 @pytest.mark.parametrize("package", ["rmq_async", "rmq_protocol"])
-def test_type_checkers_are_told_that_the_package_is_typed(package: str) -> None:
+def test_type_checkers_find_that_the_package_is_typed(package: str) -> None:
     assert files(package).joinpath("py.typed").is_file()
 
 
@@ -315,7 +315,7 @@ async def main():
     return type(asyncio.get_running_loop()).__module__.split(".")[0]
 print(rmq_async.run(main()))
 async def fail():
-    raise LookupError("told")
+    raise LookupError("failed")
 try:
     rmq_async.run(fail())
 except LookupError as error:
@@ -325,11 +325,11 @@ except LookupError as error:
 
 def test_run_uses_uvloop_where_it_is_installed() -> None:
     pytest.importorskip("uvloop")
-    assert python(RUN.format(hide="")).split() == ["uvloop", "told"]
+    assert python(RUN.format(hide="")).split() == ["uvloop", "failed"]
 
 
 def test_run_uses_asyncio_where_uvloop_is_not_installed() -> None:
-    assert python(RUN.format(hide="sys.modules['uvloop'] = None")).split() == ["asyncio", "told"]
+    assert python(RUN.format(hide="sys.modules['uvloop'] = None")).split() == ["asyncio", "failed"]
 
 
 def test_run_ends_on_ctrl_c_after_cleaning_up() -> None:

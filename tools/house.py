@@ -9,10 +9,11 @@ Rules, each read from the syntax trees alone (nothing is imported):
 - complexity: functions with a cyclomatic complexity above 15 (``producer/fast_path.py`` is exempt);
 - private-reads: attributes with a leading underscore that tests read, set or patch, by any means, on objects that are not
   their own, and names with one that they import;
-- words: words that the prose of docstrings, comments, errors, logs and pages does without.
+- words: words that the prose of docstrings, comments, errors, logs and pages does without, and names in tests and the like too.
 
 ``limits`` in tools/house.json holds the figure that each rule may have; a figure below its limit asks for a lower limit, so that no
-rule loses what was gained. ``words_allowed`` there holds quotes and terms, each with its reason.
+rule loses what was gained. ``words_in`` there lists the modules, pages and folders of prose, ``words_in_names`` those whose names
+are read as well, ``words_allowed`` quotes and terms, each with its reason.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ MAX_LINES: Final = 450
 MAX_PARAMETERS: Final = 7
 MAX_COMPLEXITY: Final = 15
 WORDS: Final = re.compile(r"\b(whoever|whatever|whom|nobody|told|tells?|telling)\b", re.IGNORECASE)
+WORD_ENDS: Final = re.compile(r"_|(?<=[a-z])(?=[A-Z])")
+PROSE: Final = (".py", ".md", ".java", ".go", ".js")
 BRANCHES: Final = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.comprehension, ast.match_case,
 )  # fmt: skip
@@ -323,25 +326,29 @@ def _private(name: str) -> bool:
 def words() -> Iterator[Finding]:
     settings: dict[str, Any] = json.loads(SETTINGS.read_text())
     allowed = settings["words_allowed"]
+    in_names = tuple(ROOT / place for place in settings["words_in_names"])
     for path in [path for place in settings["words_in"] for path in _prose_files(ROOT / place)]:
-        for line, text in enumerate(path.read_text().splitlines(), 1) if path.suffix == ".md" else _prose(path):
+        texts = _prose(path, names=any(path.is_relative_to(place) for place in in_names))
+        for line, text in texts if path.suffix == ".py" else enumerate(path.read_text().splitlines(), 1):
             for word in WORDS.findall(text):
                 if not any(quote in text for quote in allowed):
                     yield Finding(place(path, line), word)
 
 
 def _prose_files(place: Path) -> list[Path]:
-    """``place``: a module or page, or a folder of them."""
-    return sorted([*place.rglob("*.py"), *place.rglob("*.md")]) if place.is_dir() else [place]
+    """``place``: a module or page, or a folder of them. Of other languages all lines are read."""
+    return sorted([each for kind in PROSE for each in place.rglob(f"*{kind}")]) if place.is_dir() else [place]
 
 
-def _prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Comments and texts by line."""
+def _prose(path: Path, *, names: bool) -> Iterator[tuple[int, str]]:
+    """Comments and texts by line; with ``names`` also names, as the words they consist of."""
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
             if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):
                 for number, text in enumerate(token.string.splitlines()):
                     yield token.start[0] + number, text
+            elif names and token.type == tokenize.NAME:
+                yield token.start[0], WORD_ENDS.sub(" ", token.string)
 
 
 RULES: Final = {

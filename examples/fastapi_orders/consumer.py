@@ -1,8 +1,8 @@
-"""Ships what was ordered, each order once, whatever was sent twice and whenever this process was killed.
+"""Ships what was ordered, each order once, also if its message was sent twice or this process was killed.
 
 The work on a message, its unique id and the offset after it are committed together: an id that is there already is a copy's, and
-the offsets say where to go on. ``python consumer.py`` makes the tables and reads for ever; one process at a time, and whatever
-started it starts it again where it ends. Settings: SHIPPING_DATABASE_URL, NAMESRV_ADDR.
+the offsets say where to go on. ``python consumer.py`` makes the tables and reads for ever; one process at a time, which
+a supervisor starts again where it ends. Settings: SHIPPING_DATABASE_URL, NAMESRV_ADDR.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger("shipping")
 
 
 class Base(DeclarativeBase):
-    """The tables of this process; the database is its own, or that of whatever service it is part of."""
+    """The tables of this process; the database is its own, or that of the service it is part of."""
 
 
 class Handled(Base):
@@ -68,8 +68,8 @@ class Placed(msgspec.Struct):
 
 
 async def consume(sessions: Sessions, namesrv: str | None = None) -> None:
-    """Until it is cancelled. Raises what the database raises, and OffsetRangeError where retention took messages unread: whoever
-    goes on then has to find out which."""
+    """Until it is cancelled. Raises what the database raises, and OffsetRangeError where retention took messages unread: find out
+    which before going on."""
     async with PullConsumer("shipping", namesrv=namesrv) as consumer:
         positions = await where_to_go_on(sessions, consumer)
         async with aclosing(consumer.read(TOPIC, start=positions, end=None)) as messages:  # new queues of the topic too

@@ -1,4 +1,4 @@
-"""Takes orders: each is saved in one transaction with the message that tells of it, both or neither.
+"""Takes orders: each is saved in one transaction with the message that announces it, both or neither.
 
 ``python service.py`` makes the tables, ``uvicorn service:app --workers 4`` serves. Settings: DATABASE_URL, NAMESRV_ADDR.
 """
@@ -85,7 +85,7 @@ class NewOrder(BaseModel):
 async def place_order(
     new: NewOrder, sessions: Annotated[Sessions, Depends(sessions_of)], outbox: Annotated[Outbox, Depends(outbox_of)]
 ) -> dict[str, int]:
-    """The answer 201 leaves after the commit; the message follows, whatever the brokers do."""
+    """The answer 201 leaves after the commit; the message follows, also after failures of brokers."""
     async with sessions.begin() as session:  # committed at its end, rolled back by an exception
         order = Order(article=new.article, pieces=new.pieces)
         session.add(order)
@@ -96,7 +96,7 @@ async def place_order(
 
 
 def message_of(order: Order) -> Message:
-    """Messages of an order are sent one after the other: whatever comes later of this one keeps its place."""
+    """Messages of an order are sent one after the other: a later one of this order keeps its place."""
     key = f"order-{order.id}"
     body = msgspec.json.encode({"order": order.id, "article": order.article, "pieces": order.pieces})
     return Message(TOPIC, body, tags="placed", keys=key, sharding_key=key)

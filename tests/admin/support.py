@@ -1,4 +1,4 @@
-"""A cluster of peers that answer as they are told."""
+"""A cluster of peers that answer as a test sets them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def scripted(broker: FakeBroker, answers: dict[int, Any]) -> None:
 
 @asynccontextmanager
 async def one_broker(answers: dict[int, Any], **options: Any) -> AsyncIterator[tuple[FakeBroker, Admin]]:
-    """Topic "t" on broker-a, which answers as told."""
+    """Topic "t" on broker-a, which answers as a test sets it."""
     async with FakeBroker() as broker:
         scripted(broker, answers)
         clusters = {"c": {"broker-a": broker.address}}

@@ -109,7 +109,7 @@ async def test_what_goes_to_the_broker() -> None:
         ]
 
 
-async def test_a_topic_that_is_not_shown_in_time_is_told() -> None:
+async def test_a_topic_that_is_not_shown_in_time_is_reported() -> None:
     async with (
         FakeBroker() as broker,
         Cluster({"c": {"broker-a": broker.address}}) as server,
@@ -178,10 +178,10 @@ async def test_what_cannot_be_is_refused_before_anything_is_sent(arguments: dict
         assert server.requests.total() == before
 
 
-async def test_a_topic_nobody_knows_has_no_route() -> None:
+async def test_an_unknown_topic_has_no_route() -> None:
     async with embedded() as (server, admin):
         with pytest.raises(TopicNotFoundError) as caught:
-            await admin.topic_route("nobody")
+            await admin.topic_route("Missing")
         assert caught.value.address == server.namesrv
         assert (await client_of(admin)).routes.topics == ()
 
@@ -194,7 +194,7 @@ async def test_the_cluster_is_shown() -> None:
 
 
 async def test_topics_are_listed_and_deleted() -> None:
-    """By scripted peers: what is asked of whom."""
+    """By scripted peers: which peer is asked for what."""
     async with (
         FakeBroker() as broker,
         Cluster({"c": {"a": broker.address}}, t=route(broker.address)) as one,
@@ -214,7 +214,7 @@ async def test_topics_are_listed_and_deleted() -> None:
             assert await admin.topics() == ("a", "b")
             await admin.delete_topic("t")
             with pytest.raises(TopicNotFoundError):
-                await admin.delete_topic("nobody")
+                await admin.delete_topic("Missing")
         assert [(r.code, r.ext_fields) for r in broker.requests] == [(215, {"topic": "t"})]
         for server in (one, two):
             asked = [(r.code, r.ext_fields) for r in server.requests if r.code not in (105, 106, 206)]

@@ -1,4 +1,4 @@
-"""What an admin makes of its brokers' answers, good and bad; whom it asks, and that it stops at once."""
+"""What an admin makes of its brokers' answers, good and bad; which one it asks, and that it stops at once."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ NOT_FOUND = (22, "can not find message, maybe time range not correct", b"")
 SETTLED = (0, None, b'{"table":{"commitLogMaxOffset":"5","dispatchBehindBytes":"0"}}')
 
 
-async def test_an_id_decides_whom_to_ask_only_among_the_brokers_of_the_cluster() -> None:
+async def test_an_id_chooses_the_broker_only_among_those_of_the_cluster() -> None:
     async with Peer() as stranger, one_broker({12: NOT_FOUND, 28: SETTLED}) as (broker, admin):
         scripted(broker, {33: lambda request: (0, None, stored(broker, int((request.ext_fields or {})["offset"] or 0)))})
         found = await admin.view_message("t", pack_offset_id(broker.address, 700))

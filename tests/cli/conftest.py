@@ -40,7 +40,7 @@ def rmq_here(server: EmbeddedRocketMQ, capsys: pytest.CaptureFixture[str], monke
     def run(*arguments: str) -> Ended:
         capsys.readouterr()
         code = run_command(arguments)
-        told = capsys.readouterr()
-        return Ended(code, told.out, told.err)
+        output = capsys.readouterr()
+        return Ended(code, output.out, output.err)
 
     return run

@@ -22,7 +22,7 @@ from rmq_protocol.properties import decode_properties
 
 
 class Fate(NamedTuple):
-    """``forward``: what the server gets to see, in this order. ``answer``: what the client is told by the relay itself."""
+    """``forward``: what the server gets to see, in this order. ``answer``: what the relay itself sends to the client."""
 
     forward: tuple[Frame, ...] = ()
     answer: RemotingCommand | None = None
@@ -113,7 +113,7 @@ def encoded(frame: Frame) -> bytes:
 
 
 def acknowledged(request: RemotingCommand, messages: int = 1) -> RemotingCommand:
-    """The answer of a broker that stored the request's messages; nobody did."""
+    """The answer of a broker that stored the request's messages; no broker did."""
     assert request.ext_fields is not None
     ids = ",".join([f"7F0000010000{4660:04X}{number:016X}" for number in range(messages)])
     return make_response(request, 0, None, {"msgId": ids, "queueId": request.ext_fields["e"], "queueOffset": "999999"})

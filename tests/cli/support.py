@@ -59,7 +59,7 @@ async def end(process: asyncio.subprocess.Process, timeout: float = 30.0) -> End
 
 
 async def rmq(*arguments: str, command: list[str] | None = None, **options: Any) -> Ended:
-    """Runs the command to its end. Whatever happens, nobody is shown a traceback."""
+    """Runs the command to its end. It never prints a traceback."""
     ended = await end(await start(*arguments, command=command, **options))
     assert "Traceback" not in ended.out + ended.err, ended.err
     return ended

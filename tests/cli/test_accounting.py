@@ -12,7 +12,7 @@ from rmq_async.cli.demo.accounting import Account, account
 from rmq_async.cli.demo.report import percentile
 
 
-def test_everything_acknowledged_and_read_leaves_nothing_to_tell() -> None:
+def test_everything_acknowledged_and_read_leaves_nothing_to_report() -> None:
     assert account("abc", "abc", "cab") == Account(3, 3, 3, (), (), (), (), 0, ())
 
 
@@ -27,7 +27,7 @@ def test_a_message_neither_acknowledged_nor_read_is_absent_and_not_lost() -> Non
     assert (counts.lost, counts.absent) == ((), ("b",))
 
 
-def test_a_message_read_without_acknowledgement_is_told_apart() -> None:
+def test_a_message_read_without_acknowledgement_is_counted_apart() -> None:
     counts = account("ab", "a", "ab")
     assert (counts.unacknowledged, counts.lost, counts.stored) == (("b",), (), 2)
 
@@ -37,7 +37,7 @@ def test_each_copy_too_many_counts() -> None:
     assert (counts.duplicated, counts.copies, counts.stored) == (("b",), 2, 2)
 
 
-def test_a_message_that_nobody_sent_is_unknown_and_stored_for_nobody() -> None:
+def test_a_message_that_was_not_sent_is_unknown_and_stored_for_no_send() -> None:
     counts = account("a", "a", "az")
     assert (counts.unknown, counts.stored) == (("z",), 1)
 

@@ -1,4 +1,4 @@
-"""``rmq bench``: what it counts is what the broker has, whatever the mode, and what goes wrong is told and is an exit code."""
+"""``rmq bench``: what it counts is what the broker has, in every mode, and failures are reported and set the exit code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_number_of_messages_is_sent_and_stored(server: EmbeddedRocketMQ, rmq_h
     assert {queue["broker"] for queue in rmq_here("topic", "offsets", topic, "--json").records} == {"broker-a", "broker-b"}
 
 
-def test_a_time_is_kept_and_told_of_each_second(rmq_here: Rmq) -> None:
+def test_a_time_is_kept_and_reported_for_each_second(rmq_here: Rmq) -> None:
     arguments = ("--topic", TOPIC, "--create", "--seconds", "1.2", "--warm-up", "0.1", "--in-flight", "2")
     ended = rmq_here("bench", *arguments)
     assert ended.code == 0, ended.err
@@ -72,14 +72,14 @@ async def test_two_processes_share_the_messages(server: EmbeddedRocketMQ) -> Non
     assert len({message.born_host for message in server.messages("Bench_two")}) == 4  # two connections each
 
 
-def test_a_topic_that_is_not_there_is_created_only_when_told(rmq_here: Rmq) -> None:
+def test_a_topic_that_is_not_there_is_created_only_when_asked_to(rmq_here: Rmq) -> None:
     ended = rmq_here("bench", "--topic", "Bench_missing", "--messages", "1")
     assert (ended.code, ended.out) == (1, "")
     assert "Bench_missing" in one_line(ended.err)
     assert "Bench_missing" not in rmq_here("topic", "list").out
 
 
-def test_failures_are_told_by_text_and_are_code_1(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+def test_failures_are_reported_by_text_and_are_code_1(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
     assert rmq_here("topic", "create", "Bench_refused").code == 0
     server.fail_next(13, 10, request=RequestCode.SEND_MESSAGE_V2)  # MESSAGE_ILLEGAL: not retried
     ended = rmq_here("bench", "--topic", "Bench_refused", "--messages", "10", "--json")

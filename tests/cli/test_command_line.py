@@ -31,8 +31,8 @@ async def test_the_version_is_the_packages() -> None:
 async def test_help_names_the_commands(option: str) -> None:
     ended = await rmq(option)
     assert (ended.code, ended.err) == (0, "")
-    for told in ("demo", "server", "--version", "Exit codes"):
-        assert told in ended.out
+    for part in ("demo", "server", "--version", "Exit codes"):
+        assert part in ended.out
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ async def test_a_reader_who_went_away_gets_no_traceback() -> None:
 
 
 class TestErrorsOfTheLibrary:
-    """Whatever a command raises becomes a line and a code."""
+    """Any error of a command becomes a line and a code."""
 
-    def told(
+    def reported(
         self, error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> tuple[int, str]:
         def fail(**_: object) -> int:
@@ -110,20 +110,20 @@ class TestErrorsOfTheLibrary:
         return code, one_line(capsys.readouterr().err)
 
     def test_an_error_of_ours(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        code, line = self.told(BrokerError("no\nspace", code=14, request="SEND_MESSAGE"), monkeypatch, capsys)
+        code, line = self.reported(BrokerError("no\nspace", code=14, request="SEND_MESSAGE"), monkeypatch, capsys)
         assert code == 1
         assert "SERVICE_NOT_AVAILABLE" in line
 
     def test_an_error_of_the_system(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        assert self.told(OSError(28, "No space left"), monkeypatch, capsys) == (1, "rmq: [Errno 28] No space left")
+        assert self.reported(OSError(28, "No space left"), monkeypatch, capsys) == (1, "rmq: [Errno 28] No space left")
 
     def test_a_bug(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.delenv("RMQ_TRACEBACK", raising=False)
-        code, line = self.told(KeyError("x"), monkeypatch, capsys)
+        code, line = self.reported(KeyError("x"), monkeypatch, capsys)
         assert code == 1
         assert "KeyError" in line
 
     def test_a_bug_that_is_looked_for(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("RMQ_TRACEBACK", "1")
         with pytest.raises(KeyError):
-            self.told(KeyError("x"), monkeypatch, capsys)
+            self.reported(KeyError("x"), monkeypatch, capsys)

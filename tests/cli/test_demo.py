@@ -113,7 +113,7 @@ async def test_a_terminal_sees_bars() -> None:
         while True:
             try:
                 data = await asyncio.to_thread(os.read, master, 65536)
-            except OSError:  # how Linux tells that nobody holds the other side any more
+            except OSError:  # how Linux reports that no process holds the other side any more
                 break
             if not data:
                 break

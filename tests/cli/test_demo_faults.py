@@ -96,7 +96,7 @@ async def test_a_lost_acknowledged_message_is_named_and_the_exit_code_is_1(mode:
     assert once.key in line
     assert ended.summary["lost_messages"] == [{"key": once.key, "msg_id": once.msg_id}]
     assert {name: record["lost"] for name, record in ended.modes.items() if record["lost"]} == {mode: 1}
-    assert held == 1199  # the topic is kept, for whoever wants to look
+    assert held == 1199  # the topic is kept, so that it can be looked at
 
 
 async def test_a_lost_batch_is_every_message_of_it() -> None:
@@ -143,7 +143,7 @@ async def test_a_body_changed_on_its_way_is_found_by_the_demos_own_checksum() ->
     assert ended.summary["damaged"] == 1
 
 
-async def test_a_message_stored_without_an_answer_is_told_apart_from_a_loss() -> None:
+async def test_a_message_stored_without_an_answer_differs_from_a_loss() -> None:
     def unanswered(command: RemotingCommand, frame: Frame) -> Fate:
         """The broker is made to believe that no answer is wanted."""
         header = bytes(frame.header)
@@ -177,7 +177,7 @@ async def test_a_silent_cluster_is_given_up_in_time() -> None:
     assert one_line(ended.err).startswith("rmq: ")
 
 
-async def test_nobody_at_the_address_is_one_line() -> None:
+async def test_no_server_at_the_address_is_one_line() -> None:
     ended = await rmq("demo", "--namesrv", "127.0.0.1:1", "--timeout", "1")
     assert (ended.code, ended.out) == (1, "")
     assert "127.0.0.1:1" in one_line(ended.err)

@@ -1,4 +1,4 @@
-"""Options of every command: whom it speaks as, and over what; the secret comes from the environment and is never told."""
+"""Options of every command: its user and its transport; the secret comes from the environment and is never shown."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_files_imply_tls_and_are_used(files: Path) -> None:
         (["--cert", "{0}/client.pem", "--cert-key", "{0}/locked.key"], "locked.key cannot be used: the key is encrypted"),
     ],
 )
-def test_wrong_use_is_told(files: Path, arguments: list[str], said: str) -> None:
+def test_wrong_use_is_reported(files: Path, arguments: list[str], said: str) -> None:
     environment: dict[str, Any] = {} if "--access-key" in arguments else {"RMQ_SECRET_KEY": SECRET_KEY, "RMQ_ACCESS_KEY": "a"}
     with pytest.raises(click.UsageError) as caught:
         config_of(*[argument.format(files) for argument in arguments], **environment)

@@ -20,8 +20,8 @@ FREE = ("--port", "0", "--json")
 
 async def address(process: asyncio.subprocess.Process) -> dict[str, Any]:
     assert process.stdout is not None
-    told: dict[str, Any] = json.loads(await asyncio.wait_for(process.stdout.readline(), 10))
-    return told
+    announced: dict[str, Any] = json.loads(await asyncio.wait_for(process.stdout.readline(), 10))
+    return announced
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -46,9 +46,9 @@ async def test_clients_use_it_until_a_signal_ends_it_within_a_second(number: sig
 
 async def test_it_says_where_its_name_server_and_brokers_are() -> None:
     process = await start("server", *FREE, "--brokers", "3")
-    told = await address(process)
-    assert list(told["brokers"]) == ["broker-a", "broker-b", "broker-c"]
-    assert len({told["namesrv"], *told["brokers"].values()}) == 4
+    announced = await address(process)
+    assert list(announced["brokers"]) == ["broker-a", "broker-b", "broker-c"]
+    assert len({announced["namesrv"], *announced["brokers"].values()}) == 4
     process.terminate()
     assert (await end(process)).code == 0
 
@@ -82,8 +82,8 @@ async def test_a_host_that_is_none_of_ours_is_one_line_and_code_1() -> None:
 
 async def test_an_address_that_others_can_reach_earns_a_warning() -> None:
     process = await start("server", *FREE, "--host", "0.0.0.0")
-    told = await address(process)
-    assert told["namesrv"].startswith("127.0.0.1:")
+    announced = await address(process)
+    assert announced["namesrv"].startswith("127.0.0.1:")
     process.terminate()
     ended = await end(process)
     assert ended.code == 0

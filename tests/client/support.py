@@ -1,4 +1,4 @@
-"""A name server and brokers that do as they are told, and short ways to use the client's parts."""
+"""A name server and brokers that do as a test sets them, and short ways to use the client's parts."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ async def test_cancelling_a_farewell_leaves_nothing(steps: int) -> None:
 UNREGISTER, BEAT = RequestCode.UNREGISTER_CLIENT, RequestCode.HEART_BEAT
 
 
-def told(broker: FakeBroker, link: int = 0) -> list[tuple[int, str]]:
+def registrations(broker: FakeBroker, link: int = 0) -> list[tuple[int, str]]:
     """Heartbeats and farewells of one connection, with their producer groups."""
     return [
         (request.code, (request.ext_fields or {}).get("producerGroup") or "")
@@ -362,15 +362,15 @@ async def test_when_a_group_leaves_another_one_joins_anew_where_replies_are_wait
                 patch.setattr(machine, "monotonic", lambda: monotonic() + 3600)  # the last heartbeat was long ago
                 instance.heartbeats.round()
             expected += [(BEAT, "p1,p3")]
-            await until(lambda: len(told(broker)) == 3)
+            await until(lambda: len(registrations(broker)) == 3)
             await asyncio.sleep(0.02)
-            assert told(broker) == expected
+            assert registrations(broker) == expected
         await instance.heartbeats.introduce([broker.address], 1.0)
         expected += [(UNREGISTER, "p1"), (BEAT, "p1,p3")]
-        assert told(broker) == expected
+        assert registrations(broker) == expected
         await instance.heartbeats.introduce([broker.address], 1.0)
         await asyncio.gather(*[instance.unregister_producer(group, 1.0) for group in ("p1", "p3")])
-        assert sorted(told(broker)[len(expected) :]) == [(UNREGISTER, "p1"), (UNREGISTER, "p3")]
+        assert sorted(registrations(broker)[len(expected) :]) == [(UNREGISTER, "p1"), (UNREGISTER, "p3")]
 
 
 async def test_a_former_connection_that_ends_takes_the_id_along(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,8 +386,8 @@ async def test_a_former_connection_that_ends_takes_the_id_along(monkeypatch: pyt
         await former.request(RemotingCommand(code=BEAT, body=beat), 1.0)
         broker.answer = broker.serve
         await instance.heartbeats.introduce([broker.address], 1.0)
-        assert (former.closed.done(), told(broker, 1)) == (False, [(BEAT, "p")])
-        await until(lambda: len(told(broker, 1)) == 3)
+        assert (former.closed.done(), registrations(broker, 1)) == (False, [(BEAT, "p")])
+        await until(lambda: len(registrations(broker, 1)) == 3)
         assert former.closed.done()
-        assert told(broker, 1)[1:] == [(UNREGISTER, "p"), (BEAT, "p")]
+        assert registrations(broker, 1)[1:] == [(UNREGISTER, "p"), (BEAT, "p")]
         await instance.unregister_producer("p", 1.0)

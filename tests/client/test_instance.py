@@ -1,4 +1,4 @@
-"""ClientInstance: shared by equal settings, started once, closed by the last to leave, whoever is cancelled meanwhile."""
+"""ClientInstance: shared by equal settings, started once, closed by the last to leave, whichever caller is cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_start_without_name_servers_says_what_to_give() -> None:
     assert (ours(), registered()) == ([], {})
 
 
-async def test_a_start_that_nobody_answers_ends_in_time_and_leaves_nothing() -> None:
+async def test_a_start_without_an_answer_ends_in_time_and_leaves_nothing() -> None:
     async with Peer(silence) as silent:
         start = monotonic()
         with pytest.raises(NameServerError, match="no answer"):
@@ -137,7 +137,7 @@ async def test_any_answer_of_a_name_server_is_good_enough_to_start() -> None:
         assert instance.users == 1
 
 
-async def test_all_who_wait_for_a_failing_start_are_told_and_the_next_one_tries_anew() -> None:
+async def test_all_who_wait_for_a_failing_start_fail_and_the_next_one_tries_anew() -> None:
     async with FakeNameServer() as server:
         server.answer = silence
         config = config_of(server, request_timeout=0.2)
@@ -305,7 +305,7 @@ async def test_a_handler_that_raises_is_reported_and_answered(nothing_left: list
 # Where it belongs.
 
 
-async def test_another_loop_is_told() -> None:
+async def test_another_loop_is_refused() -> None:
     async with FakeNameServer() as server, client(server) as instance:
         caught: list[BaseException] = []
 
@@ -335,7 +335,7 @@ async def test_two_loops_have_clients_of_their_own() -> None:
         assert found[0].client_id == instance.client_id
 
 
-async def test_a_forked_child_is_told_and_touches_nothing() -> None:
+async def test_a_forked_child_is_refused_and_touches_nothing() -> None:
     async with FakeNameServer() as server, client(server) as instance:
         child = fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""NameServers: any will do, the one that answers is kept, and an error tells what each of them did."""
+"""NameServers: any will do, the one that answers is kept, and an error shows what each of them did."""
 
 from __future__ import annotations
 
@@ -107,17 +107,17 @@ async def test_one_that_always_hangs_up_is_tried_twice() -> None:
         assert len(peer.links) == 2
 
 
-async def test_the_error_tells_what_each_of_them_did() -> None:
+async def test_the_error_shows_what_each_of_them_did() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        nobody = Peer(port=closed.getsockname()[1])
-        async with Peer(silence) as silent, name_servers(nobody, silent) as servers:
+        refusing = Peer(port=closed.getsockname()[1])
+        async with Peer(silence) as silent, name_servers(refusing, silent) as servers:
             start = monotonic()
             with pytest.raises(NameServerError) as caught:
                 await servers.request(ASK, 0.3)
             assert monotonic() - start < 0.8
     text = str(caught.value)
-    assert f"{nobody.address}: cannot connect" in text
+    assert f"{refusing.address}: cannot connect" in text
     assert f"{silent.address}: no answer" in text
     assert not isinstance(caught.value, NoUsableAnswerError)
     assert caught.value.code == 10004

@@ -28,7 +28,7 @@ BAD_ANSWERS: dict[str, Any] = {
     "empty": TopicRouteData(),
     "queues without brokers": TopicRouteData(queue_datas=(QueueData("broker-a", 8, 8, 6),)),
     "no permission at all": route(perm=0),
-    "addresses nobody can connect to": route("127.0.0.1:70000", queues=8),
+    "addresses no client can connect to": route("127.0.0.1:70000", queues=8),
     "address without port": route("broker", queues=8),
     "port zero": route("127.0.0.1:0", queues=8),
     "a million queues": route(queues=1_000_000),
@@ -113,12 +113,12 @@ async def test_a_provisional_route_is_for_those_who_may_create_the_topic() -> No
         assert len((await routes.get("new", 1.0)).publish_queues) == 1
 
 
-async def test_an_unknown_topic_is_told_from_an_unreachable_name_server() -> None:
+async def test_an_unknown_topic_differs_from_an_unreachable_name_server() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        nobody = FakeNameServer()
-        nobody.port = closed.getsockname()[1]
-        async with table(nobody) as routes:
+        closed_one = FakeNameServer()
+        closed_one.port = closed.getsockname()[1]
+        async with table(closed_one) as routes:
             with pytest.raises(NameServerError, match="cannot connect"):
                 await routes.get("t", 1.0, create_key="TBW102")
     async with FakeNameServer() as server, table(server) as routes:

@@ -19,7 +19,7 @@ async def found(times: list[int], low: int, wanted: int, hint: int) -> tuple[int
     return await first_at_or_after(low, len(times), hint, late), len(looked)
 
 
-async def test_the_first_is_found_whatever_the_hint() -> None:
+async def test_the_first_is_found_with_any_hint() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)

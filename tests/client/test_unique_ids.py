@@ -1,4 +1,4 @@
-"""UniqueIds: Java's layout, and never the same id twice, whatever the clock does."""
+"""UniqueIds: Java's layout, and never the same id twice, even if the clock jumps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_an_id_holds_address_process_and_the_time_since_the_month_began(zo
     assert second == first._replace(counter=(first.counter + 1) & 0xFFFF)
 
 
-async def test_born_times_have_thirteen_digits_whatever_the_clock_says(clock: Clock) -> None:
+async def test_born_times_have_thirteen_digits_at_any_clock(clock: Clock) -> None:
     """Frames are measured before they are written; a board without a battery begins in 1970."""
     ids = UniqueIds(bytes(4))
     for clock.now in (0.5, 86_400.25, 1e9 - 0.5, 1e9, 2e9):
@@ -84,7 +84,7 @@ async def test_ids_by_a_monotonic_time_that_was_read_already_are_those_of_the_cl
     assert int(ids.born_ms) == int(clock.now * 1000)
 
 
-async def test_whatever_time_they_are_asked_for_no_id_comes_twice() -> None:
+async def test_no_id_comes_twice_for_any_time() -> None:
     ids = UniqueIds(LOCALHOST)
     now = time.monotonic()
     seen = [ids.next_at(when) for _ in range(3000) for when in (now, now - 10.0, time.monotonic(), now + 1e6)]

@@ -74,7 +74,7 @@ async def test_a_stop_does_not_wait_for_a_silent_name_server(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", USERS)
-async def test_elsewhere_nobody_stops_what_is_starting_here(name: str) -> None:
+async def test_a_call_elsewhere_does_not_stop_what_is_starting_here(name: str) -> None:
     async with FakeNameServer() as server:
         server.answer = silence
         user: ClientUser = USERS[name](server.address)

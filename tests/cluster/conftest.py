@@ -158,7 +158,7 @@ def each_cluster(request: pytest.FixtureRequest, shared_clusters: SharedClusters
 
 @pytest.fixture
 def two_brokers(shared_clusters: SharedClusters) -> RealCluster:
-    """Two name servers, two brokers, profile correctness: all of them up, whatever the test before did to them."""
+    """Two name servers, two brokers, profile correctness: all of them up, after any faults of the test before."""
     found: RealCluster = shared_clusters.get("two_brokers")
     run(found.heal())
     return found

@@ -1,8 +1,8 @@
 """What a driver of sends saw, and the checker that holds it against what was read. The checker knows no client and no clock.
 
-A message's name is its body. ``faults`` finds what must never be, whatever was done to the brokers: an acknowledged message
-that cannot be read, a message nobody sent, more copies than requests, copies of one message under different ids, a failure that
-said "not stored" of a message that is there. That the driver's run was worth judging is a question of its own: ``void``.
+A message's name is its body. ``faults`` finds what must never be, after any faults of the brokers: an acknowledged message
+that cannot be read, a message that was not sent, more copies than requests, copies of one message under different ids, a failure
+that said "not stored" of a message that is there. That the driver's run was worth judging is a question of its own: ``void``.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ async def until_used(producer: Producer, broker: Server) -> None:
         await asyncio.sleep(0.02)
 
 
-def tell(what: str, history: History, read: list[Copy], lost_connections: int) -> None:
+def print_counts(what: str, history: History, read: list[Copy], lost_connections: int) -> None:
     print(
         f"{what}: {verdict(history, read)}; {history.retried} retried, {len(history.failed)} failed, {lost_connections} "
         f"connections lost, slowest send {history.slowest:.3f} s"

@@ -19,14 +19,14 @@ def test_from_a_topics_creation_to_its_deletion(
 
     def rmq(*arguments: str, code: int = 0) -> list[dict[str, Any]]:
         ended = run_command([*arguments, "--timeout", "10", "--json"])
-        told = capsys.readouterr()
-        assert ended == code, told
+        output = capsys.readouterr()
+        assert ended == code, output
         if code:
-            (_,) = told.err.splitlines()
-            assert told.out == ""
+            (_,) = output.err.splitlines()
+            assert output.out == ""
         else:
-            assert told.err == ""
-        return [json.loads(line) for line in told.out.splitlines()]
+            assert output.err == ""
+        return [json.loads(line) for line in output.out.splitlines()]
 
     topic = f"Cli_{uuid.uuid4().hex[:12]}"
     broker = each_cluster.brokers[0].name
@@ -43,7 +43,7 @@ def test_from_a_topics_creation_to_its_deletion(
     assert rmq("message", "view", topic, sent[0]["msg_id"]) == pulled[:1]
     assert rmq("message", "view", topic, sent[0]["offset_msg_id"]) == pulled[:1]
     assert rmq("message", "query", topic, "k", "--begin", "1h") == pulled
-    rmq("message", "query", topic, "nobody's", code=1)
+    rmq("message", "query", topic, "missing", code=1)
     rmq("message", "view", topic, "no-such-id", code=1)
     rmq("topic", "sync", "--from", broker, "--to", "broker-x", code=1)
     for mode, number in (("send", 500), ("batch", 640), ("async", 500)):

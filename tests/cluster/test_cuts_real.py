@@ -23,7 +23,7 @@ def some(length: int) -> Sequence[int]:
     return (0, 1, 4, 5, 8, length // 3, length // 2, length - 2, length - 1, length)
 
 
-def test_sends_cut_at_some_bytes_are_told_truly_or_sent_again(cluster: RealCluster) -> None:
+def test_sends_cut_at_some_bytes_are_reported_truly_or_sent_again(cluster: RealCluster) -> None:
     async def one(cuts: CutSends, topic: str, retries: int) -> None:
         async with (
             ClusterProxy(cluster.namesrv) as proxies,

@@ -24,7 +24,7 @@ from rmq_async.testing.cluster import RealCluster
 
 from .accounting import stored_count
 from .history import faults, void
-from .load import RATE, Watch, loaded, new_topic, settled, tell, until_used
+from .load import RATE, Watch, loaded, new_topic, print_counts, settled, until_used
 
 LATE = 0.05
 """Seconds after its deadline by which a send has ended."""
@@ -54,7 +54,7 @@ def test_a_broker_shut_down_in_order_fails_and_loses_nothing(
             await until_used(producer, victim)
             await asyncio.sleep(0.5)
         history, read = load.history, await settled(two_brokers.namesrv, load.topic)
-        tell(f"SIGTERM {victim.name}", history, read, watch.lost)
+        print_counts(f"SIGTERM {victim.name}", history, read, watch.lost)
         assert not void(history, watch.lost)
         assert history.failed == {}
         assert faults(history, read) == []
@@ -82,7 +82,7 @@ def test_the_only_broker_killed_fails_sends_in_time_and_serves_them_again(
         recovered = load.first_success_since(killed + 0.1)
         await two_brokers.heal()  # who reads asks the name servers, with which the broker registers in its own time
         history, read = load.history, await settled(two_brokers.namesrv, load.topic)
-        tell(f"SIGKILL {victim.name}, the only one", history, read, watch.lost)
+        print_counts(f"SIGKILL {victim.name}, the only one", history, read, watch.lost)
         assert recovered is not None
         print(f"sends succeeded again {recovered - opened:.3f} s after the port opened")
         assert history.failed
@@ -116,7 +116,7 @@ def test_a_paused_broker_costs_no_send_more_than_its_cap(two_brokers: RealCluste
             await asyncio.sleep(2.5)
             strays = connection.strays
         history, read = load.history, await settled(two_brokers.namesrv, load.topic)
-        tell(f"SIGSTOP {victim.name}", history, read, watch.lost)
+        print_counts(f"SIGSTOP {victim.name}", history, read, watch.lost)
         cap = producer.config.timeout / (producer.config.retries + 1)
         during = load.between(paused + cap + 0.5, resumed)
         straight = [each for each in load.ended if each.attempts == 1 and each.broker != victim.name]

@@ -2,7 +2,7 @@
 duplicated.
 
 A seed chooses the moments and is printed. RMQ_SEED begins with that one, RMQ_SEEDS says how many follow (2), and
-RMQ_OUTAGE for how many seconds the name server is away (8 here, 30 in the runs that docs/reliability.md tells of). A run whose
+RMQ_OUTAGE for how many seconds the name server is away (8 here, 30 in the runs that docs/reliability.md describes). A run whose
 fault met nothing fails as void.
 """
 
@@ -23,7 +23,7 @@ from rmq_async.testing.cluster import RealCluster
 
 from .accounting import read_all
 from .history import History, copies, faults
-from .load import Load, Watch, new_topic, settled, tell, until_used
+from .load import Load, Watch, new_topic, print_counts, settled, until_used
 
 SEEDS = int(os.environ.get("RMQ_SEEDS") or 2)
 FIRST_SEED = int(os.environ.get("RMQ_SEED") or random.randrange(1 << 31))
@@ -63,7 +63,7 @@ async def killed_three_times(cluster: RealCluster, chance: random.Random) -> Non
             lost_connections += watch.lost
         await asyncio.sleep(0.3)
     history, read = load.history, await settled(namesrv, topic)
-    tell(f"{victim.name} killed three times", history, read, lost_connections)
+    print_counts(f"{victim.name} killed three times", history, read, lost_connections)
     assert lost_connections >= 3
     assert history.failed == {}
     assert faults(history, read) == []
@@ -88,7 +88,7 @@ async def without_the_name_server(cluster: RealCluster, chance: random.Random) -
         await names.start(registered=False)
         await asyncio.sleep(1.2)  # it is polled twice, and knows no topic until a broker registers
     history, read = load.history, await settled(cluster.nameservers[1].address, topic)
-    tell(f"the only name server away for {OUTAGE:g} s ({refused} sends to new topics refused)", history, read, 0)
+    print_counts(f"the only name server away for {OUTAGE:g} s ({refused} sends to new topics refused)", history, read, 0)
     assert refused
     assert len(during) > 0.9 * OUTAGE * load.rate
     assert {each.broker for each in load.ended} == {broker.name}
@@ -113,10 +113,10 @@ def test_one_of_three_name_servers_answers_nothing(
     async def main() -> None:
         topics = [await new_topic(two_brokers) for _ in range(3)]
         history = History()
-        with socket.create_server(("127.0.0.1", 0)) as nobody:
-            address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            address = f"127.0.0.1:{unused.getsockname()[1]}"
             if kind == "dead":
-                nobody.close()
+                unused.close()
 
             def asked_first(names: list[str]) -> None:
                 names.sort(key=lambda each: each != address)
@@ -131,7 +131,7 @@ def test_one_of_three_name_servers_answers_nothing(
                         result = await producer.send(Message(topic, name.encode()))
                         history.succeeded(name, result, monotonic() - began)
         read = [copy for topic in topics for copy in copies(await read_all(two_brokers.namesrv, topic))]
-        tell(f"one of three name servers {kind}, started in {start:.3f} s", history, read, 0)
+        print_counts(f"one of three name servers {kind}, started in {start:.3f} s", history, read, 0)
         assert (start > 0.5) == (kind == "silent")
         assert max(start, history.slowest) <= 1.0 + LATE  # a third of a look-up's time is the silent one's share
         assert len(history.acknowledged) == 450

@@ -20,7 +20,7 @@ from rmq_protocol.stored import decode_messages
 from ..embedded.raw import RawClient, pull_fields
 from .accounting import read_all
 from .history import copies, faults
-from .load import Load, Watch, new_topic, tell
+from .load import Load, Watch, new_topic, print_counts
 
 QUEUES = 4
 OLD = 407
@@ -50,10 +50,10 @@ async def going_away(cluster: RealCluster) -> None:
         (old,) = (each for each in watch.connections if each.address == leaving.address)
         (queue,) = (each for each in await consumer.queues(topic) if each[1:] == (leaving.name, 0))
         os.kill(leaving.pid, signal.SIGTERM)
-        told = monotonic()
+        began = monotonic()
         try:
             while not old.retired:
-                assert monotonic() < told + 4.5, "nobody was sent away"
+                assert monotonic() < began + 4.5, "no client was sent away"
                 await asyncio.sleep(0.01)
             retired = monotonic()
             try:
@@ -66,14 +66,14 @@ async def going_away(cluster: RealCluster) -> None:
                 await asyncio.sleep(0.01)
             assert old.close_reason is CloseReason.AWAY
             while {each.broker for each in load.between(monotonic() - 0.3, monotonic())} != {staying.name}:
-                assert monotonic() < told + 3.0, "the broker that leaves is still sent to"
+                assert monotonic() < began + 3.0, "the broker that leaves is still sent to"
                 await asyncio.sleep(0.05)
             settled = monotonic()
         finally:
             await load.stop()
         read = [*await stored_on(leaving.address, topic), *await read_all(cluster.namesrv, topic)]
-        print(f"sent away after {retired - told:.3f} s, all on {staying.name} after {settled - told:.3f} s; a pull: {pulled}")
-        tell(f"{leaving.name} shut down in order", load.history, copies(read), watch.lost)
+        print(f"sent away after {retired - began:.3f} s, all on {staying.name} after {settled - began:.3f} s; a pull: {pulled}")
+        print_counts(f"{leaving.name} shut down in order", load.history, copies(read), watch.lost)
         assert load.history.failed == {}
         assert load.history.retried, "no send met the broker that leaves"
         assert max(load.history.requests.values()) <= 3

@@ -16,7 +16,7 @@ from rmq_async import Producer, run
 from rmq_async.testing.cluster import RealCluster
 
 from .history import faults
-from .load import Load, new_topic, settled, tell
+from .load import Load, new_topic, print_counts, settled
 
 PAUSE = float(os.environ.get("RMQ_PAUSE") or 6.0)
 RATE = 200
@@ -81,7 +81,7 @@ async def judge(cluster: RealCluster, name: str, victim: str, moment: Moment, ru
     load, back = run
     frozen, thawed = moment.frozen.result(), moment.thawed.result()
     history, read = load.history, await settled(cluster.namesrv, load.topic)
-    tell(f"{victim} frozen for {PAUSE:g} s, latency_fault {name}", history, read, 0)
+    print_counts(f"{victim} frozen for {PAUSE:g} s, latency_fault {name}", history, read, 0)
     affected = sorted(
         each.seconds for each in load.ended if each.attempts > 1 or (each.broker == victim and each.seconds > 0.2)
     )

@@ -77,7 +77,7 @@ async def standing_count(cluster: RealCluster, topic: str) -> int:
 
 
 class BrokerPausedError(Exception):
-    """The machine kept the broker from working for about as long as it lets messages wait: what it dropped then tells nothing."""
+    """The machine kept the broker from working for about as long as it lets messages wait: what it dropped then proves nothing."""
 
 
 async def flood(cluster: RealCluster, frames: Frames) -> None:

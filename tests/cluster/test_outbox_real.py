@@ -29,7 +29,7 @@ ORDERS = 6_000
 
 @pytest.fixture(scope="module")
 def lone_broker() -> Iterator[RealCluster]:
-    """One that may be killed, and whose topics nobody else makes meanwhile."""
+    """One that may be killed, and whose topics no other test makes meanwhile."""
     yield from started(RealCluster())
 
 
@@ -108,11 +108,11 @@ def test_while_the_broker_is_away_adding_goes_on_and_afterwards_everything_is_se
 
     async def main() -> None:
         settings = await settings_for(lone_broker, f"sqlite+aiosqlite:///{tmp_path}/orders.db", orders=0, writers=1)
-        told: list[StuckMessage] = []
+        reported: list[StuckMessage] = []
         engine = engine_for(settings.url)
         sessions = async_sessionmaker(engine)
         async with Producer("service", namesrv=settings.namesrv) as producer:
-            outbox = Outbox(engine, producer, table=settings.table, stuck_after=4.0, on_stuck=told.append)
+            outbox = Outbox(engine, producer, table=settings.table, stuck_after=4.0, on_stuck=reported.append)
             await outbox.create_table()
             async with outbox:
                 broker = lone_broker.brokers[0]
@@ -132,7 +132,7 @@ def test_while_the_broker_is_away_adding_goes_on_and_afterwards_everything_is_se
         found = {message.body for message in await read_all(settings.namesrv, settings.topic)}
         assert found == {b"order %d" % number for number in range(added)}
         assert slowest < 2.0
-        assert 1 <= len(told) == len({message.id for message in told}) <= added
-        assert all(message.age >= 4.0 and message.topic == settings.topic for message in told)
+        assert 1 <= len(reported) == len({message.id for message in reported}) <= added
+        assert all(message.age >= 4.0 and message.topic == settings.topic for message in reported)
 
     run(main())

@@ -15,7 +15,7 @@ from ..instances import client_of
 LARGE = b"large " * 20_000
 
 
-def test_questions_get_their_answers_and_silence_is_told(each_cluster: RealCluster | ExternalCluster) -> None:
+def test_questions_get_their_answers_and_silence_is_reported(each_cluster: RealCluster | ExternalCluster) -> None:
     async def main() -> None:
         namesrv, topic = each_cluster.namesrv, f"questions-{uuid.uuid4().hex[:12]}"
         unanswered: list[MessageExt] = []
@@ -54,7 +54,7 @@ def test_questions_get_their_answers_and_silence_is_told(each_cluster: RealClust
             assert (len(instance.replies), instance.replies.strays) == (0, 1)
             await asking.stop()
             with pytest.raises(errors.RocketMQError, match=r"channel of .* not found") as caught:
-                await replying.reply(unanswered[0], b"nobody is there")
+                await replying.reply(unanswered[0], b"no requester is there")
             assert caught.value.code == 1
 
     run(main())

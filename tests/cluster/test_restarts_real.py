@@ -22,7 +22,7 @@ from rmq_async.errors import BrokerError
 from rmq_async.testing.cluster import RealCluster, Server, require
 
 from .history import History, faults
-from .load import settled, tell
+from .load import print_counts, settled
 
 TIMEOUT: Final = 60.0
 RESTARTS: Final = int(os.environ.get("RMQ_RESTARTS") or 1)
@@ -136,7 +136,7 @@ def test_restarts_of_the_only_broker_fail_no_send() -> None:
             read = await settled(cluster.namesrv, topic)
         for name, history in (("plain", sends.plain), ("with a choice", sends.chosen)):
             mine = [copy for copy in read if copy.name in history.requests]
-            tell(name, history, mine, 0)
+            print_counts(name, history, mine, 0)
             print(Counter(f"{type(error).__name__}: {error}"[:200] for error in history.failed.values()).most_common(8))
             assert faults(history, mine, may_lose=True) == []
         assert sends.plain.failed == {}

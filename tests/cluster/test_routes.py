@@ -192,7 +192,7 @@ async def sending(producer: Producer, topic: str) -> AsyncIterator[list[str]]:
 async def forgotten(cluster: RealCluster, producer: Producer, topic: str) -> TopicRoute | None:
     """Name servers that come back know nothing until a broker registers, once in 30 s. Returns the route from before.
 
-    The producer itself has asked and was told 17 when this returns; should a broker have been faster, they are restarted.
+    The producer itself has asked and got code 17 when this returns; should a broker have been faster, they are restarted.
     """
     for _ in range(5):
         for server in cluster.nameservers:
@@ -216,7 +216,7 @@ def strict_cluster() -> Iterator[RealCluster]:
     yield from started(RealCluster(broker_conf={"autoCreateTopicEnable": "false"}))
 
 
-def test_an_unknown_topic_and_an_unreachable_name_server_are_told_apart(strict_cluster: RealCluster) -> None:
+def test_an_unknown_topic_and_an_unreachable_name_server_differ(strict_cluster: RealCluster) -> None:
     async def main() -> None:
         topic = new_topic()
         async with Producer("routes", namesrv=strict_cluster.namesrv) as producer:

@@ -1,4 +1,4 @@
-"""Users, rights and TLS as real brokers have them: who is let in, what the others are told, and how soon."""
+"""Users, rights and TLS as real brokers have them: who is let in, which errors the others get, and how soon."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 ALICE = Credentials("alice", SECRET_KEY)
 NOT_LET_IN = {
     "wrong key": (Credentials("alice", "canary-secret-wrong"), "check signature failed"),
-    "unknown user": (Credentials("nobody", SECRET_KEY), "User:nobody is not found"),
+    "unknown user": (Credentials("eve", SECRET_KEY), "User:eve is not found"),
     "disabled user": (Credentials("bob", SECRET_KEY), "User:bob is disabled"),
     "no key": (None, "username cannot be null"),
 }
@@ -62,7 +62,7 @@ def guarded() -> Iterator[RealCluster]:
 async def _set_up(real: RealCluster) -> None:
     address, access = real.brokers[0].address, Access(credentials=real.credentials)
 
-    async def tell(code: int, ext: dict[str, str | None], body: dict[str, object]) -> None:
+    async def change(code: int, ext: dict[str, str | None], body: dict[str, object]) -> None:
         answer = await ask(address, code, ext, json.dumps(body).encode(), access=access)
         assert answer is not None
         assert answer.code == 0, answer.remark
@@ -72,13 +72,13 @@ async def _set_up(real: RealCluster) -> None:
             await admin.create_topic(topic, queues=1)
     for user, status in (("alice", "enable"), ("bob", "disable")):
         body: dict[str, object] = {"username": user, "password": SECRET_KEY, "userType": "Normal", "userStatus": status}
-        await tell(RequestCode.AUTH_CREATE_USER, {"username": user}, body)
+        await change(RequestCode.AUTH_CREATE_USER, {"username": user}, body)
     rights = [
         {"resource": resource, "actions": ["Pub", "Sub", "Get"], "decision": "Allow"}
         for resource in (f"Topic:{TOPIC}", f"Group:{GROUP}")
     ]
     policy = {"policyType": "Custom", "entries": rights}
-    await tell(RequestCode.AUTH_CREATE_ACL, {"subject": "User:alice"}, {"subject": "User:alice", "policies": [policy]})
+    await change(RequestCode.AUTH_CREATE_ACL, {"subject": "User:alice"}, {"subject": "User:alice", "policies": [policy]})
 
 
 class Attempts(Hook):
@@ -158,13 +158,13 @@ async def _send(config: ClientConfig, topic: str, attempts: Attempts) -> object:
 
 
 async def _send_async(config: ClientConfig, topic: str, attempts: Attempts) -> object:
-    told: list[BaseException] = []
+    failures: list[BaseException] = []
     async with Producer(GROUP, client=config, async_retries=5, hooks=[attempts]) as producer:
-        future = await producer.send_async(Message(topic, b"x"), on_error=told.append)
+        future = await producer.send_async(Message(topic, b"x"), on_error=failures.append)
         try:
             return await future
         finally:
-            assert told == [future.exception()]
+            assert failures == [future.exception()]
 
 
 async def _send_batch(config: ClientConfig, topic: str, attempts: Attempts) -> object:
@@ -189,7 +189,7 @@ async def _create_topic(config: ClientConfig, topic: str, attempts: Attempts) ->
 
 @pytest.mark.parametrize("call", [_send, _send_async, _send_batch, _pull, _read, _create_topic])
 @pytest.mark.parametrize("who", NOT_LET_IN)
-async def test_whoever_is_not_let_in_is_told_at_once_and_nothing_is_tried_again(
+async def test_a_user_that_is_not_let_in_fails_at_once_and_nothing_is_tried_again(
     guarded: RealCluster, who: str, call: Call
 ) -> None:
     keys, reason = NOT_LET_IN[who]
@@ -202,7 +202,7 @@ async def test_whoever_is_not_let_in_is_told_at_once_and_nothing_is_tried_again(
 
 
 @pytest.mark.parametrize("call", [_send, _send_async, _send_batch, _pull, _read, _create_topic])
-async def test_whoever_may_not_is_told_at_once_and_nothing_is_tried_again(guarded: RealCluster, call: Call) -> None:
+async def test_a_user_without_the_right_fails_at_once_and_nothing_is_tried_again(guarded: RealCluster, call: Call) -> None:
     attempts = Attempts()
     with pytest.raises(PermissionDeniedError, match=f"User:alice has no permission to access Topic:{DENIED}"):
         await call(ClientConfig(namesrv=guarded.namesrv, credentials=ALICE), DENIED, attempts)
@@ -259,10 +259,10 @@ def test_the_command_line_signs(
     assert run_command(["send", TOPIC, "--body", "x", "--access-key", "alice"]) == 0
     assert run_command(["send", DENIED, "--body", "x", "--access-key", "alice"]) == 1
     assert f"no permission to access Topic:{DENIED}" in capsys.readouterr().err
-    assert run_command(["send", TOPIC, "--body", "x", "--access-key", "nobody"]) == 1
-    told = capsys.readouterr()
-    assert "User:nobody is not found" in told.err
-    assert is_clean(told.out + told.err)
+    assert run_command(["send", TOPIC, "--body", "x", "--access-key", "eve"]) == 1
+    output = capsys.readouterr()
+    assert "User:eve is not found" in output.err
+    assert is_clean(output.out + output.err)
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +323,7 @@ def _trusting(real: RealCluster) -> ssl.SSLContext:
     return real.certificates.context()
 
 
-async def test_a_client_without_a_certificate_is_told_by_the_broker(encrypted: RealCluster) -> None:
+async def test_a_client_without_a_certificate_gets_the_brokers_alert(encrypted: RealCluster) -> None:
     config = ClientConfig(namesrv=encrypted.namesrv, tls=_trusting(encrypted), server_hostname="localhost")
     async with Producer("G", client=config, timeout=5) as producer:
         with pytest.raises(RocketMQError, match="refuses this client's certificate, or misses one"):

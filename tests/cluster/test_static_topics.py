@@ -48,7 +48,7 @@ async def create_static_topic(cluster: RealCluster, topic: str) -> None:
         )
         assert answer is not None
         assert answer.code == 0, answer.remark
-    for server in cluster.namesrv.split(";"):  # brokers tell each of them in their own time
+    for server in cluster.namesrv.split(";"):  # brokers register with each of them in their own time
         async with PullConsumer("static", namesrv=server) as consumer:
             async with asyncio.timeout(20):
                 while len(await queues_of(consumer, topic)) < QUEUES:

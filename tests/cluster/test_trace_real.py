@@ -85,8 +85,8 @@ async def test_mqadmin_finds_both_attempts_of_a_message_and_so_do_we(
 
     for key in (unique_id, unique_id[::-1]):
         records = await records_of(namesrv, unique_id, key, 2)
-        told = {record.success: record.beans[0].offset_msg_id for record in records}
-        assert told == {True: result.offset_msg_id, False: None}
+        outcomes = {record.success: record.beans[0].offset_msg_id for record in records}
+        assert outcomes == {True: result.offset_msg_id, False: None}
     for msg_id, offset_id in zip(batch.msg_ids, batch.offset_msg_ids, strict=True):
         (record,) = await records_of(namesrv, msg_id, msg_id, 1)
         assert (record.success, record.beans[0].offset_msg_id) == (True, offset_id)

@@ -53,7 +53,7 @@ async def put(user: PullConsumer | Admin, queue: MessageQueue, bodies: Iterable[
 async def embedded(
     *, queues: int = 4, brokers: int = 1, **options: Any
 ) -> AsyncIterator[tuple[EmbeddedRocketMQ, PullConsumer]]:
-    """A server with topic "t" and a consumer on it. Its own client settings, so that nobody else shares them."""
+    """A server with topic "t" and a consumer on it. Its own client settings, so that no other test shares them."""
     async with EmbeddedRocketMQ(brokers=brokers) as server:
         config = ClientConfig(namesrv=server.namesrv, **({"request_timeout": 1.0} | options))
         async with Admin(client=config) as admin:

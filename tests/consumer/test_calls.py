@@ -93,4 +93,4 @@ def test_decoding_ordinary_records_calls_nothing_for_each() -> None:
         with counted() as calls:
             assert len(decode_pull(data, queue).messages) == count
         costs.append(calls.count)
-    assert max(costs) <= 12  # whatever the count; some are made once in a process
+    assert max(costs) <= 12  # for any count; some are made once in a process

@@ -100,7 +100,7 @@ async def test_the_group_is_announced_and_taken_back() -> None:
         assert broker.farewells == [{"clientID": client_id, "consumerGroup": "g"}]
 
 
-async def test_the_same_group_twice_is_refused_and_harms_nobody() -> None:
+async def test_the_same_group_twice_is_refused_and_harms_no_other() -> None:
     async with embedded() as (_, consumer):
         twin = PullConsumer("g", client=consumer.config)
         with pytest.raises(ConfigError, match="share that consumer"):
@@ -175,7 +175,7 @@ async def test_cancelling_a_pull_leaves_no_entry(steps: int) -> None:
         broker.answer = broker.serve
 
 
-async def test_another_loop_and_a_forked_child_are_told() -> None:
+async def test_another_loop_and_a_forked_child_are_refused() -> None:
     async with embedded() as (_, consumer):
 
         def calls() -> list[Any]:

@@ -130,8 +130,8 @@ async def test_a_record_in_the_place_of_a_deleted_one(stranger: bytes, tags: str
         result = await consumer.pull(Q0, 0, tags=tags)
         assert (result.messages, result.corrupt, result.next_offset) == ((), (), 1)
         assert result.lost == ((range(1),) if tags == "*" else ())
-        told = "offsets 0 to 64 of" if tags == "a" else "offset 0 of .* was deleted before it was read"
-        with pytest.raises(OffsetRangeError, match=told):
+        expected = "offsets 0 to 64 of" if tags == "a" else "offset 0 of .* was deleted before it was read"
+        with pytest.raises(OffsetRangeError, match=expected):
             await collect(consumer.read(TOPIC, start={Q0: 0}, tags=tags))
         found = await collect(consumer.read(TOPIC, tags=tags))
         assert [message.queue_offset for message in found] == [*range(65, 81)]
@@ -248,7 +248,7 @@ async def test_earliest_goes_on_with_a_warning(caplog: pytest.LogCaptureFixture,
         assert any("were deleted before they were read; the reading goes on" in text for text in warnings)
 
 
-async def test_earliest_tells_of_a_jump_on_its_way(caplog: pytest.LogCaptureFixture) -> None:
+async def test_earliest_reports_a_jump_on_its_way(caplog: pytest.LogCaptureFixture) -> None:
     async with embedded(queues=1) as (server, consumer):
         await fill(server, 1000)
         server.expire(Q0, 100, corrected=True)

@@ -143,7 +143,7 @@ async def test_the_request_is_what_every_broker_understands() -> None:
         assert (broker.pulls[-1].sysFlag, broker.pulls[-1].suspendTimeoutMillis) == (4, 0)
 
 
-async def test_damaged_records_are_told_and_the_others_delivered() -> None:
+async def test_damaged_records_are_reported_and_the_others_delivered() -> None:
     body = record(0, b"good") + record(1, b"bad", body_crc=1) + record(2, b"good too")
     async with scripted(lambda header: (0, 3, body)) as (broker, consumer):
         result = await consumer.pull(QUEUE, 0)
@@ -154,7 +154,7 @@ async def test_damaged_records_are_told_and_the_others_delivered() -> None:
         assert result.next_offset == 3
 
 
-async def test_a_bomb_is_told_and_costs_no_more_than_the_bound() -> None:
+async def test_a_bomb_is_reported_and_costs_no_more_than_the_bound() -> None:
     bomb = compress(bytes(8 * 1024 * 1024), CompressionType.ZLIB, 9)
     flags = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
     body = record(0) + record(1, bomb, sys_flag=int(flags)) + record(2)
@@ -227,10 +227,10 @@ async def test_a_silent_broker_ends_by_the_deadline_and_leaves_no_entry() -> Non
 
 async def test_what_is_not_there_has_its_own_errors() -> None:
     async with embedded() as (_, consumer):
-        with pytest.raises(TopicNotFoundError, match="nobody"):
-            await consumer.queues("nobody")
+        with pytest.raises(TopicNotFoundError, match="Missing"):
+            await consumer.queues("Missing")
         with pytest.raises(TopicNotFoundError):
-            await consumer.pull(MessageQueue("nobody", "broker-a", 0), 0)
+            await consumer.pull(MessageQueue("Missing", "broker-a", 0), 0)
         await consumer.queues(TOPIC)
         with pytest.raises(BrokerNotFoundError):
             await consumer.pull(MessageQueue(TOPIC, "broker-x", 0), 0)

@@ -124,7 +124,7 @@ class RawClient:
         return int(response.ext_fields["offset"] or "")
 
     async def is_closed(self, timeout: float = 2.0) -> bool:
-        """Whether the server closes the connection, whatever it sends before."""
+        """Whether the server closes the connection, after any frames it sends before."""
         try:
             while await asyncio.wait_for(self.reader.read(65536), timeout):
                 pass

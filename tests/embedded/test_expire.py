@@ -16,7 +16,7 @@ QUEUE = MessageQueue("T", "broker-a", 0)
 MIN, MAX, EARLIEST, SEARCH = 31, 30, 32, 29
 
 
-def told(response: RemotingCommand) -> tuple[int, str | None, int, int]:
+def outcome(response: RemotingCommand) -> tuple[int, str | None, int, int]:
     ext = response.ext_fields or {}
     return response.code, response.remark, int(ext["nextBeginOffset"] or ""), int(ext["minOffset"] or "")
 
@@ -38,14 +38,14 @@ async def filled(broker: RawClient) -> RawClient:
 
 async def test_pulls_pass_over_what_is_expired(server: EmbeddedRocketMQ, filled: RawClient) -> None:
     server.expire(QUEUE, 860)
-    assert told(await filled.pull("T", offset=0)) == (20, "MESSAGE_WAS_REMOVING", 800, 0)
+    assert outcome(await filled.pull("T", offset=0)) == (20, "MESSAGE_WAS_REMOVING", 800, 0)
     gap = await filled.pull("T", offset=100)
-    assert told(gap) == (0, "FOUND", 892, 0)
+    assert outcome(gap) == (0, "FOUND", 892, 0)
     assert offsets(gap) == list(range(860, 892))
     rare = await filled.pull("T", offset=100, subscription="rare")
-    assert (told(rare)[0], offsets(rare)[0]) == (0, 860)
-    assert told(await filled.pull("T", offset=0, subscription="rare")) == (20, "MESSAGE_WAS_REMOVING", 800, 0)
-    assert told(await filled.pull("T", offset=860)) == (0, "FOUND", 892, 0)
+    assert (outcome(rare)[0], offsets(rare)[0]) == (0, 860)
+    assert outcome(await filled.pull("T", offset=0, subscription="rare")) == (20, "MESSAGE_WAS_REMOVING", 800, 0)
+    assert outcome(await filled.pull("T", offset=860)) == (0, "FOUND", 892, 0)
 
 
 async def test_the_minimum_stays_until_it_is_corrected(server: EmbeddedRocketMQ, filled: RawClient) -> None:
@@ -57,7 +57,7 @@ async def test_the_minimum_stays_until_it_is_corrected(server: EmbeddedRocketMQ,
     assert len(server.messages("T")) == 1140
     server.expire(QUEUE, 860, corrected=True)
     assert await filled.offset(MIN, "T") == 860
-    assert told(await filled.pull("T", offset=100)) == (21, "OFFSET_TOO_SMALL", 860, 860)
+    assert outcome(await filled.pull("T", offset=100)) == (21, "OFFSET_TOO_SMALL", 860, 860)
     assert (await filled.ask(EARLIEST, {"topic": "T", "queueId": "0"})).ext_fields != earliest.ext_fields
 
 
@@ -86,14 +86,14 @@ async def test_clear_after_expire(server: EmbeddedRocketMQ, filled: RawClient, b
     server.expire(QUEUE, before)
     server.clear()
     assert [await filled.offset(code, "T") for code in (MIN, MAX)] == [2000, 2000]
-    assert told(await filled.pull("T", offset=0)) == (21, "OFFSET_TOO_SMALL", 2000, 2000)
+    assert outcome(await filled.pull("T", offset=0)) == (21, "OFFSET_TOO_SMALL", 2000, 2000)
     await filled.send("T", b"next")
     assert offsets(await filled.pull("T", offset=2000)) == [2000]
 
 
 async def test_expire_refuses_what_is_not_there(server: EmbeddedRocketMQ, filled: RawClient) -> None:
     server.expire(QUEUE, 2000)
-    assert told(await filled.pull("T", offset=1900)) == (20, "MESSAGE_WAS_REMOVING", 2000, 0)
+    assert outcome(await filled.pull("T", offset=1900)) == (20, "MESSAGE_WAS_REMOVING", 2000, 0)
     server.expire(QUEUE, 5)  # gone already
     for queue in (QUEUE._replace(topic="nope"), QUEUE._replace(broker_name="broker-z"), QUEUE._replace(queue_id=77)):
         with pytest.raises(ValueError, match="no broker has"):

@@ -61,7 +61,7 @@ async def test_good_frames_before_a_broken_one_are_answered(server: EmbeddedRock
     assert len(server.messages("T")) == 1
 
 
-async def test_responses_nobody_asked_for_are_ignored(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+async def test_responses_without_a_request_are_ignored(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     broker.write(0, None, flag=RESPONSE_FLAG)
     broker.write(310, send_fields("T"), b"x", flag=RESPONSE_FLAG)
     assert (await broker.send("T")).code == 0
@@ -101,7 +101,7 @@ async def test_a_connection_that_held_too_much_is_dropped_and_counted_once(
         await other.ask(9999)
         (large,) = listener.connections.keys() - {small}
         listener.count_unfinished(large, 1_000_001)
-        for size in range(10, 15):  # before the event loop tells that it is gone
+        for size in range(10, 15):  # before the event loop reports that it is gone
             listener.count_unfinished(small, size)
         assert listener.refused == 1
         assert listener._unfinished == 14

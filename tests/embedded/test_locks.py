@@ -54,7 +54,7 @@ async def test_one_client_of_a_group_has_a_queue(broker: RawClient) -> None:
     assert await lock(broker, "c1", 0, 1, 2) == {0, 1}
     assert await lock(broker, "c2", 0, group="other") == {0}
     await unlock(broker, "c2", 0)
-    await unlock(broker, "", 5)  # nobody's, by nobody
+    await unlock(broker, "", 5)  # not held, by a client without a name
     assert await lock(broker, "c2", 0) == set()
     await unlock(broker, "c1", 0, 7)
     assert await lock(broker, "c2", 0) == {0}

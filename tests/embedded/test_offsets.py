@@ -98,7 +98,7 @@ async def test_committed_offsets(broker: RawClient) -> None:
     assert await broker.offset(QUERY, "T", consumerGroup="other") == 0
 
 
-async def test_offsets_nobody_can_commit(broker: RawClient) -> None:
+async def test_offsets_that_cannot_be_committed(broker: RawClient) -> None:
     fields = {"consumerGroup": "CG", "topic": "nope", "queueId": "0", "commitOffset": "1"}
     await broker.pull("TBW102")
     unknown = await broker.ask(UPDATE, fields)
@@ -183,7 +183,7 @@ async def test_a_group_that_is_sent_back_goes_on_from_there(broker: RawClient) -
     assert (ignored.code, ignored.remark) == (0, "Offset has been previously reset")
     moved = await broker.pull("T", 0, 4)
     assert (moved.code, moved.remark, (moved.ext_fields or {})["nextBeginOffset"]) == (21, "OFFSET_RESET", "0")
-    assert (await broker.pull("T", 0, 0)).code == 0  # told once
+    assert (await broker.pull("T", 0, 0)).code == 0  # reported once
     assert await broker.offset(QUERY, "T", consumerGroup="CG") == 4
     assert (await broker.ask(UPDATE, {**fields, "commitOffset": "3"})).remark is None
 

@@ -117,7 +117,7 @@ async def test_tags_select_by_hash_code(broker: RawClient) -> None:
 
     assert await found("*") == await found("") == ["A", "B", "Aa", "BB", "文"]
     assert await found("A || 文 ||") == ["A", "文"]
-    assert await found("Aa") == ["Aa", "BB"]  # one hash code: the client tells them apart
+    assert await found("Aa") == ["Aa", "BB"]  # one hash code: the client compares the texts
     assert fields(await broker.pull("T", subscription="none")) == (20, "NO_MATCHED_MESSAGE", 5, 0, 5)
     assert (await broker.pull("T", subscription="||||")).code == 23
 

@@ -92,8 +92,8 @@ async def test_the_long_form_of_a_reply(broker: RawClient, asker: RawClient) -> 
 
 
 async def test_a_reply_that_cannot_be_delivered_is_1_and_says_why(broker: RawClient, asker: RawClient) -> None:
-    nobody = await broker.ask(V2, reply("nobody"), b"x")
-    assert (nobody.code, nobody.remark) == (1, "push reply message fail, channel of <nobody> not found.")
+    missing = await broker.ask(V2, reply("missing"), b"x")
+    assert (missing.code, missing.remark) == (1, "push reply message fail, channel of <missing> not found.")
     unmarked = await broker.ask(V2, reply(None), b"x")
     assert (unmarked.code, unmarked.remark) == (1, "reply message properties[REPLY_TO_CLIENT] is null")
     broker.write(V2, reply(), b"x")
@@ -111,7 +111,7 @@ async def test_a_client_that_goes_or_stays_silent_fails_the_reply(
     broker.write(V2, reply(), b"x")
     pushed = await asker.request()
     assert (await broker.read()).code == 1
-    asker.answer(pushed)  # too late: nobody waits
+    asker.answer(pushed)  # too late: no request waits
     assert (await broker.ask(9999)).code == 3
     monkeypatch.setattr("rmq_async.embedded.calls.CALL_TIMEOUT", 30.0)
     broker.write(V2, reply(), b"x")

@@ -186,7 +186,7 @@ async def test_the_settings_of_the_group_say_how_many_retry_queues_there_are(
     assert {message.queue.queue_id for message in server.messages(RETRY)} == {0, 1, 2}
 
 
-async def test_a_retry_topic_that_nobody_may_write_to_gets_nothing(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+async def test_a_retry_topic_that_no_client_may_write_to_gets_nothing(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     message = await stored(server, broker)
     await broker.create_topic(RETRY, perm="4")
     refused = await send_back(broker, message.commit_log_offset)

@@ -173,7 +173,7 @@ async def test_a_wrong_queue_id_is_29_with_the_topics_settings(broker: RawClient
         ("TBW102", 0),
     ],
 )
-async def test_topics_nobody_may_send_to(server: EmbeddedRocketMQ, broker: RawClient, topic: str, code: int) -> None:
+async def test_topics_that_no_client_may_send_to(server: EmbeddedRocketMQ, broker: RawClient, topic: str, code: int) -> None:
     response = await broker.send(topic)
     assert response.code == code
     assert len(server.messages(topic)) == (code == 0)

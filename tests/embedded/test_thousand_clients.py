@@ -126,14 +126,14 @@ async def latencies(client: RawClient) -> list[float]:
 
 async def run(process: asyncio.subprocess.Process, rng: random.Random) -> None:
     assert process.stdout is not None
-    told = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+    announced = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
     server = psutil.Process(process.pid)
-    async with RawClient(told["brokers"]["broker-a"]) as client:
+    async with RawClient(announced["brokers"]["broker-a"]) as client:
         await latencies(client)
         quiet = (await latencies(client))[SENDS * 99 // 100]
         limit = max(0.05, 10 * quiet)  # a machine that is busy with other tests is slow without a crowd too
         before = server.memory_info().rss
-        crowd = Crowd(told["brokers"]["broker-a"], rng)
+        crowd = Crowd(announced["brokers"]["broker-a"], rng)
         try:
             await crowd.gather()
             deadline = time.monotonic() + 10
@@ -148,7 +148,7 @@ async def run(process: asyncio.subprocess.Process, rng: random.Random) -> None:
                     break
             grown = server.memory_info().rss - before
             staying = patient & crowd.open
-            async with RawClient(told["namesrv"]) as names:
+            async with RawClient(announced["namesrv"]) as names:
                 assert (await names.ask(105, {"topic": "T"})).code == 0
         finally:
             await crowd.disperse()

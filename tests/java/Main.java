@@ -11,7 +11,7 @@ import java.util.concurrent.TimeUnit;
  *
  * <pre>java Main NAMESERVER BROKER SECONDS [CASE...]</pre>
  *
- * Waiting is most of a case, so they share the JVM and its time. The transcript goes to standard output case by case; whatever
+ * Waiting is most of a case, so they share the JVM and its time. The transcript goes to standard output case by case; everything
  * libraries print goes to standard error. "CASE: ! text" says that a case did not come to its end.
  */
 final class Main {

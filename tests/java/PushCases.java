@@ -53,7 +53,7 @@ final class PushCases {
     }
 
     /**
-     * Whether the broker knows the version that the first rebalance gave the subscription. The client tells it at once, but not while
+     * Whether the broker knows the version that the first rebalance gave the subscription. The client sends it at once, but not while
      * another heartbeat is under way, and later not either, for the fingerprint leaves the version out: the broker refuses pulls with
      * SUBSCRIPTION_NOT_LATEST until the next rebalance that changes something, here 40 s.
      */
@@ -71,7 +71,7 @@ final class PushCases {
                     return true;
                 }
             } catch (MQBrokerException | MQClientException notYet) {
-                // the broker does not know the group, or nobody its retry topic
+                // the broker does not know the group, or no server knows its retry topic
             }
             Thread.sleep(25);
         }
@@ -118,14 +118,14 @@ final class PushCases {
         long joined = System.nanoTime();
         DefaultMQPushConsumer second = member(world, group, topic, "second", taker);
         out.await("each to have two queues", () -> assigned(first) == 2 && assigned(second) == 2);
-        out.line("first told that another came: %s", told(joined));
+        out.line("first informed that another came: %s", informed(joined));
         world.fill(topic, 4, 0, 4);
         out.await("4 messages", () -> taker.size() == 4);
         out.line("two members: first took %d, second took %d", Collections.frequency(taker.values(), "first"), Collections.frequency(taker.values(), "second"));
         first.shutdown();
         long left = System.nanoTime();
         out.await("second to have all queues", () -> assigned(second) == 4);
-        out.line("second told that the other left: %s", told(left));
+        out.line("second informed that the other left: %s", informed(left));
         taker.clear();
         world.fill(topic, 4, 4, 8);
         out.await("4 more messages", () -> taker.size() == 4);
@@ -145,8 +145,8 @@ final class PushCases {
         return consumer;
     }
 
-    /** A member that the broker does not tell looks by itself, every 20 s. */
-    private static boolean told(long since) {
+    /** A member that the broker does not inform looks by itself, every 20 s. */
+    private static boolean informed(long since) {
         return System.nanoTime() - since < 12_000_000_000L;
     }
 

@@ -123,7 +123,7 @@ final class RequestCases {
             }
             if (body.equals("to one that is gone")) {
                 question.getProperties().put("CORRELATION_ID", "none");
-                question.getProperties().put("REPLY_TO_CLIENT", "nobody");
+                question.getProperties().put("REPLY_TO_CLIENT", "missing");
                 question.getProperties().put("TTL", "1000");
             }
             Message reply = MessageUtil.createReplyMessage(question, World.bytes("answer to " + body));

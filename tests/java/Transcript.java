@@ -44,7 +44,7 @@ final class Transcript {
         return waitingFor;
     }
 
-    /** Polls until it is so. What throws counts as not yet; the last error is told when patience ends. */
+    /** Polls until it is so. What throws counts as not yet; the last error is part of the failure when patience ends. */
     void await(String what, Callable<Boolean> condition) throws Exception {
         waitingFor = what;
         long deadline = System.nanoTime() + PATIENCE_MS * 1_000_000;
@@ -76,7 +76,7 @@ final class Transcript {
 
     /** Class, code and first line of the innermost error that has a code. */
     String error(Throwable error) {
-        String told = null;
+        String found = null;
         for (Throwable each = error; each != null; each = each.getCause() == each ? null : each.getCause()) {
             if (each instanceof MQBrokerException) {
                 MQBrokerException broker = (MQBrokerException) each;
@@ -84,12 +84,12 @@ final class Transcript {
             }
             if (each instanceof MQClientException) {
                 MQClientException client = (MQClientException) each;
-                told = String.format("%s %d %s", each.getClass().getSimpleName(), client.getResponseCode(), firstLine(client.getErrorMessage()));
-            } else if (told == null) {
-                told = each.getClass().getSimpleName() + " " + firstLine(each.getMessage());
+                found = String.format("%s %d %s", each.getClass().getSimpleName(), client.getResponseCode(), firstLine(client.getErrorMessage()));
+            } else if (found == null) {
+                found = each.getClass().getSimpleName() + " " + firstLine(each.getMessage());
             }
         }
-        return told;
+        return found;
     }
 
     String firstLine(String text) {

@@ -47,8 +47,8 @@ KEY_LINES: Final[Mapping[str, Sequence[str]]] = {
     "request-from-python": ("replied large: SEND_OK TTL=70000", "replied one: SEND_OK", "replied two: SEND_OK"),
     "concurrent": ("java-concurrent/3 6 of 6", "came after a restart [body-24, body-25, body-26, body-27]"),
     "balance": (
-        "first told that another came: true",
-        "second told that the other left: true",
+        "first informed that another came: true",
+        "second informed that the other left: true",
         "first took 2, second took 2",
         "one member left: {0=second, 1=second, 2=second, 3=second}",
     ),

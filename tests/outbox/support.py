@@ -22,7 +22,7 @@ __all__ = [
 Sessions = async_sessionmaker[AsyncSession]
 
 on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-"""For tests of what the process does, whatever the database."""
+"""For tests of what the process does, on any database."""
 on_postgresql = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 

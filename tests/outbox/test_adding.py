@@ -57,7 +57,7 @@ async def test_what_is_rolled_back_is_never_sent(outbox: Outbox, sessions: Sessi
 async def test_a_row_that_got_the_id_of_one_that_was_rolled_back_is_sent_in_its_place(
     outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
-    """SQLite gives such ids again, and a session that is closed tells of no rollback."""
+    """SQLite gives such ids again, and a session that is closed reports no rollback."""
     async with sessions() as session:
         await outbox.add(session, Message("T", b"closed without a commit"))
         await session.close()
@@ -198,7 +198,7 @@ async def test_delays_count_from_the_addition(how: str, outbox: Outbox, sessions
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected"),
     [
         (Message("T", b""), "the body is empty"),
         (Message("no topic!", b"x"), "not allowed"),
@@ -211,10 +211,10 @@ async def test_delays_count_from_the_addition(how: str, outbox: Outbox, sessions
 )
 @on_sqlite
 async def test_what_cannot_be_sent_is_refused_before_it_is_written(
-    message: Message, told: str, outbox: Outbox, sessions: Sessions
+    message: Message, expected: str, outbox: Outbox, sessions: Sessions
 ) -> None:
     async with sessions.begin() as session:
-        with pytest.raises(InvalidMessageError, match=told):
+        with pytest.raises(InvalidMessageError, match=expected):
             await outbox.add(session, message)
     status = await outbox.status()
     assert (status.pending, status.sent, status.failed) == (0, 0, 0)

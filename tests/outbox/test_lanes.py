@@ -47,7 +47,7 @@ def test_a_batch_has_a_limit_of_rows_and_bytes() -> None:
     assert together([held(properties=properties) for _ in range(2)], max_bytes=6000) == [1, 1]
 
 
-def test_each_row_is_in_one_batch_whatever_comes() -> None:
+def test_each_row_is_in_one_batch_for_any_rows() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     luck = random.Random(seed)

@@ -109,7 +109,7 @@ async def test_a_stop_gives_back_the_rest_of_a_batch_that_was_refused(
     await until(lambda: bool(server.messages("T")))
     await outbox.stop(0.1)
     found = await states(engine, table)
-    assert found[0][0] == "SENDING"  # nobody knows
+    assert found[0][0] == "SENDING"  # its outcome is unknown
     assert found[1:] == [("PENDING", None)] * 4
 
 
@@ -352,7 +352,7 @@ async def test_a_locked_database_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"lease": 0}, "lease must be above 0 seconds, not 0"),
         ({"poll_interval": "1"}, "poll_interval must be a number of seconds"),
@@ -371,10 +371,10 @@ async def test_a_locked_database_is_waited_for(
         ({"engine": object()}, "engine must be an AsyncEngine"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], expected: str, tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/service.db")
     given = {"engine": engine, "producer": Producer("orders", namesrv="127.0.0.1:1")} | options
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         Outbox(given.pop("engine"), given.pop("producer"), **given)
 
 
@@ -383,7 +383,7 @@ def test_a_database_in_memory_is_refused() -> None:
         Outbox(create_async_engine("sqlite+aiosqlite://"), Producer("orders", namesrv="127.0.0.1:1"))
 
 
-async def test_a_table_that_is_missing_or_another_one_is_told(engine: AsyncEngine, producer: Producer, table: str) -> None:
+async def test_a_table_that_is_missing_or_another_one_is_reported(engine: AsyncEngine, producer: Producer, table: str) -> None:
     outbox = Outbox(engine, producer, table=table)
     with pytest.raises(ConfigError, match=f"table {table} is not there as it should be"):
         await outbox.start()

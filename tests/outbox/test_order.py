@@ -1,4 +1,4 @@
-"""One sharding key of a topic leaves in the order of its rows, whatever fails and whoever sends."""
+"""One sharding key of a topic leaves in the order of its rows, after any failure and from any relay."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_two_relays_keep_the_order_of_each_key(
     assert len(server.messages("T")) == 120
 
 
-async def test_order_holds_and_nothing_is_lost_whatever_fails(
+async def test_order_holds_and_nothing_is_lost_after_any_failure(
     engine: AsyncEngine, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
     seed = random.randrange(1 << 32)

@@ -46,7 +46,7 @@ def test_a_pause_is_never_nothing() -> None:
     assert pause_before(2, 1e-9, 0.0) == pytest.approx(0.008)
 
 
-def test_an_error_is_told_on_one_line_and_cut() -> None:
+def test_an_error_is_reported_on_one_line_and_cut() -> None:
     assert error_text(ValueError("a\nb\x00")) == "ValueError: a b\\x00"
     assert len(error_text(ValueError("x" * 5000))) < 1100
 

@@ -320,7 +320,7 @@ async def test_a_purge_takes_more_than_one_transaction_holds(
     assert (await outbox.status()).sent == 0
 
 
-async def test_outcomes_are_written_whatever_a_broker_says(
+async def test_outcomes_are_written_after_any_answer(
     engine: AsyncEngine, producer: Producer, table: str, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
     outbox = Outbox(engine, producer, table=table, poll_interval=0.02)

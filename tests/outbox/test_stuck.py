@@ -1,4 +1,4 @@
-"""Who is told of messages that do not leave, how often, and what the status says."""
+"""Which outbox reports messages that do not leave, how often, and what the status says."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def make(make: Any) -> Any:
     return made
 
 
-async def test_each_row_is_told_once_in_a_period_whichever_process_tells_it(
+async def test_each_row_is_reported_once_in_a_period_by_all_processes_together(
     make: Any, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
-    told: list[StuckMessage] = []
-    outboxes = [make(on_stuck=told.append, stuck_after=1.5) for _ in range(2)]  # long after the first failure
+    reported: list[StuckMessage] = []
+    outboxes = [make(on_stuck=reported.append, stuck_after=1.5) for _ in range(2)]  # long after the first failure
     await outboxes[0].create_table()
     server.fail_next(2, 1_000_000)
     async with outboxes[0], outboxes[1]:
         async with sessions.begin() as session:
             ids = [await outboxes[0].add(session, Message("T", b"x", keys=["a", "b"])) for _ in range(3)]
-        await until(lambda: len(told) >= 3)
+        await until(lambda: len(reported) >= 3)
         await asyncio.sleep(0.15)  # further looks
-        assert sorted(message.id for message in told) == ids
+        assert sorted(message.id for message in reported) == ids
         server.fail_next(2, 0)
-    first = told[0]
+    first = reported[0]
     assert (first.topic, first.keys, first.state in ("PENDING", "SENDING")) == ("T", ("a", "b"), True)
     assert 1.5 <= first.age < 10
     assert first.last_error is not None
@@ -52,54 +52,54 @@ async def test_each_row_is_told_once_in_a_period_whichever_process_tells_it(
 
 
 @on_sqlite
-async def test_a_row_is_told_again_in_the_next_period(make: Any, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
-    told: list[StuckMessage] = []
-    outbox = make(on_stuck=told.append, stuck_period=0.1, stuck_after=0.1)
+async def test_a_row_is_reported_again_in_the_next_period(make: Any, sessions: Sessions, server: EmbeddedRocketMQ) -> None:
+    reported: list[StuckMessage] = []
+    outbox = make(on_stuck=reported.append, stuck_period=0.1, stuck_after=0.1)
     await outbox.create_table()
     server.fail_next(2, 1_000_000)
     async with outbox:
         async with sessions.begin() as session:
             await outbox.add(session, Message("T", b"x"))
-        await until(lambda: len(told) >= 3)
-    assert len({message.id for message in told}) == 1
+        await until(lambda: len(reported) >= 3)
+    assert len({message.id for message in reported}) == 1
 
 
-async def test_what_failed_for_good_or_often_is_told_however_young(
+async def test_what_failed_for_good_or_often_is_reported_however_young(
     make: Any, sessions: Sessions, server: EmbeddedRocketMQ
 ) -> None:
-    told: list[StuckMessage] = []
-    outbox = make(on_stuck=told.append, stuck_after=5.0, stuck_attempts=2)
+    reported: list[StuckMessage] = []
+    outbox = make(on_stuck=reported.append, stuck_after=5.0, stuck_attempts=2)
     await outbox.create_table()
     server.fail_next(13)
     async with outbox:
         async with sessions.begin() as session:
             bad = await outbox.add(session, Message("T", b"bad"))
-        await until(lambda: len(told) == 1)
-        assert (told[0].id, told[0].state) == (bad, "FAILED")
-        assert told[0].age < 5.0
+        await until(lambda: len(reported) == 1)
+        assert (reported[0].id, reported[0].state) == (bad, "FAILED")
+        assert reported[0].age < 5.0
         server.fail_next(2, 1_000_000)
         async with sessions.begin() as session:
             often = await outbox.add(session, Message("T", b"often"))
-        await until(lambda: len(told) == 2)
-        assert told[1].id == often
-        assert told[1].attempts >= 2
-        assert told[1].age < 5.0
+        await until(lambda: len(reported) == 2)
+        assert reported[1].id == often
+        assert reported[1].attempts >= 2
+        assert reported[1].age < 5.0
 
 
-async def test_more_than_one_look_reads_are_all_told(make: Any, sessions: Sessions, producer: Producer) -> None:
-    told: list[StuckMessage] = []
-    outbox = make(on_stuck=told.append, stuck_after=0.2)
+async def test_more_than_one_look_reads_are_all_reported(make: Any, sessions: Sessions, producer: Producer) -> None:
+    reported: list[StuckMessage] = []
+    outbox = make(on_stuck=reported.append, stuck_after=0.2)
     await outbox.create_table()
     async with outbox:
         await producer.stop()
         async with sessions.begin() as session:
             ids = [await outbox.add(session, Message("T", b"x")) for _ in range(250)]
-        await until(lambda: len(told) >= 250)
-    assert [message.id for message in told] == ids
+        await until(lambda: len(reported) >= 250)
+    assert [message.id for message in reported] == ids
 
 
 @on_sqlite
-async def test_a_callback_that_raises_is_told_to_the_loop_and_ends_nothing(
+async def test_a_callback_that_raises_is_reported_to_the_loop_and_ends_nothing(
     make: Any, sessions: Sessions, producer: Producer
 ) -> None:
     loop, errors = asyncio.get_running_loop(), list[dict[str, Any]]()
@@ -123,7 +123,7 @@ async def test_a_callback_that_raises_is_told_to_the_loop_and_ends_nothing(
 
 
 @on_sqlite
-async def test_without_a_callback_the_log_is_told(
+async def test_without_a_callback_the_log_gets_it(
     make: Any, sessions: Sessions, producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
     outbox = make(stuck_after=0.2)
@@ -134,36 +134,38 @@ async def test_without_a_callback_the_log_is_told(
             first, _ = [await outbox.add(session, Message("T", b"x")) for _ in range(2)]
         await until(lambda: "wait too long" in caplog.text)
         await asyncio.sleep(0.15)
-    told = [record.getMessage() for record in caplog.records if "wait too long" in record.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith(f"2 messages wait too long in the outbox, the first: row {first}, topic T,")
+    reported = [record.getMessage() for record in caplog.records if "wait too long" in record.getMessage()]
+    assert len(reported) == 1
+    assert reported[0].startswith(f"2 messages wait too long in the outbox, the first: row {first}, topic T,")
 
 
-async def test_the_status_is_told_at_intervals(make: Any, sessions: Sessions, producer: Producer) -> None:
-    told: list[OutboxStatus] = []
-    outbox = make(on_status=told.append, status_interval=0.03)
+async def test_the_status_is_reported_at_intervals(make: Any, sessions: Sessions, producer: Producer) -> None:
+    reported: list[OutboxStatus] = []
+    outbox = make(on_status=reported.append, status_interval=0.03)
     await outbox.create_table()
     async with outbox:
         await producer.stop()
         async with sessions.begin() as session:
             await outbox.add(session, Message("T", b"x"))
-        await until(lambda: bool(told) and told[-1].pending == 1 and told[-1].oldest_age > 0)
+        await until(lambda: bool(reported) and reported[-1].pending == 1 and reported[-1].oldest_age > 0)
         await producer.start()
-        await until(lambda: told[-1] == OutboxStatus(0, 0.0, 1, 0))
-    count = len(told)
+        await until(lambda: reported[-1] == OutboxStatus(0, 0.0, 1, 0))
+    count = len(reported)
     await asyncio.sleep(0.1)
-    assert len(told) == count
+    assert len(reported) == count
 
 
 @on_sqlite
-async def test_a_message_that_left_in_time_is_not_told(make: Any, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
-    told: list[StuckMessage] = []
-    outbox = make(on_stuck=told.append)
+async def test_a_message_that_left_in_time_is_not_reported(
+    make: Any, sessions: Sessions, engine: AsyncEngine, table: str
+) -> None:
+    reported: list[StuckMessage] = []
+    outbox = make(on_stuck=reported.append)
     await outbox.create_table()
     async with outbox:
         async with sessions.begin() as session:
             await outbox.add(session, Message("T", b"x"))
         await settled(outbox)
         await asyncio.sleep(0.4)
-    assert not told
+    assert not reported
     assert (await rows(engine, table))[0]["alerted"] is None

@@ -71,8 +71,8 @@ async def test_every_look_goes_by_an_index(name: str, index: str, outbox: Outbox
 
 async def test_a_purge_looks_at_old_rows_alone(outbox: Outbox, engine: AsyncEngine, table: str) -> None:
     found = await plan(outbox, engine, store_of(engine, table).statements.purge)
-    told = {"sqlite": f"ix_{table}_sent (updated<?)", "postgresql": "Index Cond: (updated <= "}
-    assert told[engine.dialect.name] in found
+    expected = {"sqlite": f"ix_{table}_sent (updated<?)", "postgresql": "Index Cond: (updated <= "}
+    assert expected[engine.dialect.name] in found
 
 
 # -- the table itself
@@ -134,7 +134,7 @@ async def test_a_table_may_be_in_a_schema(
     assert len(server.messages("T")) == 2
 
 
-async def test_ids_only_grow_whatever_is_purged(outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
+async def test_ids_only_grow_after_any_purge(outbox: Outbox, sessions: Sessions, engine: AsyncEngine, table: str) -> None:
     async with sessions.begin() as session:
         first = await outbox.add(session, Message("T", b"x"))
         await session.execute(text(f"UPDATE {table} SET state = 'SENT'"))

@@ -56,7 +56,7 @@ class Sent:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The header under its names of one letter, whichever form it came in, and whatever else came with it."""
+        """The header under its names of one letter, whichever form it came in, and further fields that came with it."""
         ext = self.command.ext_fields or {}
         if self.code == RequestCode.SEND_MESSAGE:
             ext = {**ext, **to_ext(send_header_v2(from_ext(SendMessageRequestHeader, ext)))}
@@ -123,8 +123,8 @@ def fields(**given: str | None) -> Answer:
     """Code 0 with other fields than a broker would give; None leaves a field out."""
 
     def answer(link: Link, sent: Sent) -> None:
-        told = sent.broker.stored_fields(sent) | given
-        link.reply(sent.command, 0, None, {name: value for name, value in told.items() if value is not None})
+        fields = sent.broker.stored_fields(sent) | given
+        link.reply(sent.command, 0, None, {name: value for name, value in fields.items() if value is not None})
 
     return answer
 
@@ -366,11 +366,11 @@ class NameServer(Server):
             if self.answer is not None:
                 self.answer(link, command)
             elif self.delay:
-                asyncio.get_running_loop().call_later(self.delay, self.tell, link, command)
+                asyncio.get_running_loop().call_later(self.delay, self.answer_route, link, command)
             else:
-                self.tell(link, command)
+                self.answer_route(link, command)
 
-    def tell(self, link: Link, command: RemotingCommand) -> None:
+    def answer_route(self, link: Link, command: RemotingCommand) -> None:
         route = self.routes.get((command.ext_fields or {}).get("topic") or "")
         if route is None:
             link.reply(command, 17, "no such topic")

@@ -75,7 +75,7 @@ async def test_a_code_that_is_retried_and_stays(cluster: Cluster) -> None:
             assert len(attempts) == 2 or code == ResponseCode.GO_AWAY, "of these no number is too many"
 
 
-async def test_a_code_nobody_knows(cluster: Cluster) -> None:
+async def test_an_unknown_code(cluster: Cluster) -> None:
     for code in (-1, 9999, 2**31 - 1):
         cluster.a.answer = refuse(code, None)
         async with producer(cluster) as sender:
@@ -108,11 +108,11 @@ async def test_stored_without_the_fields_that_prove_it(cluster: Cluster, send: S
         {"msgId": None, "queueId": None, "queueOffset": None},
     ]
     async with producer(cluster) as sender:
-        for told in bad:
-            cluster.a.answer = fields(**told)
+        for wrong in bad:
+            cluster.a.answer = fields(**wrong)
             with pytest.raises(errors.RemoteProtocolError) as caught:
                 await send(sender)
-            assert caught.value.maybe_stored, told
+            assert caught.value.maybe_stored, wrong
             assert caught.value.address == cluster.a.address
             assert caught.value.broker == "a"
         for code in STORED:

@@ -1,4 +1,4 @@
-"""``send_async``: a future and exactly one callback, whatever happens."""
+"""``send_async``: a future and exactly one callback, in every case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .peers import TOPIC, Cluster, each, late, refuse, silent, stored
 from .support import Calls, message, messages, outcomes, producer, spin, until
 
 
-async def test_the_callback_comes_before_whoever_awaits(cluster: Cluster) -> None:
+async def test_the_callback_comes_before_the_waiter(cluster: Cluster) -> None:
     order: list[str] = []
 
     async def wait(future: asyncio.Future[Any]) -> None:
@@ -81,7 +81,9 @@ async def test_a_coroutine_function_is_refused_at_the_call(cluster: Cluster) -> 
         assert sender.health().unanswered == 0
 
 
-async def test_a_callback_that_raises_is_reported_and_harms_nobody(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
+async def test_a_callback_that_raises_is_reported_and_harms_no_other(
+    cluster: Cluster, loop_errors: list[dict[str, Any]]
+) -> None:
     def bad(_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -135,7 +137,7 @@ async def test_cancelling_frees_the_place_and_calls_back_at_once(cluster: Cluste
     assert calls.count == 1
 
 
-async def test_cancelling_whoever_awaits_cancels_the_send(cluster: Cluster) -> None:
+async def test_cancelling_the_waiter_cancels_the_send(cluster: Cluster) -> None:
     calls = Calls()
     cluster.a.answer = silent
     async with producer(cluster) as sender:

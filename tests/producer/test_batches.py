@@ -203,9 +203,9 @@ async def test_errors_go_to_callback_and_future(pair: Cluster) -> None:
     pair.answer(refuse(1))
     async with producer(pair, async_retries=1) as sender:
         future = await sender.send_batch_async(messages(2), **calls.both)
-        with pytest.raises(SendError) as told:
+        with pytest.raises(SendError) as caught:
             await future
-        assert calls.errors == [told.value]
+        assert calls.errors == [caught.value]
         pair.answer(refuse(13))
         future = await sender.send_batch_async(messages(2), **calls.both)
         with pytest.raises(BrokerError):
@@ -276,7 +276,7 @@ async def test_what_the_call_itself_raises_goes_to_no_callback(cluster: Cluster)
     assert not cluster.sends
 
 
-async def test_a_callback_that_raises_hurts_nobody(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
+async def test_a_callback_that_raises_hurts_no_other(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
     def bad(result: object) -> None:
         raise RuntimeError("a bug")
 

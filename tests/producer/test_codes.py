@@ -1,4 +1,4 @@
-"""Every answer a broker may give to a send, as docs/errors.md tells of it: that table is what these tests are made from."""
+"""Every answer a broker may give to a send, as docs/errors.md lists it: that table is what these tests are made from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATUS = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE", 12:
 NAMES = {int(code): code.name for code in ResponseCode}
 
 
-class Told(NamedTuple):
+class Listed(NamedTuple):
     """One row of the table, for one code."""
 
     code: int
@@ -62,20 +62,20 @@ def codes(cell: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-TOLD = [
-    Told(code, name, remark, kind, *[flag in ("yes", "it is") for flag in flags])
+LISTED = [
+    Listed(code, name, remark, kind, *[flag in ("yes", "it is") for flag in flags])
     for cell, name, remark, kind, *flags in rows("answer")
     for code in codes(cell)
 ]
 
 
 def test_the_table_has_every_code_once_and_by_its_name() -> None:
-    assert [row.code for row in TOLD if not row.remark] == [*range(31), *range(200, 216), 1500]
-    assert all(row.name == NAMES.get(row.code, "") for row in TOLD)
+    assert [row.code for row in LISTED if not row.remark] == [*range(31), *range(200, 216), 1500]
+    assert all(row.name == NAMES.get(row.code, "") for row in LISTED)
 
 
-@pytest.mark.parametrize("row", TOLD, ids=str)
-async def test_an_answer_has_the_outcome_that_is_told(row: Told, pair: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("row", LISTED, ids=str)
+async def test_an_answer_has_the_outcome_that_is_listed(row: Listed, pair: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     """The first attempt is answered so, whichever broker it goes to, and the second one is stored."""
     caplog.set_level(logging.INFO, "rmq_async.producer")
     remark = row.remark or "because"
@@ -123,8 +123,8 @@ class Made(NamedTuple):
     elapsed: float = 0.0
 
 
-async def test_retry_codes_are_the_ones_told_and_may_be_more_or_fewer(pair: Cluster) -> None:
-    assert {row.code for row in TOLD if row.retried} == RETRY_CODES
+async def test_retry_codes_are_the_listed_ones_and_may_be_more_or_fewer(pair: Cluster) -> None:
+    assert {row.code for row in LISTED if row.retried} == RETRY_CODES
     extended = RETRY_CODES | {13, 215}
     async with producer(pair, retry_codes=extended) as more, producer(pair, "other", retry_codes=RETRY_CODES - {1}) as fewer:
         for code in (13, 215):

@@ -111,8 +111,8 @@ async def test_a_lone_black_hole_ends_with_the_budget(cluster: Cluster, send: Se
                 await send(sender, timeout=0.2, queue=cluster.queue())
 
 
-async def test_whoever_has_no_time_to_connect_leaves_their_time_to_the_others(cluster: Cluster) -> None:
-    """Those behind it in the same line are not ended by its deadline, and not told of another reason by their own."""
+async def test_a_caller_without_time_to_connect_leaves_their_time_to_the_others(cluster: Cluster) -> None:
+    """Those behind it in the same line are not ended by its deadline, and its error is not replaced by theirs."""
     with black_hole() as hole:
         cluster.name_server.routes[TOPIC] = replace(cluster.route(), broker_datas=(BrokerData("a", {0: hole}, "c"),))
         async with producer(cluster) as sender:

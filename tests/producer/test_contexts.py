@@ -17,7 +17,7 @@ from rmq_async import Message, MessageQueue, Producer
 from .peers import Cluster, each, refuse, stored
 from .support import message, producer, until
 
-OWNER: ContextVar[str] = ContextVar("whose call it is", default="nobody")
+OWNER: ContextVar[str] = ContextVar("whose call it is", default="none")
 
 
 class Scope:

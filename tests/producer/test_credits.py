@@ -39,8 +39,8 @@ async def test_what_is_free_is_given_at_once() -> None:
     assert taken(credits) == (0, 0, 0)
 
 
-async def test_whoever_came_first_is_served_first() -> None:
-    """Also when a later one would fit: nobody passes."""
+async def test_the_first_to_come_is_served_first() -> None:
+    """Also when a later one would fit: no call passes another."""
     credits = Credits("sends", 10, 100)
     first = await take(credits, 1, 95)
     served: list[int] = []
@@ -77,7 +77,7 @@ async def test_more_than_a_whole_limit_passes_alone() -> None:
     assert taken(credits) == (0, 0, 0)
 
 
-async def test_the_refusal_tells_what_is_taken() -> None:
+async def test_the_refusal_names_what_is_taken() -> None:
     credits = Credits("sends", 1, 100)
     epoch = await take(credits, 1, 60)
     with timed(0.05, 0.05), pytest.raises(BackpressureError, match=r"1 of 1 messages, 60 of 100 bytes"):
@@ -87,7 +87,7 @@ async def test_the_refusal_tells_what_is_taken() -> None:
     assert taken(credits) == (0, 0, 0)
 
 
-async def test_whoever_gives_up_is_stepped_over() -> None:
+async def test_a_caller_that_gives_up_is_stepped_over() -> None:
     credits = Credits("sends", 1, 100)
     epoch = await take(credits)
     waits = [asyncio.ensure_future(take(credits, timeout=timeout)) for timeout in (5, 0.02, 5, 0.02, 5)]
@@ -150,7 +150,7 @@ async def test_those_who_gave_up_behind_a_waiting_one_are_not_kept(monkeypatch: 
     assert taken(credits) == (0, 0, 0)
 
 
-async def test_refusing_ends_the_wait_and_serves_nobody_after() -> None:
+async def test_refusing_ends_the_wait_and_serves_none_after() -> None:
     credits = Credits("sends", 1, 100)
     epoch = await take(credits)
     waits = [asyncio.ensure_future(take(credits)) for _ in range(3)]
@@ -253,7 +253,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 6), st.integer
 
 @settings(max_examples=200, deadline=None)
 @given(limit=st.integers(1, 5), byte_limit=st.integers(1, 30), steps=STEPS)
-def test_whatever_happens_the_account_returns_to_zero(limit: int, byte_limit: int, steps: list[tuple[str, int, int]]) -> None:
+def test_the_account_always_returns_to_zero(limit: int, byte_limit: int, steps: list[tuple[str, int, int]]) -> None:
     async def run() -> None:
         model = Model(limit, byte_limit)
         for step in steps:
@@ -285,7 +285,7 @@ async def test_ten_thousand_callers_with_random_fates() -> None:
     assert taken(credits) == (0, 0, 0)
 
 
-async def test_whoever_joins_leaves_or_gives_back_the_first_who_fits_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_any_join_leave_or_release_the_first_who_fits_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared, step by step, with a plain list of those who wait."""
     monkeypatch.setattr(module, "GIVEN_UP_KEPT", 2, raising=False)
     source = seeded()

@@ -33,7 +33,7 @@ from ..cuts import CutSends, Judge, Send, again, length_of, send_one, send_two
 from ..instances import client_of
 
 OFFSET_GROWS = 8
-"""Bytes by which an answer may become longer while a test runs: it tells queue offsets in decimals."""
+"""Bytes by which an answer may become longer while a test runs: it has queue offsets in decimals."""
 
 LANES = 4
 """Clients at once, each with proxies of its own."""
@@ -63,7 +63,7 @@ def read_back(server: EmbeddedRocketMQ, topic: str) -> list[Copy]:
 
 @pytest.mark.parametrize("way", ["to_server", "to_client"])
 @pytest.mark.parametrize("send", [send_one, send_two])
-async def test_a_send_cut_anywhere_tells_the_truth_or_is_sent_again(send: Send, way: str) -> None:
+async def test_a_send_cut_anywhere_fails_truly_or_is_sent_again(send: Send, way: str) -> None:
     cuts = CutSends(Judge(TIMEOUT), send, way)
 
     async def lane(server: EmbeddedRocketMQ, number: int, retries: int) -> None:

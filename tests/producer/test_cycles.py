@@ -31,7 +31,7 @@ def ways(sender: Producer) -> dict[str, Way]:
     async def deferred(item: Message, **options: Any) -> Any:
         return await (await sender.send_async(item, **options))
 
-    async def told(item: Message, **options: Any) -> Any:
+    async def by_callback(item: Message, **options: Any) -> Any:
         return await (await sender.send_async(item, on_error=lambda _: None, **options))
 
     async def batched(item: Message, **options: Any) -> Any:
@@ -44,7 +44,7 @@ def ways(sender: Producer) -> dict[str, Way]:
         return await sender.send(Message(TOPIC, b"x", tags="t"), **options)
 
     return {
-        "send": sender.send, "send_async": deferred, "callback": told, "send_batch": batched, "key": keyed, "tags": tagged,
+        "send": sender.send, "send_async": deferred, "callback": by_callback, "send_batch": batched, "key": keyed, "tags": tagged,
         "request": sender.request, "send_oneway": sender.send_oneway,
     }  # fmt: skip
 

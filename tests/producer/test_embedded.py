@@ -60,7 +60,7 @@ async def test_every_way_arrives_as_it_was_sent(server: EmbeddedRocketMQ, form: 
         assert result.status is SendStatus.SEND_OK
 
 
-async def test_the_next_sends_fail_as_they_are_told(server: EmbeddedRocketMQ) -> None:
+async def test_the_next_sends_fail_as_they_are_set(server: EmbeddedRocketMQ) -> None:
     async with Producer("group", namesrv=server.namesrv) as sender:
         await sender.send(message())
         server.fail_next(1, 2, request=RequestCode.SEND_MESSAGE_V2)

@@ -31,7 +31,7 @@ def best(faults: LatencyTable, brokers: str, now: float) -> str:
     return "".join(sorted(faults.best(frozenset(brokers), now)))
 
 
-def test_nobody_is_suspected_at_first() -> None:
+def test_no_broker_is_suspected_at_first() -> None:
     faults = LatencyTable(V5)
     brokers = frozenset("ab")
     assert faults.best(brokers, T) is brokers
@@ -121,7 +121,7 @@ def test_an_attempt_that_stays_unanswered_speaks_against_its_broker_before_it_fa
     assert not faults.items
 
 
-def test_whatever_is_learnt_counts_as_a_new_version() -> None:
+def test_any_change_counts_as_a_new_version() -> None:
     faults = LatencyTable(V5)
     versions = [faults.version]
     succeeded(faults, "a", T)

@@ -1,4 +1,4 @@
-"""``flush``: everything accepted so far is answered or failed, whatever is accepted meanwhile."""
+"""``flush``: everything accepted so far is answered or failed, whether or not more is accepted meanwhile."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_its_own_timeout(cluster: Cluster) -> None:
     await outcomes(*futures)
 
 
-async def test_cancelling_it_harms_nobody(cluster: Cluster) -> None:
+async def test_cancelling_it_harms_no_other_call(cluster: Cluster) -> None:
     cluster.a.answer = late(0.05)
     async with producer(cluster) as sender:
         future = await sender.send_async(message())

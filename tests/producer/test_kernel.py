@@ -83,9 +83,9 @@ async def test_compressed_and_tried_again_in_the_long_form(pair: Cluster, name: 
 async def test_an_error_in_the_long_form_is_the_same_error(cluster: Cluster) -> None:
     cluster.a.answer = refuse(13, "illegal")
     async with producer(cluster, send_smart_msg=False) as sender:
-        with pytest.raises(BrokerError, match="illegal") as told:
+        with pytest.raises(BrokerError, match="illegal") as caught:
             await sender.send(message())
-    assert (told.value.code, told.value.broker) == (13, "a")
+    assert (caught.value.code, caught.value.broker) == (13, "a")
 
 
 @pytest.mark.parametrize("smart", [True, False])

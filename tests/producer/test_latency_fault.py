@@ -21,7 +21,7 @@ from .peers import TOPIC, Broker, Cluster, Link, Sent, late, refuse, silent, sto
 from .support import Send, Taken, core_of, every_way, is_available, message, messages, outcomes, producer, spin, timed, until
 
 QUICK = FaultTable((0.02, 0.1), (0.0, 0.3), isolation=0.2)
-"""Answers may take 0.1 s; whoever needs longer, or fails, is left alone for 0.3 s."""
+"""Answers may take 0.1 s; a broker that needs longer, or fails, is left alone for 0.3 s."""
 
 
 def faulty(cluster: Cluster, **options: Any) -> Any:
@@ -134,7 +134,7 @@ async def test_an_attempt_that_is_still_unanswered_keeps_others_away(pair: Clust
 
 
 @every_way(1)
-async def test_every_way_tells_what_became_of_its_attempt(cluster: Cluster, send: Send) -> None:
+async def test_every_way_reports_the_outcome_of_its_attempt(cluster: Cluster, send: Send) -> None:
     table = FaultTable((0.02, 0.4), (0.0, 0.3), isolation=0.5)
     broker = cluster.a
     async with faulty(cluster, fault_table=table, timeout=5.0, retries=0, async_retries=0, async_limit=1) as sender:
@@ -161,12 +161,12 @@ async def test_every_way_tells_what_became_of_its_attempt(cluster: Cluster, send
             await asyncio.sleep(0.45)
             call.cancel()
             await outcomes(call)
-            assert set(items) == {"a"}  # nobody knows how long it would have taken, but it was long
+            assert set(items) == {"a"}  # it never ended, but it took long
             items.clear()
 
 
 @every_way(1)
-async def test_a_call_that_left_its_broker_no_time_blames_nobody(cluster: Cluster, send: Send) -> None:
+async def test_a_call_that_left_its_broker_no_time_blames_no_broker(cluster: Cluster, send: Send) -> None:
     table = FaultTable((0.1, 0.5), (0.0, 0.3), isolation=1.0)
     async with faulty(cluster, fault_table=table, retries=0, async_retries=0, async_limit=1) as sender:
         await send(sender)
@@ -185,7 +185,7 @@ async def test_a_call_that_left_its_broker_no_time_blames_nobody(cluster: Cluste
 
 
 @every_way(2)
-async def test_every_way_tells_what_became_of_its_further_attempts(cluster: Cluster, send: Send) -> None:
+async def test_every_way_reports_the_outcome_of_its_further_attempts(cluster: Cluster, send: Send) -> None:
     async with faulty(cluster, fault_table=QUICK, timeout=1.2) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(4)])
         faults = faults_of(sender)
@@ -284,7 +284,7 @@ async def test_an_explicit_queue_is_kept_to_and_clears_its_broker_by_working(pai
         assert len(faults_of(sender).items) == 0
 
 
-async def test_one_way_sends_avoid_brokers_and_tell_only_of_connects_that_failed(pair: Cluster) -> None:
+async def test_one_way_sends_avoid_brokers_and_report_only_connects_that_failed(pair: Cluster) -> None:
     await pair.a.stop()
     async with faulty(pair) as sender:
         queues = await sender.fetch_publish_queues(TOPIC)

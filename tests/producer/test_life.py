@@ -1,4 +1,4 @@
-"""Starting, stopping, sharing, and what is told to whoever comes too early or too late."""
+"""Starting, stopping, sharing, and the errors of calls that come too early or too late."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_stop_during_start(cluster: Cluster) -> None:
             assert isinstance(error, errors.ClientStateError)
 
 
-async def test_whoever_stops_it_a_second_time_waits_too(cluster: Cluster) -> None:
+async def test_a_second_stop_waits_too(cluster: Cluster) -> None:
     cluster.a.answer = late(0.1)
     sender = producer(cluster)
     await sender.start()
@@ -170,11 +170,11 @@ async def test_stop_says_of_each_call_whether_it_may_be_stored(cluster: Cluster,
     held = [asyncio.ensure_future(send(sender, **options)) for options in ({}, {"queue": cluster.queue()})]
     await asyncio.sleep(0.02)
     await sender.stop(0.0)
-    told = await outcomes(written, *held)
-    assert {type(error) for error in told} == {errors.ClientStateError}
-    assert [error.maybe_stored for error in told] == [True, False, False]
-    assert "may have been stored" in str(told[0])
-    assert "before the message was stored" in str(told[1])
+    failures = await outcomes(written, *held)
+    assert {type(error) for error in failures} == {errors.ClientStateError}
+    assert [error.maybe_stored for error in failures] == [True, False, False]
+    assert "may have been stored" in str(failures[0])
+    assert "before the message was stored" in str(failures[1])
     assert len(cluster.sends) == 1
 
 
@@ -386,7 +386,7 @@ async def test_a_producer_that_was_stopped_or_never_started_does_not_warn(cluste
         gc.collect()
 
 
-async def test_another_loop_is_told(cluster: Cluster) -> None:
+async def test_another_loop_is_refused(cluster: Cluster) -> None:
     async with producer(cluster) as sender:
         await sender.send(message())
 

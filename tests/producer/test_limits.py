@@ -115,7 +115,7 @@ async def test_credits_return_after_every_outcome(cluster: Cluster, send: Send) 
         await outcomes(call)
         assert sender.health().unanswered == 0
         with pytest.raises(errors.BrokerNotFoundError):
-            await sender.send(message(), queue=cluster.queue()._replace(broker_name="nobody"))
+            await sender.send(message(), queue=cluster.queue()._replace(broker_name="missing"))
         assert sender.health().unanswered == 0
         call = asyncio.ensure_future(send(sender))
         await spin(3)

@@ -38,7 +38,7 @@ async def sent_by(cluster: Cluster, count: int) -> None:
     assert len(cluster.sends) == count
 
 
-async def test_a_frame_nobody_answers(cluster: Cluster) -> None:
+async def test_a_frame_without_an_answer(cluster: Cluster) -> None:
     async with producer(cluster) as sender:
         result = await sender.send_oneway(message(b"x", tags="t", keys=["k"]))  # type: ignore[func-returns-value]
         await sent_by(cluster, 1)
@@ -141,9 +141,9 @@ async def test_any_answer_closes_a_window_and_errors_are_counted(
         assert isinstance(pacing, OnewayPacing)
         assert pacing.errors == 10
     assert len(cluster.sends) == 100, "nothing is sent again"
-    told = [record.getMessage() for record in caplog.records]
-    assert [text.split(": ")[1].split()[0] for text in told] == ["1", "2", "4", "8"]
-    assert all(f"code {code}" in text and text.isprintable() for text in told)
+    reported = [record.getMessage() for record in caplog.records]
+    assert [text.split(": ")[1].split()[0] for text in reported] == ["1", "2", "4", "8"]
+    assert all(f"code {code}" in text and text.isprintable() for text in reported)
 
 
 async def test_a_window_that_is_not_answered_closes_after_request_timeout(cluster: Cluster) -> None:

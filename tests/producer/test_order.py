@@ -74,7 +74,7 @@ def bodies(broker: Broker) -> list[bytes]:
 
 @ways
 async def test_a_thousand_calls_on_a_cold_topic_leave_in_order(cluster: Cluster, way: Way) -> None:
-    """Nothing is there: no route, which a slow name server tells, and no connection."""
+    """Nothing is there: no route, which a slow name server sends, and no connection."""
     cluster.name_server.delay = 0.05
     items = messages(1000)
     async with producer(cluster, oneway_window=0, timeout=10.0) as sender:
@@ -144,7 +144,7 @@ async def test_a_call_behind_others_ends_by_its_own_deadline(cluster: Cluster) -
     assert not cluster.sends
 
 
-async def test_whoever_gives_up_is_stepped_over(cluster: Cluster) -> None:
+async def test_a_caller_that_gives_up_is_stepped_over(cluster: Cluster) -> None:
     cluster.name_server.delay = 0.1
     items = messages(100)
     async with producer(cluster) as sender:
@@ -172,7 +172,7 @@ def test_places_left_behind_a_waiting_one_are_not_kept(monkeypatch: pytest.Monke
     assert not line.places
 
 
-async def test_whoever_joins_or_leaves_a_line_it_is_the_turn_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_any_join_or_leave_it_is_the_turn_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared, step by step, with a plain list."""
     monkeypatch.setattr(order, "LEFT_KEPT", 2, raising=False)
     source = seeded()
@@ -199,12 +199,12 @@ async def test_whoever_joins_or_leaves_a_line_it_is_the_turn_of_the_first(monkey
     assert not line.places
 
 
-async def test_lines_of_topics_nobody_has_are_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_of_unknown_topics_are_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "LINES_KEPT", 8)
-    tell = cluster.name_server.tell
+    answer = cluster.name_server.answer_route
     asked: list[Any] = []
     cluster.name_server.answer = lambda link, command: (
-        asked.append((link, command)) if (command.ext_fields or {})["topic"] == TOPIC else tell(link, command)
+        asked.append((link, command)) if (command.ext_fields or {})["topic"] == TOPIC else answer(link, command)
     )
     items = messages(5)
     async with producer(cluster, timeout=30.0) as sender:
@@ -217,7 +217,7 @@ async def test_lines_of_topics_nobody_has_are_not_kept(cluster: Cluster, monkeyp
         late_ones = [asyncio.ensure_future(by_key(sender, item)) for item in items[3:]]
         await spin(2)
         cluster.name_server.answer = None
-        tell(*asked[0])
+        answer(*asked[0])
         await asyncio.gather(*early, *late_ones)
     assert bodies(cluster.a) == [item.body for item in items]
 
@@ -331,8 +331,8 @@ async def test_a_queue_of_another_topic_or_broker(cluster: Cluster) -> None:
             await sender.send_batch([message()], queue=stranger)
         assert cluster.received == before, "not even the route was asked for"
         for send in (sender.send, sender.send_async, sender.send_oneway):
-            with pytest.raises(errors.BrokerNotFoundError, match=r"nobody.*known: a"):
-                await send(message(), queue=MessageQueue(TOPIC, "nobody", 0))
+            with pytest.raises(errors.BrokerNotFoundError, match=r"missing.*known: a"):
+                await send(message(), queue=MessageQueue(TOPIC, "missing", 0))
     assert not cluster.sends
 
 

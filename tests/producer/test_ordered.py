@@ -357,9 +357,9 @@ async def test_hooks_see_each_attempt_of_each_message(cluster: Cluster, number: 
         hook.after.clear()
         cluster.a.answer = lambda link, sent: (refuse(13) if b"000000" in sent.bodies else stored)(link, sent)
         await outcomes(*[sender.send(item, key="k") for item in messages(number)])
-    told = Counter(context.msg_id for context, _, _ in hook.after)
-    assert len(told) == number
-    assert all(attempt <= told[context.msg_id] for context, attempt, _ in hook.after)
+    counted = Counter(context.msg_id for context, _, _ in hook.after)
+    assert len(counted) == number
+    assert all(attempt <= counted[context.msg_id] for context, attempt, _ in hook.after)
 
 
 async def test_hook_sees_the_end_of_a_member_when_it_ends(cluster: Cluster) -> None:

@@ -115,12 +115,12 @@ async def test_kinds_of_messages(telemetry: Telemetry) -> None:
         for options in ({"delay_level": 3}, {"deliver_at": 1.7e9}, {"sharding_key": "s"}):
             await sender.send(message(**options))
     prefix = "messaging.rocketmq."
-    told = [
+    recorded = [
         {name.removeprefix(prefix): value for name, value in attributes(span).items() if name.startswith(prefix)}
         for span in telemetry.spans
     ]
     rest = {"client_group": "group", "namespace": "eu"}
-    assert told == [
+    assert recorded == [
         {"message.type": "delay", "message.delay_time_level": 3, **rest},
         {"message.type": "delay", "message.delivery_timestamp": 1_700_000_000_000, **rest},
         {"message.type": "fifo", "message.group": "s", **rest},
@@ -168,12 +168,12 @@ async def test_what_fails_says_so(telemetry: Telemetry) -> None:
             cluster.name_server.routes["nowhere"] = cluster.route()
             await cluster.a.stop()
             await outcomes(sender.send(message(), timeout=0.3))
-    told = [
+    recorded = [
         (span.attributes["error.type"], span.attributes["rmq_async.maybe_stored"])
         for span in telemetry.spans
         if span.attributes
     ]
-    assert sorted(told) == [
+    assert sorted(recorded) == [
         ("999", False), ("CancelledError", True), ("ConnectError", False), ("ConnectError", False),
         ("MessageIllegalError", False), ("RequestTimeoutError", True),
     ]  # fmt: skip

@@ -76,8 +76,8 @@ async def test_a_broker_that_is_gone_is_one_warning(pair: Cluster, caplog: pytes
         async with producer(pair, topics=[TOPIC]) as sender:
             assert pair.a.codes[RequestCode.HEART_BEAT] == 1
             await sender.send(message(), queue=pair.queue())
-    [told] = [record.getMessage() for record in caplog.records if pair.b.address in record.getMessage()]
-    assert told.startswith(f"no heartbeat to broker {pair.b.address}: ")
+    [reported] = [record.getMessage() for record in caplog.records if pair.b.address in record.getMessage()]
+    assert reported.startswith(f"no heartbeat to broker {pair.b.address}: ")
 
 
 async def test_a_broker_or_name_server_that_is_silent_costs_request_timeout(cluster: Cluster) -> None:

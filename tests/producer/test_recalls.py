@@ -1,4 +1,4 @@
-"""Taking a timer message back: what is refused here, what is asked of whom, what is answered."""
+"""Taking a timer message back: what is refused here, which broker is asked for what, what it answers."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ async def test_without_a_reply_in_time_the_call_says_that_the_request_is_stored(
         assert asked.msg_id in str(caught.value)
         assert (await waiting(asking), asking.health().unanswered, await strays(asking)) == (0, 0, 0)
         assert (await replying.reply(asked, b"too late")).attempts == 1, (
-            "whoever replies is not told: Java's client says so too"
+            "the client that replies gets no error: Java's client gets none either"
         )
         assert await strays(asking) == 1
 

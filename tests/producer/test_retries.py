@@ -123,7 +123,7 @@ async def test_the_timeout_of_a_call_is_its_own(cluster: Cluster, send: Send) ->
 
 
 @every_way(2)
-async def test_both_silent_tells_of_both(pair: Cluster, send: Send) -> None:
+async def test_both_silent_names_both(pair: Cluster, send: Send) -> None:
     pair.answer(silent)
     async with producer(pair, timeout=0.45) as sender:
         with timed(0.45, 0.45) as taken, pytest.raises(SendError) as caught:
@@ -346,7 +346,7 @@ async def test_two_answers_to_one_send_count_once(cluster: Cluster) -> None:
     assert len(set(offsets)) == 20
 
 
-async def test_an_answer_after_the_call_reaches_nobody(cluster: Cluster) -> None:
+async def test_an_answer_after_the_call_is_dropped(cluster: Cluster) -> None:
     """1,000 calls that time out, their answers in the middle of 1,000 that do not."""
     async with producer(cluster, timeout=0.1) as sender:
         await sender.send(message(), timeout=3.0)

@@ -55,7 +55,7 @@ async def test_a_retry_of_a_static_topic_goes_to_another_broker(pair: Cluster) -
     assert 2 in {result.attempts for result in results} <= {1, 2}
 
 
-async def test_a_static_queue_that_nobody_holds_is_left_out(pair: Cluster) -> None:
+async def test_a_static_queue_that_no_broker_holds_is_left_out(pair: Cluster) -> None:
     pair.name_server.routes[TOPIC] = static_route(pair, {0: 0}, {2: 0})
     async with producer(pair) as sender:
         assert [queue.queue_id for queue in await sender.fetch_publish_queues(TOPIC)] == [0, 2]
@@ -81,7 +81,7 @@ async def test_a_static_queue_that_moved_is_found_after_the_old_holder_refused(p
     assert len(pair.b.sends) == 1
 
 
-async def test_queues_stand_in_the_order_of_brokers_and_ids_whatever_the_route_s(trio: Cluster) -> None:
+async def test_queues_stand_in_the_order_of_brokers_and_ids_for_any_route(trio: Cluster) -> None:
     a, b, c = trio.brokers
     trio.name_server.routes[TOPIC] = trio.route(c, a, b)
     async with producer(trio) as sender:

@@ -147,8 +147,8 @@ async def test_no_error_of_a_signed_request_shows_a_secret(
             assert is_clean(forms(caught.value))
             assert is_clean(traceback_of(caught.value))
     if call == "send_oneway":
-        (told,) = [text for text in caplog.messages if "windows of one-way messages ended with an error" in text]
-        assert is_clean(told)
+        (reported,) = [text for text in caplog.messages if "windows of one-way messages ended with an error" in text]
+        assert is_clean(reported)
 
 
 async def test_no_error_of_another_signed_request_shows_a_secret(cluster: Cluster) -> None:
@@ -220,4 +220,6 @@ def test_a_secret_in_a_record_of_any_level_is_found(monkeypatch: pytest.MonkeyPa
             logger.exception("an error")
             raise
     assert len(canaries.found) == 2
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]  # what nobody asked for is passed on to nobody
+    assert [record.levelno for record in caplog.records] == [
+        logging.ERROR
+    ]  # no call waits for this answer, so none gets the error

@@ -197,7 +197,7 @@ async def test_selector_that_names_late_sends_nothing(cluster: Cluster, selector
     assert cluster.a.bodies == [b"connects", b"last"]
 
 
-async def test_whoever_cancels_a_call_in_its_selector_cancels_it(cluster: Cluster) -> None:
+async def test_a_selector_that_cancels_its_call_cancels_it(cluster: Cluster) -> None:
     async def hang(queues: Sequence[MessageQueue], item: Message, key: Any) -> MessageQueue:
         await asyncio.Event().wait()
         return queues[0]

@@ -90,7 +90,7 @@ async def test_each_message_of_a_batch_has_a_record(server: EmbeddedRocketMQ) ->
     assert len({record.beans[0].msg_id for record in found}) == 5
 
 
-async def test_the_kind_of_message_is_told_as_java_tells_it(server: EmbeddedRocketMQ) -> None:
+async def test_the_kind_of_message_is_reported_as_in_java(server: EmbeddedRocketMQ) -> None:
     async with Producer("group", namesrv=server.namesrv, trace="traces-of-ours") as sender:
         for options in ({}, {"delay_level": 1}, {"sharding_key": "a"}):
             await sender.send(message(**options))

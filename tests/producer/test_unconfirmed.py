@@ -37,7 +37,7 @@ async def test_another_broker_confirms(pair: Cluster, name: str, code: int) -> N
 
 
 @pytest.mark.parametrize("name", WAYS)
-async def test_nobody_confirms(trio: Cluster, name: str) -> None:
+async def test_no_broker_confirms(trio: Cluster, name: str) -> None:
     """Each broker is asked once; the last one's result is the call's, and it is no error."""
     answers = each(status(FLUSH_DISK), status(FLUSH_SLAVE), status(NO_SLAVE))
     trio.answer(lambda link, sent: answers(link, sent))

@@ -52,7 +52,7 @@ def hash_select(case: Case) -> Outcome | None:
 
 @SUITE.handles("selectors", "hash_select_error")
 def hash_select_error(case: Case) -> Outcome | None:
-    """No queues: the producer asks no selector then, but whoever calls it himself gets an error too."""
+    """No queues: the producer asks no selector then, but a direct caller gets an error too."""
     given = {"queues": 4, "arg": "key"} | case.given
     with refused():
         select_by_hash(queues(given["queues"]), MESSAGE, given["arg"])
@@ -81,8 +81,8 @@ def round_robin(case: Case) -> Outcome | None:
     if given["send_latency_enable"]:
         faults = LatencyTable(FaultTable.V5)
         for update in given["fault_updates"]:
-            told: dict[str, Any] = {"isolated": update["isolation"], "reachable": update["reachable"]}
-            faults.update(update["broker"], update["latency_ms"] / 1000, now=monotonic(), **told)
+            state: dict[str, Any] = {"isolated": update["isolation"], "reachable": update["reachable"]}
+            faults.update(update["broker"], update["latency_ms"] / 1000, now=monotonic(), **state)
     selection = QueueSelection(select_best, faults)
     first = (given["index_before_first_call"] + 1) & 0x7FFFFFFF
     count = len(topic_queues.queues)

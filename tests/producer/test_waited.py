@@ -71,7 +71,7 @@ async def test_a_message_that_waited_for_a_route_is_born_when_it_leaves(cluster:
         sending = asyncio.ensure_future(sender.send(message(topic="other")))
         await until(lambda: asked)
         clock.pass_by(1.0)
-        cluster.name_server.tell(*asked[0])
+        cluster.name_server.answer_route(*asked[0])
         await sending
     assert int(cluster.sends[-1].fields["g"]) == int(clock.wall * 1000)
 
@@ -97,7 +97,7 @@ async def test_many_that_waited_share_pages_of_ids(cluster: Cluster, clock: Cloc
     assert len(turns) <= 4
 
 
-async def test_the_time_told_by_an_error_counts_from_the_call(cluster: Cluster) -> None:
+async def test_the_time_in_an_error_counts_from_the_call(cluster: Cluster) -> None:
     async with producer(cluster, async_limit=1, retries=1, timeout=30.0) as sender:
         await sender.send(message())
         cluster.a.answer = held = Holding()

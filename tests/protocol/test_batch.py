@@ -62,7 +62,7 @@ def test_a_properties_length_that_cannot_be_true_is_named(length: bytes) -> None
         decode_batch(MESSAGE[:24] + length + MESSAGE[26:])
 
 
-def test_the_three_fields_nobody_reads_are_not_believed() -> None:
+def test_the_three_fields_that_are_not_read_are_not_believed() -> None:
     assert decode_batch(b"\xff" * 12 + MESSAGE[12:]) == [BatchRecord(7, b"body", b"a\x01b\x02")]
 
 

@@ -1,4 +1,4 @@
-"""JSON bodies of every class: both ways, in the servers' own form too, and whatever else may come instead."""
+"""JSON bodies of every class: both ways, in the servers' own form too, and any other bytes instead."""
 
 from __future__ import annotations
 

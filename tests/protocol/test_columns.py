@@ -1,4 +1,4 @@
-"""Columns hold what ``decode_pull`` gives, row by row: golden vectors, damaged blocks, whatever hypothesis thinks of."""
+"""Columns hold what ``decode_pull`` gives, row by row: golden vectors, damaged blocks, and what hypothesis generates."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def row_of(message: MessageExt) -> Row:
     )  # fmt: skip
 
 
-def told(errors: tuple[CorruptMessageError, ...]) -> list[tuple[Any, ...]]:
+def contents(errors: tuple[CorruptMessageError, ...]) -> list[tuple[Any, ...]]:
     return [(str(error), error.position, error.msg_id, error.queue_offset, error.broker) for error in errors]
 
 
@@ -81,7 +81,7 @@ def check_same(block: bytes, tags: str = "*", offset_delta: int | None = None, l
                          offsets=(-1 << 63, 1 << 63))  # fmt: skip
     expected = decode_pull(block, QUEUE, tags=tags, offset_delta=offset_delta, max_decompressed_size=limit, allow_partial=True)
     assert rows_of(columns) == [row_of(message) for message in expected.messages if message.queue_offset < 1 << 63]
-    assert told(found.corrupt) == told(expected.corrupt)
+    assert contents(found.corrupt) == contents(expected.corrupt)
     assert (found.resume is None) == (expected.resume_at is None)
 
 

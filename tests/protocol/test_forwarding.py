@@ -31,7 +31,7 @@ def sent(message: Message) -> MessageExt:
 
 
 @given(TOPIC, st.binary(min_size=1, max_size=50), st.integers(-(2**31), 2**31 - 1), ANYTHING)
-def test_whatever_is_received_can_be_sent(topic: str, body: bytes, flag: int, properties: dict[str, str]) -> None:
+def test_any_received_message_can_be_sent(topic: str, body: bytes, flag: int, properties: dict[str, str]) -> None:
     received = MessageExt(topic, body, flag, properties)
     message = Message.from_received(received, topic=topic)
     again = sent(message)
@@ -42,7 +42,7 @@ def test_whatever_is_received_can_be_sent(topic: str, body: bytes, flag: int, pr
 
 
 @given(TOPIC, st.binary(min_size=1, max_size=50), st.binary(max_size=200))
-def test_whatever_a_record_holds_can_be_sent(topic: str, body: bytes, properties: bytes) -> None:
+def test_anything_a_record_holds_can_be_sent(topic: str, body: bytes, properties: bytes) -> None:
     (received,) = decode_messages(encode_stored(topic=topic, body=body, properties=properties)).messages
     sent(Message.from_received(received, topic=topic))
 

@@ -1,4 +1,4 @@
-"""Bytes nobody well-meaning sends: one table of streams, fed in every way, and damaged frames at random.
+"""Bytes that no correct peer sends: one table of streams, fed in every way, and damaged frames at random.
 
 Each row of the table is fed whole, byte by byte, behind a good frame and with more behind it. What must hold: the frames
 that are good come out, the broken one is named in a RemoteProtocolError as soon as its bytes allow, nothing else is raised,

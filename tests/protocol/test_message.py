@@ -208,7 +208,7 @@ anything = (
     )
 )
 @fuzz
-def test_whatever_is_given_only_our_own_error_comes_out(arguments: dict[str, Any]) -> None:
+def test_any_argument_raises_only_our_own_error(arguments: dict[str, Any]) -> None:
     try:
         message = Message("T", b"x", **arguments)
         message_properties(message, "U1").encode()

@@ -72,5 +72,5 @@ def test_an_answer_with_messages_is_read_into_one_struct() -> None:
         Frame(0, json.dumps({"code": 0, "opaque": 9, "flag": 0, "extFields": FIELDS}).encode(), b"a request, no answer"),
     ],
 )
-def test_whatever_else_is_left_to_the_general_way(frame: Frame) -> None:
+def test_anything_else_is_left_to_the_general_way(frame: Frame) -> None:
     assert decode_pull_reply(frame.header, frame.body) is None

@@ -164,7 +164,7 @@ def test_of_two_entries_with_one_name_the_first_counts() -> None:
     "address",
     ["h:0", "h:70000", "h:-1", "h:", "h", ":1", "", "h:1x", "h:٣", "a b:1", "a\n:1", "h/x:1", "x" * 300 + ":1", "[]:1"],
 )
-def test_a_broker_nobody_can_connect_to_is_left_out(address: str) -> None:
+def test_a_broker_that_refuses_connections_is_left_out(address: str) -> None:
     with pytest.raises(RemoteProtocolError, match="address"):
         split_address(address)
     found = decode_route(encode_route(route(queue_data("a"), queue_data("b"), brokers=(broker_data("a", b0=address), B))))
@@ -328,7 +328,7 @@ def test_every_other_change_is_one() -> None:
     assert len({route_fingerprint(variant) for variant in variants}) == len(variants)
 
 
-# Whatever comes.
+# Any bytes.
 
 
 def use(found: TopicRouteData) -> None:

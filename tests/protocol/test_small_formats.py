@@ -1,4 +1,4 @@
-"""Traces, recall handles, pop infos, subscriptions, namespaces, replies, shares: round trips, and whatever else may come."""
+"""Traces, recall handles, pop infos, subscriptions, namespaces, replies, shares: round trips, and any other bytes."""
 
 from __future__ import annotations
 

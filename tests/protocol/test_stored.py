@@ -298,7 +298,7 @@ def test_the_message_id_of_a_corrupt_record_is_the_unique_id_where_it_can_be_rea
     assert decode_messages(DAMAGE["unknown magic"][0]).corrupt[0].msg_id is None
 
 
-def test_a_wrong_crc_is_believed_only_when_nobody_checks() -> None:
+def test_a_wrong_crc_is_believed_only_without_a_check() -> None:
     bad = DAMAGE["CRC wrong"][0]
     assert offsets(decode_messages(bad, check_crc=False)) == [2]
     assert offsets(decode_messages(bad)) == []

@@ -121,7 +121,7 @@ def _check_body(cls: type[msgspec.Struct], official: bytes) -> msgspec.Struct:
 
 
 def _meaning(value: Any) -> Any:
-    """A body as the vectors tell it: maps keyed by queues as lists, the bits of an ack by number."""
+    """A body as the vectors write it: maps keyed by queues as lists, the bits of an ack by number."""
     if isinstance(value, bodies.BatchAck):
         plain = {name: getattr(value, name) for name in value.__struct_fields__ if name != "bit_set"}
         plain["bits"] = list(bodies.unpack_bits(value.bit_set))

@@ -372,12 +372,12 @@ def test_the_runner_fails_on_what_it_does_not_know(tmp_path: Path, monkeypatch: 
     cases = [
         good,
         {"name": "b", "type": "schema", "in": {"header": "ElectMasterRequestHeader"}, "out": {}},
-        {"name": "c", "type": "schema", "in": {"header": "NobodyKnowsHeader"}, "out": {}},
-        {"name": "d", "type": "nobody_knows", "in": {}, "out": {}},
+        {"name": "c", "type": "schema", "in": {"header": "UnknownHeader"}, "out": {}},
+        {"name": "d", "type": "unknown_type", "in": {}, "out": {}},
     ]
     path = tmp_path / "headers.json"
     path.write_text(json.dumps({"kind": "headers", "cases": cases}))
-    with pytest.raises(pytest.fail.Exception, match="nobody_knows"):
+    with pytest.raises(pytest.fail.Exception, match="unknown_type"):
         SUITE.run(path)
     tally = vectors.TALLIES["headers.json"]
     assert (tally.counts[Outcome.EQUAL], tally.counts[Outcome.LEFT_OUT], len(tally.failed)) == (1, 1, 2)

@@ -150,7 +150,7 @@ class Suite:
         for case in load(path):
             try:
                 outcome = self._run(case)
-            except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - the case failed, whatever it was
+            except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - any error fails the case
                 tally.failed.append(f"{case.type} {case.name}: {type(error).__name__}: {str(error)[:600]}")
             else:
                 tally.counts[outcome] += 1

@@ -167,8 +167,8 @@ def _java_version() -> int:
     program = str(Path(home, "bin", "java")) if home else "java"
     if shutil.which(program) is None:
         return 0
-    told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)', told)
+    output = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', output)
     return int(found[1]) if found else 0
 
 

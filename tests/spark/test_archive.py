@@ -33,8 +33,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, li
     from rmq_async.spark.pipelines.archive import main
 
     code = main([str(each) for each in arguments])
-    told = capsys.readouterr()
-    return code, [json.loads(line) for line in told.out.splitlines()], told.err
+    output = capsys.readouterr()
+    return code, [json.loads(line) for line in output.out.splitlines()], output.err
 
 
 def test_two_runs_archive_everything_once(

@@ -79,11 +79,11 @@ class TestPlanning:
 
     def test_losses(self, filled: Broker, caplog: pytest.LogCaptureFixture) -> None:
         old, young, wild = (f'{{"t/broker-a/0": {offset}}}' for offset in (5, 101, 100))
-        told = "messages were deleted before they were read; offsets 5 to 100 were to be read, available are 20 to 100"
-        with pytest.raises(OffsetRangeError, match=told):
+        expected = "messages were deleted before they were read; offsets 5 to 100 were to be read, available are 20 to 100"
+        with pytest.raises(OffsetRangeError, match=expected):
             sizes(filled, startingOffsets=old)
         assert sizes(filled, startingOffsets=old, failOnDataLoss="false") == [(0, 20, 100), (1, 0, 11)]
-        assert told in caplog.text
+        assert expected in caplog.text
         with pytest.raises(OffsetRangeError, match="t/broker-a/0: the start is beyond the last message"):
             sizes(filled, startingOffsets=young)
         with pytest.raises(OffsetRangeError, match="t/broker-a/0: the end is beyond the last message"):

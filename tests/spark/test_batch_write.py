@@ -83,10 +83,10 @@ def test_every_column_arrives_and_what_is_read_can_be_written_again(
     read = reading(first)
     with pytest.raises(PySparkException) as caught:
         write(read, topics, copy)
-    told = (
+    expected = (
         "there are no columns offset, msgId, offsetMsgId, storeTimestamp, bornHost, storeHost, reconsumeTimes, sysFlag to write"
     )
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     write(read.select("topic", "tags", "keys", "body", "properties", "flag"), topics, copy)
     write(read.select("brokerName", "queueId", "body", "properties"), topics, moved)
     original = topics.read(first)
@@ -149,26 +149,26 @@ def test_a_write_without_all_answers_fails(spark: SparkSession, embedded: Embedd
         embedded.delay(0, broker="broker-a")
 
 
-def test_mistakes_are_told_in_a_sentence_before_there_are_tasks(
+def test_mistakes_are_reported_in_a_sentence_before_there_are_tasks(
     spark: SparkSession, topics: Topics, embedded_topics: Topics
 ) -> None:
     frame = spark.range(3).selectExpr("cast(id as string) body", "cast(null as string) topic")
     started = time.monotonic()
 
-    def told(text: str, **given: Any) -> None:
+    def refused(text: str, **given: Any) -> None:
         with pytest.raises(PySparkException) as caught:
             write(given.pop("frame", frame), given.pop("topics", topics), **given)
         assert text in str(caught.value)
         assert str(caught.value).count("Traceback") <= 1
 
-    told("a topic cannot be overwritten: use .mode('append')", topic="any", mode="overwrite")
-    told("UNSUPPORTED_DATA_SOURCE_SAVE_MODE", topic="any", mode="errorifexists")
-    told("UNSUPPORTED_DATA_SOURCE_SAVE_MODE", topic="any", mode="ignore")
-    told("column body is missing", frame=frame.select("topic"))
-    told("option topic: topic 'no such' holds a character", topic="no such")
-    told("row 0 of partition 0 has no topic: column topic is NULL or empty", frame=frame.coalesce(1))
+    refused("a topic cannot be overwritten: use .mode('append')", topic="any", mode="overwrite")
+    refused("UNSUPPORTED_DATA_SOURCE_SAVE_MODE", topic="any", mode="errorifexists")
+    refused("UNSUPPORTED_DATA_SOURCE_SAVE_MODE", topic="any", mode="ignore")
+    refused("column body is missing", frame=frame.select("topic"))
+    refused("option topic: topic 'no such' holds a character", topic="no such")
+    refused("row 0 of partition 0 has no topic: column topic is NULL or empty", frame=frame.coalesce(1))
     body = frame.selectExpr("cast(null as string) body").coalesce(1)
-    told("row 0 of partition 0 has no body: column body is NULL", frame=body, topics=embedded_topics, topic="any")
+    refused("row 0 of partition 0 has no body: column body is NULL", frame=body, topics=embedded_topics, topic="any")
     assert time.monotonic() - started < 30
 
 
@@ -232,7 +232,7 @@ def test_tasks_warn_of_speculation(spark: SparkSession, embedded_topics: Topics)
     writer = BatchWriter(write_options({"nameserver": embedded_topics.namesrv, "topic": topic}, streaming=False), ("body",))
 
     @udf("string", useArrow=False)
-    def told(number: int) -> str:
+    def warnings(number: int) -> str:
         texts: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -243,12 +243,12 @@ def test_tasks_warn_of_speculation(spark: SparkSession, embedded_topics: Topics)
             logging.getLogger("rmq_async").removeHandler(handler)
         return "; ".join(texts)
 
-    frame = spark.range(0, 2, 1, 2).select(told("id").alias("told"))
+    frame = spark.range(0, 2, 1, 2).select(warnings("id").alias("warnings"))
     state = spark._jsparkSession.sessionState().conf()  # what a session takes over from the settings it was started with
     try:
-        assert [row.told for row in frame.collect()] == ["", ""]
+        assert [row.warnings for row in frame.collect()] == ["", ""]
         state.setConfString("spark.speculation", "true")
-        warned, other = (row.told for row in frame.collect())
+        warned, other = (row.warnings for row in frame.collect())
     finally:
         state.unsetConf("spark.speculation")
     assert "spark.speculation is on" in warned

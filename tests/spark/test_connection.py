@@ -63,7 +63,7 @@ class TestAccess:
         assert HUSH not in repr(read_options(options, streaming=True)) + repr(write_options(options, streaming=True))
 
     @pytest.mark.parametrize(
-        ("given", "told"),
+        ("given", "expected"),
         [
             ({"access_key": "k"}, "option accessKey needs secretKey, or RMQ_SECRET_KEY in the environment"),
             ({"secret_key": "s"}, "options secretKey and securityToken need accessKey"),
@@ -77,9 +77,9 @@ class TestAccess:
             ({"nameserver": "nowhere"}, "name server address 'nowhere' is not host:port"),
         ],
     )
-    def test_contradictions(self, given: dict[str, object], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_contradictions(self, given: dict[str, object], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("RMQ_SECRET_KEY", raising=False)
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=expected):
             access(**given)
 
     def test_files_are_opened_where_they_are_used(self, tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def in_a_child(work: Any) -> str:
             os._exit(1)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        read = pipe.read()
     _, status = os.waitpid(child, 0)
-    return told if status == 0 else f"{told} status {status}"
+    return read if status == 0 else f"{read} status {status}"
 
 
 def connections_to(port: int) -> int:
@@ -215,7 +215,7 @@ class TestWorker:
             here.run(work)
         work.close()
 
-    def test_a_name_server_that_is_not_there_is_told_soon_and_asked_again(self, embedded_topics: Topics) -> None:
+    def test_a_name_server_that_is_not_there_is_reported_soon_and_asked_again(self, embedded_topics: Topics) -> None:
         nowhere = access(nameserver="127.0.0.1:1")
         for _ in range(2):
             with pytest.raises(NameServerError, match=r"127\.0\.0\.1:1"):

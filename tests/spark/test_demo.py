@@ -70,9 +70,9 @@ def test_what_is_missing_damaged_or_twice_there_is_found(spark: SparkSession, tm
         "19 of 20 messages were found by their RMQ_SPARK_ID in the topic",
         "the topic is not what was sent: 1 missing, 0 unacknowledged, 0 unknown, 1 duplicate",
     ]
-    told = capsys.readouterr()
-    assert told.err.startswith("rmq: demo: 19 of 20 messages were different")
-    assert "nothing lost" not in told.out
+    output = capsys.readouterr()
+    assert output.err.startswith("rmq: demo: 19 of 20 messages were different")
+    assert "nothing lost" not in output.out
 
 
 def ended(environment: dict[str, str], *arguments: str, before: str = "") -> tuple[int, str, str]:
@@ -100,7 +100,7 @@ def test_without_pyspark_or_java_one_line_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--namesrv", "127.0.0.1:9876"], "--spark runs on the broker in this process"),
         (["--keep-topic"], "--spark runs on the broker in this process"),
@@ -110,6 +110,6 @@ def test_without_pyspark_or_java_one_line_says_so(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_go_together(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["demo", "--spark", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

@@ -40,15 +40,15 @@ def bury(topics: Topics, group: str, messages: list[MessageExt]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "more", "told"),
+    ("group", "more", "expected"),
     [
         ("a b", {}, "holds a character"),
         ("g", {"topic": "a b"}, "holds a character"),
         ("g", {"max_replays": 0}, "max_replays must be 1 or more"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(group: str, more: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_meant_is_refused(group: str, more: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         pipeline.replay_dead_letters(None, group, {}, **more)  # type: ignore[arg-type]
 
 
@@ -57,9 +57,9 @@ def test_options_name_no_topic() -> None:
         pipeline.replay_dead_letters(None, "g", {"nameserver": "h:1", "Topic": "t"})  # type: ignore[arg-type]
 
 
-def test_a_group_without_dead_letters_is_told(embedded_topics: Topics) -> None:
-    with pytest.raises(TopicNotFoundError, match="group nobody has no dead letters: there is no topic %DLQ%nobody"):
-        pipeline.replay_dead_letters(None, "nobody", {"nameserver": embedded_topics.namesrv})  # type: ignore[arg-type]
+def test_a_group_without_dead_letters_is_reported(embedded_topics: Topics) -> None:
+    with pytest.raises(TopicNotFoundError, match="group missing has no dead letters: there is no topic %DLQ%missing"):
+        pipeline.replay_dead_letters(None, "missing", {"nameserver": embedded_topics.namesrv})  # type: ignore[arg-type]
 
 
 def test_dead_letters_go_home_once(spark: SparkSession, topics: Topics, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_dead_letters_go_home_once(spark: SparkSession, topics: Topics, capsys: 
         assert not copy.properties.keys() & {"RETRY_TOPIC", "DELAY", "REAL_TOPIC", "RECONSUME_TIME", "MAX_RECONSUME_TIMES"}
     assert len({copy.properties["__SHARDINGKEY"] + str(copy.queue) for copy in again.values() if copy.topic == orders}) == 1
 
-    # One dies again, and one for the first time: what would be sent is told, and not sent.
+    # One dies again, and one for the first time: what would be sent is reported, and not sent.
     bury(topics, group, [again[b"order 1"], new])
     assert pipeline.main([group, "--namesrv", topics.namesrv, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -1,4 +1,4 @@
-"""docs/spark.md tells the truth: its snippets run in their order against the real broker, its tables are those of the code."""
+"""docs/spark.md is correct: its snippets run in their order against the real broker, its tables are those of the code."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def rows(page: str, after: str) -> list[list[str]]:
     ids=["read", "written"],
 )
 def test_the_columns_are_those_of_the_code(after: str, columns: dict[str, tuple[str, ...]]) -> None:
-    told: dict[str, tuple[str, ...]] = {}
+    documented: dict[str, tuple[str, ...]] = {}
     for names, kinds, _ in rows(PAGE.read_text(), after):
         parts = [part.strip("` ") for part in names.split(",")]
         types = [tuple(re.split(r", (?!string>)| or ", kind)) for kind in kinds.split("; ")]
-        told |= dict(zip(parts, types if len(types) > 1 else types * len(parts), strict=True))
-    assert told == columns
+        documented |= dict(zip(parts, types if len(types) > 1 else types * len(parts), strict=True))
+    assert documented == columns
 
 
 def test_the_pipelines_are_those_of_the_command() -> None:

@@ -32,7 +32,7 @@ def real(spark: SparkSession, loop: Loop, topics: Topics, tmp_path_factory: pyte
 
 @pytest.fixture(scope="module")
 def restarting(spark: SparkSession, loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[runs.Bench]:
-    """On an embedded broker, which restarts in no time and deletes what a test tells it to."""
+    """On an embedded broker, which restarts in no time and deletes what a test names."""
     servers = EmbeddedRocketMQ()
     loop.run(servers.start())
 
@@ -128,8 +128,8 @@ def test_the_matrix_by_hand_names_its_cases_and_refuses_others() -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=60)
 
-    told = call("--help")
-    assert told.returncode == 0
+    ended = call("--help")
+    assert ended.returncode == 0
     for word in (
         "--seeds",
         "--only",
@@ -138,7 +138,7 @@ def test_the_matrix_by_hand_names_its_cases_and_refuses_others() -> None:
         "messages deleted",
         "commit taken back",
     ):
-        assert word in told.stdout
+        assert word in ended.stdout
     wrong = call("--only", "nonsense")
     assert wrong.returncode == 2
     assert "nonsense" in wrong.stderr

@@ -77,7 +77,7 @@ TRACE = (
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (TRACE.format(kind="ConfigError"), ("what is wrong", 2)),
         (TRACE.format(kind="RequestTimeoutError"), ("what is wrong", 1)),
@@ -97,8 +97,8 @@ TRACE = (
         ("", ("PySparkException", 1)),
     ],
 )
-def test_what_spark_says_becomes_a_sentence(text: str, told: tuple[str, int]) -> None:
-    assert job.explained(PySparkException(text)) == told
+def test_what_spark_says_becomes_a_sentence(text: str, expected: tuple[str, int]) -> None:
+    assert job.explained(PySparkException(text)) == expected
 
 
 def test_our_own_errors_keep_their_text() -> None:
@@ -158,10 +158,10 @@ def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         (KeyboardInterrupt(), 130),
     ):
         assert run(outcome, "--json", monkeypatch=monkeypatch) == code
-        told = capsys.readouterr()
+        output = capsys.readouterr()
         text = str(outcome).replace("\n", " ") or "interrupted"
-        assert json.loads(told.out.splitlines()[-1]) == {"event": "error", "error": text, "code": code}
-        assert told.err == f"rmq spark trial: {text}\n"
+        assert json.loads(output.out.splitlines()[-1]) == {"event": "error", "error": text, "code": code}
+        assert output.err == f"rmq spark trial: {text}\n"
     assert run(done, "--n", "10", monkeypatch=monkeypatch) == 2
     assert "must be a whole number from 1 to 9, not 10" in capsys.readouterr().err
 
@@ -169,9 +169,9 @@ def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 @pytest.mark.parametrize("module", [archive, replay, publish])
 def test_help_and_missing_arguments(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert module.main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "--namesrv" in told
-    assert "--topic" in told
+    output = capsys.readouterr().out
+    assert "--namesrv" in output
+    assert "--topic" in output
     assert module.main([]) == 2
     assert "--topic" in capsys.readouterr().err
 

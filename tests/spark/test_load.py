@@ -220,7 +220,7 @@ def test_a_picture_needs_matplotlib(spark: SparkSession, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"rate": -1.0}, "rate must be above 0"),
         ({"modes": ("sync", "fast")}, "there is no mode 'fast', only sync, async, oneway, batch"),
@@ -233,9 +233,11 @@ def test_a_picture_needs_matplotlib(spark: SparkSession, monkeypatch: pytest.Mon
         ({"options": {"sendTimeout": "5"}}, "unknown option sendTimeout; is sendTimeoutMs meant"),
     ],
 )
-def test_what_cannot_be_meant_is_said_before_anything_is_sent(spark: SparkSession, given: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_meant_is_said_before_anything_is_sent(
+    spark: SparkSession, given: dict[str, Any], expected: str
+) -> None:
     options = {"nameserver": "127.0.0.1:1", **given.pop("options", {})}
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         load(spark, topic="T", results="nowhere", options=options, **given)
 
 

@@ -48,7 +48,7 @@ def text_of(mistake: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({}, "nothing says what to read: give one of the options topic, subscribe, subscribePattern, assign"),
         ({"topic": "T", "subscribe": "U"}, "options topic and subscribe contradict each other; give one of them"),
@@ -82,21 +82,21 @@ def text_of(mistake: Callable[[], object]) -> str:
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_a_wrong_read_is_told_before_anything_is_asked(
-    options: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_read_is_reported_before_anything_is_asked(
+    options: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RMQ_SECRET_KEY", raising=False)
-    assert text_of(RocketMQDataSource(ADDRESS | options).schema).startswith(told)
+    assert text_of(RocketMQDataSource(ADDRESS | options).schema).startswith(expected)
 
 
 def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
-    told = "no name server is known: give the option nameserver or set NAMESRV_ADDR"
-    assert text_of(RocketMQDataSource({"topic": "T"}).schema) == told
+    expected = "no name server is known: give the option nameserver or set NAMESRV_ADDR"
+    assert text_of(RocketMQDataSource({"topic": "T"}).schema) == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "schema", "overwrite", "told"),
+    ("options", "schema", "overwrite", "expected"),
     [
         ({"topic": "T"}, "body binary", True, "a topic cannot be overwritten: use .mode('append')"),
         ({"topic": "T"}, "value binary", False, f"there is no column value to write, only {SINK_COLUMNS}; .select() what is meant"),
@@ -116,15 +116,15 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
          "option maxMessagesPerSecond must be a whole number from 1 to 1099511627776, not 'fast'"),
     ],
 )  # fmt: skip
-def test_a_wrong_write_is_told_before_anything_is_sent(
-    options: dict[str, str], schema: str, overwrite: bool, told: str
+def test_a_wrong_write_is_reported_before_anything_is_sent(
+    options: dict[str, str], schema: str, overwrite: bool, expected: str
 ) -> None:
     columns = StructType()
     for column in schema.split(", "):
         name, kind = column.split()
         columns.add(name, kind)
     source = RocketMQDataSource(ADDRESS | options)
-    assert text_of(lambda: source.writer(columns, overwrite)).startswith(told)
+    assert text_of(lambda: source.writer(columns, overwrite)).startswith(expected)
 
 
 class TestTheWayOut:
@@ -132,7 +132,7 @@ class TestTheWayOut:
 
     def test_no_traceback_in_a_worker_of_spark_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong() -> None:
-            raise ConfigError("told")
+            raise ConfigError("explanation")
 
         monkeypatch.setattr(os, "environ", {"PATH": ""})
         with pytest.raises(ConfigError):
@@ -140,7 +140,7 @@ class TestTheWayOut:
         assert HIDING not in os.environ
 
         monkeypatch.setattr(os, "environ", {"PYTHON_WORKER_FACTORY_SECRET": "x"})
-        with pytest.raises(ConfigError, match="told"):
+        with pytest.raises(ConfigError, match="explanation"):
             short_errors(wrong)()
         assert os.environ[HIDING] == "1"
 
@@ -163,7 +163,7 @@ class TestTheWayOut:
 class TestInSpark:
     """Each way on which an error leaves: what ``str`` of Spark's exception holds."""
 
-    def told(self, mistake: Callable[[], object], lines: int | None = 2) -> str:
+    def explanation(self, mistake: Callable[[], object], lines: int | None = 2) -> str:
         """Our sentence, at most ``lines`` lines into an exception that shows no trace of anybody's."""
         with pytest.raises(PySparkException) as caught:
             mistake()
@@ -181,18 +181,18 @@ class TestInSpark:
         def reading(**options: str) -> Any:
             return spark.read.format("rocketmq").options(**{"nameserver": embedded_topics.namesrv, **options}).load()
 
-        assert self.told(lambda: reading(topic="T", startingOffsets="{earliest}")).startswith(
+        assert self.explanation(lambda: reading(topic="T", startingOffsets="{earliest}")).startswith(
             "option startingOffsets is no JSON (Expecting property name enclosed in double quotes"
         )
-        told = self.told(lambda: reading(topic="NoSuchTopic").collect())
-        assert told.startswith("topic NoSuchTopic not found, name server 127.0.0.1:")
+        explanation = self.explanation(lambda: reading(topic="NoSuchTopic").collect())
+        assert explanation.startswith("topic NoSuchTopic not found, name server 127.0.0.1:")
 
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{unused.getsockname()[1]}"
             quick = {"fetchOffset.numRetries": "0", "requestTimeoutMs": "300"}
-            told = self.told(lambda: reading(topic="T", nameserver=address, **quick).collect())
-        assert told.startswith(f"no name server answered: {address}: cannot connect to {address}")
+            explanation = self.explanation(lambda: reading(topic="T", nameserver=address, **quick).collect())
+        assert explanation.startswith(f"no name server answered: {address}: cannot connect to {address}")
 
     def test_of_a_batch_write(self, spark: SparkSession, embedded_topics: Topics) -> None:
         topic = embedded_topics.make()
@@ -203,11 +203,14 @@ class TestInSpark:
             )
             (writer if mode is None else writer.mode(mode)).save()
 
-        assert self.told(lambda: write("select 'x' body", "overwrite")) == "a topic cannot be overwritten: use .mode('append')"
-        told = self.told(lambda: write("select cast(null as string) body", "append"))
-        assert re.fullmatch(NO_BODY, told)
-        told = self.told(lambda: write("select 'x' body", None))  # errorifexists: this sentence is Spark's
-        assert 'The data source "rocketmq" cannot be written in the "ErrorIfExists" mode.' in told
+        assert (
+            self.explanation(lambda: write("select 'x' body", "overwrite"))
+            == "a topic cannot be overwritten: use .mode('append')"
+        )
+        explanation = self.explanation(lambda: write("select cast(null as string) body", "append"))
+        assert re.fullmatch(NO_BODY, explanation)
+        explanation = self.explanation(lambda: write("select 'x' body", None))  # errorifexists: this sentence is Spark's
+        assert 'The data source "rocketmq" cannot be written in the "ErrorIfExists" mode.' in explanation
         assert embedded_topics.read(topic) == []
 
     def test_of_a_stream(self, spark: SparkSession, embedded_topics: Topics, tmp_path: Path) -> None:
@@ -223,10 +226,10 @@ class TestInSpark:
             return spark.readStream.format("rocketmq").option("nameserver", address).options(**options).load()
 
         # The stream finds these; Spark adds the state of the query below the sentence.
-        told = self.told(lambda: run(reading(topic=topic, endingOffsets="latest"), "noop"), None)
-        assert told == "option endingOffsets is not one of a streaming read, only of a batch read"
+        explanation = self.explanation(lambda: run(reading(topic=topic, endingOffsets="latest"), "noop"), None)
+        assert explanation == "option endingOffsets is not one of a streaming read, only of a batch read"
         rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
         nulls = rows.selectExpr("cast(null as string) body")
-        told = self.told(lambda: run(nulls, "rocketmq", nameserver=address, topic=topic), None)
-        assert re.fullmatch(NO_BODY, told)
+        explanation = self.explanation(lambda: run(nulls, "rocketmq", nameserver=address, topic=topic), None)
+        assert re.fullmatch(NO_BODY, explanation)
         assert embedded_topics.read(topic) == []

@@ -103,7 +103,7 @@ class TestValues:
         assert read_options({**del_topic, "subscribePattern": "a.*"}, streaming=True).pattern == "a.*"
 
     @pytest.mark.parametrize(
-        ("given", "told"),
+        ("given", "expected"),
         [
             ({"minPartitions": "2", "maxPartitions": "3"}, "options minPartitions and maxPartitions contradict each other"),
             ({"maxRecordsPerPartition": "2", "maxPartitions": "3"}, "options maxRecordsPerPartition and maxPartitions contradict"),
@@ -118,8 +118,8 @@ class TestValues:
             ({"topic": "a,b"}, "option topic: topic 'a,b' holds a character that is not allowed"),
         ],
     )  # fmt: skip
-    def test_contradictions(self, given: dict[str, str], told: str) -> None:
-        with pytest.raises(ConfigError, match=told):
+    def test_contradictions(self, given: dict[str, str], expected: str) -> None:
+        with pytest.raises(ConfigError, match=expected):
             reading(**given)
 
     def test_commits_need_a_group_and_delays_a_number(self) -> None:
@@ -141,7 +141,7 @@ class TestSource:
         assert both._options.columns == ("offset", "body")
 
     @pytest.mark.parametrize(
-        ("schema", "columns", "told"),
+        ("schema", "columns", "expected"),
         [
             (StructType().add("value", "binary"), None, "schema: there is no column value, only topic, brokerName"),
             (StructType().add("Body", "binary"), None, "schema: there is no column Body; body is meant"),
@@ -152,11 +152,11 @@ class TestSource:
             (SOURCE_SCHEMA, "body", "option columns and the schema say different things"),
         ],
     )
-    def test_a_schema_that_is_not_ours(self, schema: StructType, columns: str | None, told: str) -> None:
+    def test_a_schema_that_is_not_ours(self, schema: StructType, columns: str | None, expected: str) -> None:
         given = GIVEN if columns is None else {**GIVEN, "columns": columns}
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=expected):
             RocketMQDataSource(dict(given)).reader(schema)
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=expected):
             RocketMQDataSource(dict(given)).streamReader(schema).initialOffset()
 
     def test_making_readers_opens_nothing_and_they_travel(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ class TestSource:
         assert BatchReader.pushFilters is DataSourceReader.pushFilters
         assert isinstance(RocketMQDataSource(dict(GIVEN)).streamReader(SOURCE_SCHEMA), StreamReader)
 
-    def test_an_old_spark_is_told_by_those_who_ask_for_this_source_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_old_spark_is_reported_only_where_this_source_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for version in ("4.2.0", "4.3.0.dev1", "5.0.0"):
             monkeypatch.setattr(source.pyspark, "__version__", version)
             RocketMQDataSource(dict(GIVEN))

@@ -117,7 +117,7 @@ class TestCut:
         ranges = [Range(*queue(number), 0, size) for number, size in enumerate((100, 90, 60, 50, 40, 10))]
         assert sorted(sum(piece.size for piece in part) for part in cut(ranges, at_most=2)) == [160, 190]
 
-    def test_nothing_is_cut_unless_told(self) -> None:
+    def test_nothing_is_cut_unless_set(self) -> None:
         ranges = [Range(*queue(0), 0, 10**9), Range(*queue(1), 5, 5), Range(*queue(2), 5, 6)]
         assert cut(ranges) == [(ranges[0],), (ranges[2],)]
 
@@ -133,7 +133,7 @@ class TestEndOffset:
                 assert json.dumps(EndOffset(shuffled, offset.init).to_json()) == text, "Spark compares the text"
 
     @pytest.mark.parametrize(
-        ("data", "told"),
+        ("data", "expected"),
         [
             ({"topic": {"0": 5}}, "the checkpoint holds no offsets of this source"),
             (17, "the checkpoint holds no offsets of this source: '17'"),
@@ -142,10 +142,10 @@ class TestEndOffset:
             ({"v": 1, "q": {"t/b/0": "x"}}, "the checkpoint's offsets cannot be read: "),
         ],
     )
-    def test_another_checkpoint_is_refused(self, data: object, told: str) -> None:
+    def test_another_checkpoint_is_refused(self, data: object, expected: str) -> None:
         with pytest.raises(ConfigError) as caught:
             EndOffset.from_json(data)
-        assert str(caught.value).startswith(told)
+        assert str(caught.value).startswith(expected)
 
 
 A, B, C = queue(0), queue(1), queue(2)
@@ -175,13 +175,13 @@ class TestAdvance:
         assert step.end.queues == {A: 10, B: 15}
         assert starts_of(begin, step.end) == {A: 10, B: 0}
 
-    def test_a_new_queue_that_does_not_begin_with_0_is_told(self) -> None:
+    def test_a_new_queue_that_does_not_begin_with_0_is_reported(self) -> None:
         step = advance(EndOffset({A: 10}, {A: 0}), {A: 10, B: 40}, {B: 30}, None)
         assert [(loss.queue, loss.wanted) for loss in step.losses] == [(B, (0, 30))]
         assert starts_of(EndOffset({A: 10}, {A: 0}), step.end) == {A: 10, B: 30}
 
     @pytest.mark.parametrize("limit", [None, 1, 2, 5])
-    def test_a_queue_made_anew_is_told_and_read_from_its_beginning(self, limit: int | None) -> None:
+    def test_a_queue_made_anew_is_reported_and_read_from_its_beginning(self, limit: int | None) -> None:
         begin = EndOffset({A: 100, B: 5}, {A: 50, B: 0})
         latest = {A: 4, B: 9}
         assert find_odd(begin, latest) == [A]
@@ -242,8 +242,8 @@ class TestLosses:
         there = {A: 0, B: 0, C: 0}
         whole = {A: 30, B: 20, C: 25}
         assert find_losses(start, end, there, whole) == []
-        told = [str(loss) for loss in find_losses(start, end, {A: 12, B: 0}, {A: 30, B: 15})]
-        assert told == [
+        losses = [str(loss) for loss in find_losses(start, end, {A: 12, B: 0}, {A: 30, B: 15})]
+        assert losses == [
             "t/broker-0/0: messages were deleted before they were read; offsets 10 to 20 were to be read, available are 12 to 30",
             "t/broker-1/1: the end is beyond the last message; offsets 10 to 20 were to be read, available are 0 to 15",
             "t/broker-2/2: the queue is gone; offsets 10 to 20 were to be read, nothing is available",
@@ -254,7 +254,7 @@ class TestLosses:
     def test_a_queue_that_is_gone_and_was_wholly_read_is_none(self) -> None:
         assert find_losses({A: 20}, {A: 20}, {}, {}) == []
 
-    def test_deleted_messages_that_nobody_wants_are_none(self) -> None:
+    def test_deleted_messages_that_are_not_wanted_are_none(self) -> None:
         assert find_losses({A: 5}, {A: 5}, {A: 9}, {A: 12}) == []
 
     def test_the_error_names_the_first_and_counts_the_others(self) -> None:

@@ -52,7 +52,7 @@ def test_both_forms_and_whole_topics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "data", "told"),
+    ("parse", "data", "expected"),
     [
         (parse_positions, [], "must be a JSON object by queue, not '[]'"),
         (parse_positions, {}, "names no queue and no topic"),
@@ -74,10 +74,12 @@ def test_both_forms_and_whole_topics() -> None:
         (parse_queues, {"t": {"b": [-1]}}, "t, b must be a list of queue numbers, not [-1]"),
     ],
 )
-def test_what_is_wrong_is_told(parse: Any, data: object, told: str) -> None:
+def test_what_is_wrong_is_reported(parse: Any, data: object, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse("some", data)
-    assert str(caught.value).startswith(f"option some {told}" if told[:2] in ("mu", "na") else f"option some: {told}")
+    assert str(caught.value).startswith(
+        f"option some {expected}" if expected[:2] in ("mu", "na") else f"option some: {expected}"
+    )
 
 
 class Asked:
@@ -135,7 +137,7 @@ class TestBounds:
         assert ends({queue: offset + 3 for queue, offset in LATEST.items()}, endingTimestamp="253402300799999") == LATEST
 
     @pytest.mark.parametrize(
-        ("given", "told"),
+        ("given", "expected"),
         [
             (
                 {"startingOffsets": '{"t/broker-c/0": 1}'},
@@ -145,6 +147,6 @@ class TestBounds:
             ({"startingOffsetsByTimestamp": '{"v": 1}'}, "option startingOffsetsByTimestamp names v, which is not read"),
         ],
     )
-    def test_a_queue_that_is_not_read(self, given: dict[str, str], told: str) -> None:
-        with pytest.raises(ConfigError, match=told):
+    def test_a_queue_that_is_not_read(self, given: dict[str, str], expected: str) -> None:
+        with pytest.raises(ConfigError, match=expected):
             starts(**given)

@@ -18,8 +18,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, li
     from rmq_async.spark.pipelines.publish import main
 
     code = main([str(each) for each in arguments])
-    told = capsys.readouterr()
-    return code, [json.loads(line) for line in told.out.splitlines()], told.err
+    output = capsys.readouterr()
+    return code, [json.loads(line) for line in output.out.splitlines()], output.err
 
 
 @pytest.mark.usefixtures("spark")

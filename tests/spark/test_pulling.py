@@ -194,9 +194,9 @@ def test_a_task_names_what_is_deleted_meanwhile(
     caplog.set_level(logging.WARNING)
     pairs = found(puller(here, servers.namesrv, whole, tags=tags, failOnDataLoss="false").batches())
     assert pairs == [(0, offset) for offset in range(before, 3000) if tags == "*" or offset % 10 == 0]
-    told = {text for text in caplog.messages if "data is lost, the query goes on" in text}
-    assert any(f"({start} to" in text for text in told)
-    assert any(f"to {before - 1})" in text for text in told)
+    lost = {text for text in caplog.messages if "data is lost, the query goes on" in text}
+    assert any(f"({start} to" in text for text in lost)
+    assert any(f"to {before - 1})" in text for text in lost)
     caplog.clear()
     assert found(puller(here, servers.namesrv, [whole[0]._replace(start=before)], tags=tags).batches()) == pairs
     assert "data is lost" not in caplog.text
@@ -359,8 +359,8 @@ def test_memory_is_bounded_by_whole_messages(embedded_topics: Topics) -> None:
 
     embedded_topics.loop.run(send())
     command = [sys.executable, "-c", READS, embedded_topics.namesrv, topic, str(count)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    rows, grown = map(int, told.split())
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    rows, grown = map(int, output.split())
     print(f"grown by {grown} MiB")
     assert rows == count
     assert grown < 120

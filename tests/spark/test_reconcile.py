@@ -64,14 +64,14 @@ def _given(*arguments: str) -> argparse.Namespace:
 def test_arguments_that_cannot_be_meant_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert _given("--fail-on", "duplicates, unknown").fail_on == ["duplicate", "unknown"]
     assert _given("--acknowledged", "sent,ok").acknowledged == ["sent", "ok"]
-    for wrong, told in (
+    for wrong, expected in (
         (["--fail-on", "lost"], "must be some of missing, unacknowledged, unknown, duplicate, not lost"),
         (["--acknowledged", " ,"], "names nothing"),
         (["--slack", "-1"], "must be a whole number from 0 to 86400"),
     ):
         with pytest.raises(SystemExit):
             _given(*wrong)
-        assert told in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
 
 
 def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
@@ -84,7 +84,7 @@ def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "fail_on", "table", "told"),
+    ("by", "fail_on", "table", "expected"),
     [
         ("body", (), pipeline.SentTable(), "by must be id, key, spark-id or property:NAME, not body"),
         ("property:", (), pipeline.SentTable(), "by must be"),
@@ -92,8 +92,8 @@ def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
         ("key", (), pipeline.SentTable(), "by key: no column of the table is named to look for"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(by: str, fail_on: tuple[str, ...], table: pipeline.SentTable, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_meant_is_refused(by: str, fail_on: tuple[str, ...], table: pipeline.SentTable, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         pipeline.reconcile(None, None, "t", {}, by=by, fail_on=fail_on, table=table)  # type: ignore[arg-type]
 
 

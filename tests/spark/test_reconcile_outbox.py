@@ -77,8 +77,8 @@ async def lose(url: str, topic: str) -> str:
 
 def lines(capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Findings, and the summary."""
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return [line for line in told if "kind" in line], told[-1]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return [line for line in lines if "kind" in line], lines[-1]
 
 
 def counts(summary: dict[str, Any]) -> tuple[int, ...]:

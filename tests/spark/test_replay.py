@@ -56,7 +56,7 @@ def archived(spark: SparkSession, topics: Topics, tmp_path_factory: pytest.TempP
     middle = datetime.now(UTC)
     topics.loop.run(send(range(8, 8 + COUNT)))
     place = tmp_path_factory.mktemp("replay")
-    told: list[Any] = []
+    reports: list[Any] = []
     summary = archive(
         spark,
         topic,
@@ -66,9 +66,9 @@ def archived(spark: SparkSession, topics: Topics, tmp_path_factory: pytest.TempP
         files=2,
         compression="zstd",
         options={"nameserver": topics.namesrv},
-        progress=told.append,
+        progress=reports.append,
     )
-    assert (summary.messages, [figures["messages"] for figures in told]) == (COUNT, [COUNT])
+    assert (summary.messages, [figures["messages"] for figures in reports]) == (COUNT, [COUNT])
     assert list(summary.offsets.values()) == [(2, 2 + COUNT // 4)] * 4
     return Archived(place / "archive", topic, [each for each in topics.read(topic) if each.queue_offset >= 2])
 
@@ -77,8 +77,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, li
     from rmq_async.spark.pipelines.replay import main
 
     code = main([str(each) for each in arguments])
-    told = capsys.readouterr()
-    return code, [json.loads(line) for line in told.out.splitlines()], told.err
+    output = capsys.readouterr()
+    return code, [json.loads(line) for line in output.out.splitlines()], output.err
 
 
 def origin(message: MessageExt) -> str:

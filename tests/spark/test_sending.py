@@ -349,7 +349,7 @@ def test_planning_finds_a_topic_that_is_not_there_or_will_be_made(
         check_topic(_options(making.namesrv, "any", {"requestTimeoutMs": 500}))
 
 
-def test_an_error_nobody_thought_of_is_no_silent_loss(
+def test_an_unforeseen_error_is_no_silent_loss(
     here: Worker, topics: Topics, servers: EmbeddedRocketMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = _options(servers.namesrv, topics.make(), {})

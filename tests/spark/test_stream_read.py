@@ -157,7 +157,7 @@ class TestQueuesComeAndGo:
         assert planner.step() == sent
         assert "data is lost, the query goes on: u/broker-a/0: the queue is new" in caplog.text
         planner.begin(subscribe="t,u")
-        assert not planner.plan(), "it is told once"
+        assert not planner.plan(), "it is reported once"
 
     def test_a_queue_that_was_made_anew(self, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
         broker.topic("t")
@@ -167,14 +167,14 @@ class TestQueuesComeAndGo:
         broker.delete("t")
         broker.topic("t")
         sent = broker.send("t", 5)
-        told = (
+        expected = (
             "t/broker-a/0: the queue was made anew or has lost its end; offsets 20 to 20 were to be read, available are 0 to 5"
         )
-        with pytest.raises(OffsetRangeError, match=told):
+        with pytest.raises(OffsetRangeError, match=expected):
             planner.plan()
         planner.begin(failOnDataLoss="false")
         assert planner.step() == sent
-        assert told in caplog.text
+        assert expected in caplog.text
         assert planner.read() == sent
         more = broker.send("t", 30)
         planner.begin()
@@ -286,12 +286,14 @@ class TestQueuesComeAndGo:
         assert planner.plan()
         broker.servers.clear()
         broker.send("t", 2)
-        told = "t/broker-a/0: messages were deleted before they were read; offsets 0 to 5 were to be read, available are 5 to 7"
-        with pytest.raises(OffsetRangeError, match=told):
+        expected = (
+            "t/broker-a/0: messages were deleted before they were read; offsets 0 to 5 were to be read, available are 5 to 7"
+        )
+        with pytest.raises(OffsetRangeError, match=expected):
             planner.read(restarted=True)
         planner.options["failOnDataLoss"] = "false"
         assert planner.read(restarted=True) == []
-        assert told in caplog.text
+        assert expected in caplog.text
 
 
 class TestWhatIsRead:
@@ -333,12 +335,12 @@ class TestWhatIsRead:
         sent = broker.send("t", 10)
         given = json.dumps({"t": {"broker-a": {"0": 7}}})
         assert everything(Planner(broker, topic="t", startingOffsets=given)) == sent[7:]
-        told = "t/broker-a/0: the start is beyond the last message; offsets 11 to 11 were to be read, available are 0 to 10"
+        expected = "t/broker-a/0: the start is beyond the last message; offsets 11 to 11 were to be read, available are 0 to 10"
         beyond = json.dumps({"t/broker-a/0": 11})
-        with pytest.raises(OffsetRangeError, match=told):
+        with pytest.raises(OffsetRangeError, match=expected):
             Planner(broker, topic="t", startingOffsets=beyond)
         planner = Planner(broker, topic="t", startingOffsets=beyond, failOnDataLoss="false")
-        assert told in caplog.text
+        assert expected in caplog.text
         more = broker.send("t", 2)
         assert everything(planner) == more
 
@@ -369,7 +371,7 @@ class TestWhatIsRead:
             Planner(broker, topic="nowhere")
 
 
-class TestTelling:
+class TestReports:
     def test_the_newest_offsets_are_reported_for_the_lag(self, broker: Broker) -> None:
         broker.topic("t", broker="broker-a")
         planner = Planner(broker, topic="t", startingOffsets="earliest", maxOffsetsPerTrigger="2")
@@ -378,7 +380,7 @@ class TestTelling:
         planner.plan()
         assert planner.reader.reportLatestOffset() == {"v": 1, "q": {"t/broker-a/0": 5}}
 
-    def test_commits_are_for_brokers_only_and_trouble_with_one_is_told(
+    def test_commits_are_for_brokers_only_and_trouble_with_one_is_reported(
         self, broker: Broker, loop: Loop, caplog: pytest.LogCaptureFixture
     ) -> None:
         broker.topic("t")

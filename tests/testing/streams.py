@@ -10,7 +10,7 @@ from ..waiting import until as until
 
 
 class Echo:
-    """Sends back what it gets, or with ``source`` sends so many bytes to whoever connects. ``received``: per connection."""
+    """Sends back what it gets, or with ``source`` sends so many bytes on each connection. ``received``: per connection."""
 
     def __init__(self, source: int | None = None) -> None:
         self.received: list[bytearray] = []

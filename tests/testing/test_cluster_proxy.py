@@ -108,7 +108,7 @@ async def test_a_reset_is_survived_by_a_retry(server: EmbeddedRocketMQ, cluster:
     assert all([(await send).attempts > 1 for send in sends])
 
 
-async def test_a_time_out_is_told_and_the_connection_goes_on(cluster: ClusterProxy, producer: Producer) -> None:
+async def test_a_time_out_is_reported_and_the_connection_goes_on(cluster: ClusterProxy, producer: Producer) -> None:
     for proxy in cluster.brokers.values():
         proxy.to_client.latency(0.5)
     with pytest.raises((RequestTimeoutError, SendError)):
@@ -128,9 +128,9 @@ async def test_both_forms_of_a_name_servers_answer_are_led_through(cluster: Clus
     data = BrokerData("broker-a", {0: address, 1: "127.0.0.1:19"}, "c")
     route = TopicRouteData((QueueData("broker-a", 1, 1, 6),), (data,))
     for standard in (True, False):
-        told = decode_route(await cluster.lead_through(encode_route(route, standard=standard)))
-        assert told.queue_datas == route.queue_datas
-        assert told.broker_datas[0].broker_addrs == {
+        received = decode_route(await cluster.lead_through(encode_route(route, standard=standard)))
+        assert received.queue_datas == route.queue_datas
+        assert received.broker_datas[0].broker_addrs == {
             0: cluster.brokers["broker-a"].address,
             1: cluster.proxy_of("127.0.0.1:19").address,
         }

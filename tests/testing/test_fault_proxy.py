@@ -225,7 +225,7 @@ async def test_a_reset_of_one_end_reaches_the_other(echo: Echo, proxy: FaultProx
     async with Echo(source=100) as talker, FaultProxy(talker.address) as other, Client(other.address) as client:
         await client.reader.readexactly(100)
         other.target = "127.0.0.1:1"
-        async with Client(other.address) as refused:  # nobody listens there
+        async with Client(other.address) as refused:  # no server listens there
             assert await refused.rest() == (b"", "reset")
         await client.ask(b"")
 
@@ -239,7 +239,7 @@ async def test_too_many_connections_are_reset(echo: Echo) -> None:
         assert await client.ask(b"y") == b"y"
 
 
-async def test_stopping_ends_everything_whatever_it_waits_for(echo: Echo) -> None:
+async def test_stopping_ends_every_wait(echo: Echo) -> None:
     proxy = FaultProxy(echo.address)
     await proxy.start()
     with pytest.raises(RuntimeError, match="runs already"):

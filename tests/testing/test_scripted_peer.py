@@ -103,7 +103,7 @@ async def test_an_answer_with_a_foreign_opaque_answers_nothing() -> None:
         assert (second.queue_offset, (await first).queue_offset) == (8, 7)
 
 
-async def test_an_answer_to_nobody_leaves_a_time_out() -> None:
+async def test_an_answer_to_an_unknown_opaque_leaves_a_time_out() -> None:
     script = [Expect(SEND), Answer(ext_fields=STORED, opaque=-5)]
     async with ScriptedPeer(*script) as broker, producer_of(broker) as producer:
         with pytest.raises(RequestTimeoutError) as late:
@@ -249,7 +249,7 @@ async def test_what_is_no_frame_is_a_difference(data: bytes) -> None:
             await client.rest()
 
 
-async def test_an_answer_that_nobody_is_there_for_is_a_difference() -> None:
+async def test_an_answer_without_a_request_is_a_difference() -> None:
     with pytest.raises(TranscriptError, match=r"the connection of 7 was closed before all of its answer could be written"):
         async with ScriptedPeer(Expect(7), Wait(0.05), Answer()) as peer:
             async with Raw(peer.address) as client:
@@ -304,7 +304,7 @@ async def test_a_connection_may_be_greeted_or_closed_before_it_says_anything() -
         assert ends[1][1] == "reset"
 
 
-async def test_heartbeats_are_answered_aside_unless_told_otherwise() -> None:
+async def test_heartbeats_are_answered_aside_unless_set_otherwise() -> None:
     async with ScriptedPeer(Expect(1), Answer()) as peer, Raw(peer.address) as client:
         client.send(34, opaque=5)
         assert (await client.answer()).opaque == 5

@@ -41,8 +41,8 @@ def test_plain_code_uses_it_without_a_loop_of_its_own() -> None:
         assert server.requests[310] == 3
         server.clear()
         assert server.messages("T") == []
-        with pytest.raises(ValueError, match="there is no server 'nobody'"):
-            server.statistics("nobody")
+        with pytest.raises(ValueError, match="there is no server 'missing'"):
+            server.statistics("missing")
 
 
 async def test_async_code_uses_it_while_its_own_loop_runs() -> None:

@@ -34,7 +34,7 @@ def echo(link: Link, request: RemotingCommand) -> None:
 
 
 def stored(link: Link, request: RemotingCommand) -> None:
-    """The answer to a send; its msgId is the request's body, so that an answer tells which send it belongs to."""
+    """The answer to a send; its msgId is the request's body, so that an answer shows which send it belongs to."""
     link.reply(request, body=b"", ext_fields={"msgId": request.body.decode(), "queueId": "1", "queueOffset": "7"})
 
 

@@ -37,7 +37,7 @@ def template(**changes: Any) -> SendTemplate:
 
 
 FRAME = template().parts(FIRST_OPAQUE, BORN, "", b"0123456789")
-"""Any frame that nobody answers."""
+"""Any frame without an answer."""
 
 
 def bytes_frame(size: int) -> list[bytes]:
@@ -87,21 +87,21 @@ class Sender:
 
 
 class Notes:
-    """A receiver that writes down what it is told and never is done: the transport's half of a send with several attempts."""
+    """A receiver that keeps every outcome and never is done: the transport's half of a send with several attempts."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.outcomes: list[Any] = []
         self.times: list[float] = []
 
     def done(self) -> bool:
         return False
 
     def set_result(self, result: Any) -> None:
-        self.told.append(result)
+        self.outcomes.append(result)
         self.times.append(monotonic())
 
     def set_exception(self, exception: Any) -> None:
-        self.told.append(exception)
+        self.outcomes.append(exception)
         self.times.append(monotonic())
 
 

@@ -1,4 +1,4 @@
-"""Frames that a blocked loop kept from leaving: they are sent and answered before anybody is told that they are late."""
+"""Frames that a blocked loop kept from leaving: they are sent and answered before any call fails because they are late."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_cancelling_1000_sends_at_any_step_leaves_nothing() -> None:
             assert connection.requests.in_flight == 0
 
 
-async def test_cancelling_a_connect_at_any_step_leaves_nothing_and_stops_nobody() -> None:
+async def test_cancelling_a_connect_at_any_step_leaves_nothing_and_stops_no_caller() -> None:
     steps, going = 0, True
     while going:
         async with Peer() as peer, pool_of() as pool:

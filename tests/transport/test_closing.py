@@ -84,15 +84,15 @@ async def test_a_closed_connection_takes_nothing(reason: CloseReason) -> None:
             await connection.request(ping(), 1)
 
 
-async def test_the_first_reason_stays_and_listeners_are_told_once() -> None:
-    told: list[CloseReason | None] = []
-    async with Peer() as peer, connect(peer, on_closed=lambda closed: told.append(closed.close_reason)) as connection:
+async def test_the_first_reason_stays_and_listeners_are_called_once() -> None:
+    reasons: list[CloseReason | None] = []
+    async with Peer() as peer, connect(peer, on_closed=lambda closed: reasons.append(closed.close_reason)) as connection:
         connection.close(CloseReason.DEAD)
         connection.close(CloseReason.LOCAL)
         await connection.closed
         connection.close(CloseReason.IDLE)
         assert connection.close_reason is CloseReason.DEAD
-        assert told == [CloseReason.DEAD]
+        assert reasons == [CloseReason.DEAD]
 
 
 async def test_a_drained_connection_takes_nothing_new_and_answers_what_it_has() -> None:
@@ -139,7 +139,7 @@ async def test_fin_ends_a_connection_whose_peer_reads_no_more() -> None:
         await asyncio.wait_for(connection.closed, 1)
 
 
-async def test_a_receiver_may_use_the_transport_while_it_is_told() -> None:
+async def test_a_receiver_may_use_the_transport_while_it_is_called() -> None:
     """A send that retries at once does so from inside close() and data_received()."""
     outcomes: list[str] = []
 
@@ -170,8 +170,8 @@ async def test_gathered_frame_of_paused_connection_leaves_as_written(late: bool)
         connection.pause_writing()
         if not late:
             connection.requests.abandon(owner, lambda written: ConnectionLostError("over", maybe_stored=written))
-        await until(lambda: all(each.told for each in notes))
-        assert [each.told[0].maybe_stored for each in notes] == [True, True]
+        await until(lambda: all(each.outcomes for each in notes))
+        assert [each.outcomes[0].maybe_stored for each in notes] == [True, True]
         connection.resume_writing()
         await until(lambda: peer.received == 2)
 
@@ -192,12 +192,12 @@ async def test_requests_of_one_owner_end_together() -> None:
         connection.requests.abandon(owner, over)
         assert sorted(written) == [False] * 4 + [True] * 2, "what was gathered has left"
         assert connection.pending == 1
-        assert len({id(notes.told[0]) for notes in mine}) == 6
+        assert len({id(notes.outcomes[0]) for notes in mine}) == 6
         await until(lambda: peer.received == 3)
         assert [request.body for request in peer.requests] == [b"1", b"2", b"4"], "what was held and abandoned never leaves"
-        assert not others.told
+        assert not others.outcomes
         connection.close(CloseReason.LOCAL)
-        assert len(others.told) == 1
+        assert len(others.outcomes) == 1
 
 
 # -- what the peer may do to the stream

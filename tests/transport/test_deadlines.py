@@ -84,50 +84,50 @@ async def test_a_deadline_that_has_passed_already_ends_at_once() -> None:
             exact.check(monotonic() - started, 0)
 
 
-async def test_an_attempt_that_is_late_is_told_and_its_answer_still_taken() -> None:
+async def test_an_attempt_that_is_late_is_reported_and_its_answer_still_taken() -> None:
     requests: list[RemotingCommand] = []
     async with Peer(lambda link, request: requests.append(request)) as peer, connect(peer) as connection:
         notes = Notes()
         with Exact() as exact:
             started = monotonic()
             submit_attempt(connection, notes, 0.05, 5)
-            await until(lambda: notes.told)
+            await until(lambda: notes.outcomes)
         exact.check(notes.times[0] - started, 0.05)
-        assert isinstance(notes.told[0], RequestTimeoutError)
+        assert isinstance(notes.outcomes[0], RequestTimeoutError)
         assert connection.pending == 1
         peer.answer = stored
         stored(peer.link, requests[0])
-        await until(lambda: len(notes.told) == 2)
-        assert notes.told[1].extFields.msgId == "m"
+        await until(lambda: len(notes.outcomes) == 2)
+        assert notes.outcomes[1].extFields.msgId == "m"
         assert connection.pending == 0
 
 
-async def test_an_attempt_is_told_again_at_the_end_of_its_call_and_then_is_gone() -> None:
+async def test_an_attempt_is_reported_again_at_the_end_of_its_call_and_then_is_gone() -> None:
     requests: list[RemotingCommand] = []
     async with Peer(lambda link, request: requests.append(request)) as peer, connect(peer) as connection:
         notes = Notes()
         with Exact() as exact:
             started = monotonic()
             submit_attempt(connection, notes, 0.05, 0.2)
-            await until(lambda: len(notes.told) == 2)
+            await until(lambda: len(notes.outcomes) == 2)
         exact.check(notes.times[1] - started, 0.2)
-        assert all(isinstance(told, RequestTimeoutError) and told.maybe_stored for told in notes.told)
-        assert notes.told[0] is not notes.told[1]
+        assert all(isinstance(each, RequestTimeoutError) and each.maybe_stored for each in notes.outcomes)
+        assert notes.outcomes[0] is not notes.outcomes[1]
         assert connection.pending == 0
         stored(peer.link, requests[0])
         await until(lambda: connection.strays == 1)
-        assert len(notes.told) == 2
+        assert len(notes.outcomes) == 2
 
 
 async def test_a_late_attempt_hears_of_the_end_of_its_connection() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         notes = Notes()
         submit_attempt(connection, notes, 0.02, 5)
-        await until(lambda: notes.told)
+        await until(lambda: notes.outcomes)
         (await peer.accepted()).rst()
-        await until(lambda: len(notes.told) == 2)
-        assert isinstance(notes.told[1], ConnectionLostError)
-        assert notes.told[1].maybe_stored
+        await until(lambda: len(notes.outcomes) == 2)
+        assert isinstance(notes.outcomes[1], ConnectionLostError)
+        assert notes.outcomes[1].maybe_stored
 
 
 async def test_an_attempt_that_never_left_does_not_leave_after_its_time() -> None:
@@ -137,8 +137,8 @@ async def test_an_attempt_that_never_left_does_not_leave_after_its_time() -> Non
         opaque, now = connection.requests.next_opaque(), monotonic()
         pending = Pending(notes, now + 0.05, now + 5, RequestCode.SEND_MESSAGE_V2)
         connection.requests.start_send(opaque, template().parts(opaque, BORN, "", b"held"), pending, 1)
-        await until(lambda: notes.told)
-        assert not notes.told[0].maybe_stored
+        await until(lambda: notes.outcomes)
+        assert not notes.outcomes[0].maybe_stored
         assert not connection.requests.knows(opaque)
         stored(peer.link, peer.requests[0])
         await first
@@ -152,9 +152,9 @@ async def test_what_is_called_unwritten_is_not_written_later() -> None:
         futures = [sender.submit(b"%d" % number) for number in range(3)]
         time.sleep(0.05)  # the frames of the second and third are gathered, the flush and the timer are both due
         answers = await asyncio.gather(*futures, return_exceptions=True)
-        told = [answer.maybe_stored for answer in answers]  # type: ignore[union-attr]
+        outcomes = [answer.maybe_stored for answer in answers]  # type: ignore[union-attr]
         await asyncio.sleep(0.02)
-        assert told == [True, True, True]
+        assert outcomes == [True, True, True]
         assert peer.received == 3
 
 
@@ -358,7 +358,7 @@ async def test_a_silent_peer_is_found_dead() -> None:
         assert connection.close_reason is CloseReason.DEAD
 
 
-async def test_a_dead_peer_is_found_though_nobody_waits_any_more() -> None:
+async def test_a_dead_peer_is_found_though_no_request_waits_any_more() -> None:
     async with Peer(silence) as peer, connect(peer, dead_after=0.2) as connection:
         with Exact() as exact:
             started = monotonic()

@@ -42,7 +42,7 @@ async def test_each_address_has_its_own_connection() -> None:
         assert "2 open" in repr(pool)
 
 
-async def test_one_caller_that_gives_up_stops_nobody() -> None:
+async def test_one_caller_that_gives_up_stops_no_other() -> None:
     async with Peer() as peer, pool_of() as pool:
         callers = [asyncio.ensure_future(pool.connect(peer.address, 5)) for _ in range(3)]
         await spin()
@@ -53,7 +53,7 @@ async def test_one_caller_that_gives_up_stops_nobody() -> None:
         assert len(peer.links) == 1
 
 
-async def test_a_refused_connect_is_told_to_each_caller() -> None:
+async def test_a_refused_connect_is_reported_to_each_caller() -> None:
     address = f"127.0.0.1:{free_port()}"
     async with pool_of() as pool:
         errors = await asyncio.gather(*[pool.connect(address, 5) for _ in range(5)], return_exceptions=True)
@@ -257,11 +257,11 @@ async def test_callers_of_one_connect_have_their_own_deadlines() -> None:
                 exact.check(end, min(timeout, 0.3))
 
 
-async def test_listeners_are_told_of_each_connection() -> None:
-    told: list[tuple[str, bool]] = []
+async def test_listeners_are_called_for_each_connection() -> None:
+    events: list[tuple[str, bool]] = []
     callbacks = {
-        "on_connected": lambda connection: told.append(("connected", connection.is_open)),
-        "on_closed": lambda connection: told.append(("closed", connection.is_open)),
+        "on_connected": lambda connection: events.append(("connected", connection.is_open)),
+        "on_closed": lambda connection: events.append(("closed", connection.is_open)),
     }
     async with Peer() as peer, pool_of(callbacks=callbacks) as pool:
         for _ in range(2):
@@ -269,7 +269,7 @@ async def test_listeners_are_told_of_each_connection() -> None:
             await connection.request(ping(), 1)
             peer.link.fin()
             await connection.closed
-        assert told == [("connected", True), ("closed", False)] * 2
+        assert events == [("connected", True), ("closed", False)] * 2
 
 
 async def test_a_lost_connection_is_forgotten_before_its_requests_fail() -> None:
@@ -387,7 +387,7 @@ async def test_connection_settings_follow_config(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_a_slow_name_server_of_the_system_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_name_server_of_the_system_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object, **__: object) -> object:
         time.sleep(0.3)
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -1,4 +1,4 @@
-"""What must be seen from outside: a fork under a started pool, and a pool that nobody closed."""
+"""What must be seen from outside: a fork under a started pool, and a pool that was not closed."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ async def main():
             read, write = os.pipe()
             pid = os.fork()
             if pid == 0:
-                told = []
+                outcomes = []
                 for call in (pool.connect(peer.address, 1), pool.connect("127.0.0.1:1", 1), pool.aclose()):
                     try:
                         call.send(None)
-                        told.append("went on")
+                        outcomes.append("went on")
                     except BaseException as error:
-                        told.append(type(error).__name__)
-                os.write(write, json.dumps(told).encode())
+                        outcomes.append(type(error).__name__)
+                os.write(write, json.dumps(outcomes).encode())
                 os._exit(0)
             os.waitpid(pid, 0)
-            told = json.loads(os.read(read, 1000))
+            outcomes = json.loads(os.read(read, 1000))
             os.close(read)
             os.close(write)
             answer = await connection.request(RemotingCommand(code=34, body=b"parent"), 2)
-            print(json.dumps([told, answer.body.decode(), connection.is_open, len(peer.links)]))
+            print(json.dumps([outcomes, answer.body.decode(), connection.is_open, len(peer.links)]))
         await pool.aclose()
 run(main)
 """
@@ -78,7 +78,7 @@ def test_in_a_forked_child_every_call_is_refused_and_the_parent_goes_on(loop: st
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_pool_that_nobody_closed_is_a_resource_warning(loop: str) -> None:
+def test_a_pool_that_was_not_closed_is_a_resource_warning(loop: str) -> None:
     done = python(FORGOTTEN, loop, "-W", "always")
     assert done.returncode == 0, done.stderr
     assert "ResourceWarning: unclosed" in done.stderr

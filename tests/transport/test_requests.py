@@ -1,4 +1,4 @@
-"""Requests and their answers: whatever order, form and number they come in."""
+"""Requests and their answers: in any order, form and number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_answers_in_any_order_reach_their_own_request() -> None:
 
 @pytest.mark.parametrize("form", list(SerializeType))
 @pytest.mark.parametrize("own", list(SerializeType))
-async def test_answers_are_read_in_either_form_whatever_was_asked(own: SerializeType, form: SerializeType) -> None:
+async def test_answers_are_read_in_either_form_after_any_request(own: SerializeType, form: SerializeType) -> None:
     async with Peer(form=form) as peer, connect(peer, serialize_type=own) as connection:
         answer = await connection.request(ping(b"x"), 2)
         assert (answer.code, answer.body) == (0, b"x")
@@ -136,7 +136,7 @@ async def test_strays_are_counted_and_leave_no_memory() -> None:
         assert rss() - before < 12 << 20, "100,000 of them, kept, would be five times as much"
 
 
-async def test_unknown_opaques_of_any_kind_harm_nobody() -> None:
+async def test_unknown_opaques_of_any_kind_harm_no_request() -> None:
     def answer(link: Link, request: RemotingCommand) -> None:
         for opaque in (0, -1, 1, 0x7FFFFFFF, -0x80000000, request.opaque + 1):
             link.reply(request, opaque=opaque, body=b"")

@@ -14,7 +14,7 @@ from rmq_async.errors import ClientStateError, NameServerError
 
 
 class Work:
-    """A look-up that ends when it is told to."""
+    """A look-up that ends when the test sets its result."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -113,7 +113,7 @@ async def test_closing_ends_everything() -> None:
     assert len(flights) == 0
 
 
-async def test_a_bug_in_a_look_up_that_nobody_waits_for_is_reported(loop_errors: list[dict[str, Any]]) -> None:
+async def test_a_bug_in_a_look_up_without_a_waiter_is_reported(loop_errors: list[dict[str, Any]]) -> None:
     flights = SingleFlight[int]("test")
 
     async def broken() -> int:

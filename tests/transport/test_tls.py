@@ -59,7 +59,7 @@ def expired() -> ssl.SSLContext:
 
 @contextmanager
 def openssl_server(context: ssl.SSLContext) -> Iterator[tuple[str, list[bytes]]]:
-    """One that tells its peer why it refuses it, as Java's do and asyncio's do not; its address and what clients sent to it."""
+    """One that sends its peer why it refuses it, as Java's do and asyncio's do not; its address and what clients sent to it."""
     received: list[bytes] = []
 
     def serve() -> None:
@@ -90,7 +90,7 @@ def openssl_server(context: ssl.SSLContext) -> Iterator[tuple[str, list[bytes]]]
 
 @contextmanager
 def deaf_server() -> Iterator[socket.socket]:
-    """The kernel accepts for it; nobody reads."""
+    """The kernel accepts for it; no program reads."""
     with socket.create_server((HOST, 0)) as listener:
         listener.setblocking(False)
         yield listener
@@ -153,7 +153,7 @@ async def test_a_server_that_cannot_be_trusted_gets_nothing_and_the_error_says_w
     async with Peer(tls=context()) as peer, pool_of(tls=client()) as pool:
         with pytest.raises(ConnectError) as caught:
             await pool.connect(peer.address, 5)
-        assert str(caught.value) == f"cannot connect to {peer.address}: {told(caught.value)}"
+        assert str(caught.value) == f"cannot connect to {peer.address}: {reason_of(caught.value)}"
         assert reason in str(caught.value)
         assert caught.value.address == peer.address
         assert isinstance(caught.value.__cause__, ssl.SSLError)
@@ -162,7 +162,7 @@ async def test_a_server_that_cannot_be_trusted_gets_nothing_and_the_error_says_w
         assert peer.received == 0
 
 
-def told(error: ConnectError) -> str:
+def reason_of(error: ConnectError) -> str:
     return str(error).partition(": ")[2]
 
 
@@ -219,7 +219,7 @@ async def test_a_server_without_tls_is_never_spoken_to_in_plain() -> None:
             await pool.connect(address, 5)
 
 
-async def test_a_client_without_tls_is_told_that_the_connection_closed() -> None:
+async def test_a_client_without_tls_learns_that_the_connection_closed() -> None:
     async with Peer(tls=server()) as peer, pool_of() as pool:
         connection = await pool.connect(peer.address, 5)
         with pytest.raises(RocketMQError) as caught:
@@ -246,7 +246,7 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
     context.minimum_version = context.maximum_version = version
     with openssl_server(context) as (address, received):
         async with pool_of(tls=client()) as pool:
-            # With 1.3 the handshake ends well for the client, and its first read tells.
+            # With 1.3 the handshake ends well for the client, and its first read fails.
             with pytest.raises((ConnectError, ConnectionLostError)) as caught:
                 await (await pool.connect(address, 5)).request(ping(), 5)
             assert re.search("misses (one|a client's certificate)", str(caught.value))
@@ -256,7 +256,7 @@ async def test_mutual_tls_without_a_certificate_says_so(version: ssl.TLSVersion)
     assert not received
 
 
-async def test_a_server_that_leaves_right_after_the_handshake_is_told_as_such() -> None:
+async def test_a_server_that_leaves_right_after_the_handshake_is_reported_as_such() -> None:
     async with Peer(lambda link, _: link.rst(), tls=server()) as peer, pool_of(tls=client()) as pool:
         with pytest.raises(ConnectionLostError, match="right after the TLS handshake: the server may want a client's certif"):
             await (await pool.connect(peer.address, 5)).request(ping(), 5)
@@ -315,7 +315,7 @@ def bytes_of(size: int) -> bytes:
     return frame(RemotingCommand(code=1, flag=2, body=bytes(size)))
 
 
-async def test_a_peer_that_says_no_goodbye_holds_up_nobody() -> None:
+async def test_a_peer_that_says_no_goodbye_holds_up_no_close() -> None:
     async with Peer(tls=server()) as peer, pool_of(tls=client()) as pool:
         await pool.connect(peer.address, 5)
         link = await peer.accepted()

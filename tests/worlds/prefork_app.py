@@ -3,7 +3,7 @@
 Each worker makes a producer of group "own" in its lifespan, and starts there another one, of group "made", that the module
 made when it was imported. With PREFORK_PARENT=1 the module also starts one, of group "parent", in a thread with a loop of its own:
 where a parent loads the application before it forks, that one sends while workers come and go, and the workers find it in
-their memory. Whatever happens is told in messages.
+their memory. All that happens is reported in messages.
 """
 
 from __future__ import annotations

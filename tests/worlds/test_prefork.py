@@ -47,9 +47,9 @@ class Service:
 
     def workers(self) -> dict[int, str]:
         """What each worker said when it started: its process id, and what became of the parent's producer in it."""
-        told = [message.body.decode().split(" ", 2) for message in self.server.messages("Workers")]
-        assert {int(parent) for _, parent, _ in told} <= {self.process.pid}
-        return {int(pid): outcome for pid, _, outcome in told}
+        reports = [message.body.decode().split(" ", 2) for message in self.server.messages("Workers")]
+        assert {int(parent) for _, parent, _ in reports} <= {self.process.pid}
+        return {int(pid): outcome for pid, _, outcome in reports}
 
     async def started(self, number: int) -> dict[int, str]:
         await until(lambda: len(self.workers()) >= number, self.process)
@@ -117,7 +117,7 @@ async def answer_questions(namesrv: str, answered: list[bytes]) -> None:
             try:
                 await producer.reply(question, b"answer " + question.body)
                 answered.append(question.body)
-            except RocketMQError as error:  # whoever asked is gone; others wait
+            except RocketMQError as error:  # the one that asked is gone; others wait
                 print(f"no reply to question {question.body!r}: {error}")
 
 

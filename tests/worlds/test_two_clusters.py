@@ -1,4 +1,4 @@
-"""Two clusters at once in one process. Their brokers have the same names, so whatever is kept by name shows when it is mixed up."""
+"""Two clusters at once in one process. Their brokers have the same names, so state kept by name would be mixed up."""
 
 from __future__ import annotations
 

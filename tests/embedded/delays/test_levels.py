@@ -75,7 +75,7 @@ async def test_a_level_that_is_no_number_is_1_and_stores_nothing(
     assert bodies(server) == bodies(server, SCHEDULE_TOPIC) == []
 
 
-async def test_levels_are_what_the_server_was_told(clock: WatchedClock) -> None:
+async def test_levels_are_those_given_to_the_server(clock: WatchedClock) -> None:
     async with EmbeddedRocketMQ(clock=clock, delay_levels=(0, 0.25)) as server, RawClient(server.brokers["broker-a"]) as broker:
         await sent(broker, b"now", DELAY=1)
         await sent(broker, b"later", DELAY=9)

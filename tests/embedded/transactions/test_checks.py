@@ -129,9 +129,7 @@ async def test_members_of_the_group_that_are_there_are_asked_in_turn(
         assert [len(await checks(client)) for client in (producer, second, stranger)] == [0, 2, 2]
 
 
-async def test_questions_that_nobody_is_there_for_count_too(
-    server: EmbeddedRocketMQ, broker: RawClient, clock: WatchedClock
-) -> None:
+async def test_questions_without_a_client_count_too(server: EmbeddedRocketMQ, broker: RawClient, clock: WatchedClock) -> None:
     await put_half(broker)
     await clock.advance(60)
     await beat(broker, "p1")

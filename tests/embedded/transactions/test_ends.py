@@ -177,7 +177,7 @@ async def test_a_commit_that_cannot_be_stored_ends_nothing(
     assert len(server.messages("T")) == 1
 
 
-async def test_nobody_deletes_or_changes_the_topics_of_transactions(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+async def test_no_client_deletes_or_changes_the_topics_of_transactions(server: EmbeddedRocketMQ, broker: RawClient) -> None:
     half = await put_half(broker)
     for topic in (HALF_TOPIC, CHECK_MAX_TOPIC):
         assert (await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})).code == 29

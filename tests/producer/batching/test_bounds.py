@@ -48,7 +48,7 @@ async def test_one_message_in_flight_at_a_time(cluster: Cluster) -> None:
     assert numbers(cluster) == [1] * 20
 
 
-async def test_a_caller_that_finds_no_room_in_time_is_told(cluster: Cluster) -> None:
+async def test_a_caller_that_finds_no_room_in_time_fails(cluster: Cluster) -> None:
     cluster.a.answer = late(0.3)
     async with producer(cluster, batching=Batching(max_pending_bytes=10), topics=[TOPIC]) as sender:
         first = later(sender.send(message(b"x" * 10)))

@@ -62,7 +62,7 @@ class Raising(Hook):
             raise RuntimeError("a bug")
 
 
-async def test_a_hook_that_raises_loses_nobody(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
+async def test_a_hook_that_raises_loses_no_call(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
     async with producer(cluster, batching=True, hooks=[Raising()], topics=[TOPIC]) as sender:
         results = await outcomes(
             *[sender.send(item) for item in messages(5)], *[sender.send(item, key=1) for item in messages(5)]

@@ -116,7 +116,7 @@ async def test_a_stop_sends_what_has_gathered(cluster: Cluster) -> None:
     assert {type(result).__name__ for result in await outcomes(*calls)} == {"SendResult"}
 
 
-async def test_a_stop_that_has_no_time_tells_everybody(cluster: Cluster) -> None:
+async def test_a_stop_that_has_no_time_fails_every_call(cluster: Cluster) -> None:
     cluster.a.answer = silent
     calls = Calls()
     async with producer(cluster, batching=ONE_LANE, topics=[TOPIC], stop_timeout=0.0) as sender:

@@ -1,4 +1,4 @@
-"""The members of one batch: each has its own time and its own outcome, whatever those of the others are."""
+"""The members of one batch: each has its own time and its own outcome, independent of the others."""
 
 from __future__ import annotations
 

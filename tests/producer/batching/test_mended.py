@@ -80,7 +80,7 @@ class Refusing(Hook):
         raise self.error
 
 
-async def test_an_error_that_cannot_be_copied_is_told_to_all(cluster: Cluster) -> None:
+async def test_an_error_that_cannot_be_copied_reaches_all(cluster: Cluster) -> None:
     error = Odd("no", why=1)
     async with producer(cluster, batching=True, hooks=[Refusing(error)], timeout=0.5) as sender:
         results = await outcomes(*[sender.send(item) for item in messages(5)])
@@ -153,7 +153,7 @@ async def test_a_forgotten_lane_does_not_take_its_successor_away(cluster: Cluste
         await asyncio.gather(first, second, third, flushing)
 
 
-async def test_a_lane_is_free_again_when_nobody_waits_for_its_request(cluster: Cluster) -> None:
+async def test_a_lane_is_free_again_when_no_call_waits_for_its_request(cluster: Cluster) -> None:
     cluster.a.answer = each(silent, stored)
     async with producer(cluster, batching=True, timeout=30.0, topics=[TOPIC]) as sender:
         calls = [later(sender.send(item, key="k")) for item in messages(3)]
@@ -248,7 +248,7 @@ class Seeing(Hook):
         self.seen: list[str] = []
 
     def before_send(self, context: Any) -> None:
-        self.seen.append(VARIABLE.get("nobody's"))
+        self.seen.append(VARIABLE.get("unset"))
 
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE")
@@ -261,7 +261,7 @@ async def test_hooks_of_a_batch_see_the_context_of_no_caller(cluster: Cluster) -
         await asyncio.gather(*[sender.send(item) for item in messages(5)])
         await sender.send(message())
         await sender.send(message(b"x" * 5000))
-    assert hook.seen == ["nobody's", "nobody's", "the test's"]
+    assert hook.seen == ["unset", "unset", "the test's"]
 
 
 async def test_a_message_that_is_spoiled_while_it_gathers_fails_alone(cluster: Cluster) -> None:

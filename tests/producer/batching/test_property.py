@@ -1,4 +1,4 @@
-"""Random sends with batching under random faults: whatever happens, every call ends once and every account is at zero."""
+"""Random sends with batching under random faults: every call ends once and every account is at zero."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class Run:
             options["timeout"] = source.random() * 0.05 + 0.001
         if kind == "async" or source.random() < 0.2:
 
-            def told(_: Any) -> None:
+            def ended(_: Any) -> None:
                 call.callbacks += 1
 
             self.begin(call)
             try:
-                future = await sender.send_async(item, on_success=told, on_error=told, **options)
+                future = await sender.send_async(item, on_success=ended, on_error=ended, **options)
             except errors.RocketMQError as error:
                 call.outcomes.append(error)
                 call.callbacks += 1
@@ -182,14 +182,14 @@ def check(run: Run, servers: EmbeddedRocketMQ) -> None:
     for topic, found_there in ((TOPIC, stored), ("SCHEDULE_TOPIC_XXXX", later)):
         for found in servers.messages(topic):
             found_there.setdefault(found.body[:6], []).append(found)
-    told = sorted(run.calls, key=lambda call: call.turn)
-    acknowledged = {call.body: call for call in told if not isinstance(call.outcomes[0], BaseException)}
+    ended = sorted(run.calls, key=lambda call: call.turn)
+    acknowledged = {call.body: call for call in ended if not isinstance(call.outcomes[0], BaseException)}
     in_order: dict[tuple[str, Any], list[int]] = {}
     for body, call in acknowledged.items():
         result = call.outcomes[0]
         copies, late = stored.get(body, []), later.get(body, [])
         assert copies or late, f"{body!r} was acknowledged and is lost"
-        if not late:  # a delayed message's result tells of the queue that it waits in
+        if not late:  # a delayed message's result names the queue that it waits in
             mine = [found for found in copies if (found.queue, found.queue_offset) == (result.queue, result.queue_offset)]
             assert [found.unique_id for found in mine] == [result.msg_id], body
             assert mine[0].offset_msg_id == result.offset_msg_id

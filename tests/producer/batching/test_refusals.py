@@ -45,7 +45,7 @@ async def test_time_outs_are_never_split(cluster: Cluster) -> None:
     assert numbers(cluster) == [5]
 
 
-async def test_other_refusals_are_told_to_all(cluster: Cluster) -> None:
+async def test_other_refusals_reach_all(cluster: Cluster) -> None:
     cluster.a.answer = refuse(3)
     async with producer(cluster, batching=True, topics=[TOPIC]) as sender:
         results = await outcomes(*[sender.send(item) for item in messages(5)])
@@ -100,7 +100,7 @@ async def test_the_route_is_found_once_for_all_who_wait(cluster: Cluster) -> Non
     assert len(cluster.name_server.asked) == 1
 
 
-async def test_a_route_without_a_queue_while_messages_gather_is_told_to_those(cluster: Cluster) -> None:
+async def test_a_route_without_a_queue_while_messages_gather_fails_those(cluster: Cluster) -> None:
     cluster.a.answer = late(0.1)
     async with producer(cluster, batching=ONE_LANE, topics=[TOPIC], timeout=1.0) as sender:
         first = later(sender.send(message()))

@@ -54,7 +54,7 @@ async def test_oneway_sends_do_not_gather(cluster: Cluster) -> None:
     assert numbers(cluster) == [1] * 5
 
 
-async def test_a_producer_gathers_nothing_unless_it_is_told_to(cluster: Cluster) -> None:
+async def test_a_producer_gathers_nothing_unless_it_is_set_to(cluster: Cluster) -> None:
     async with producer(cluster, topics=[TOPIC]) as sender:
         await asyncio.gather(*[sender.send(item) for item in messages(10)])
     assert numbers(cluster) == [1] * 10

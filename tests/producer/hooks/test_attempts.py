@@ -50,7 +50,7 @@ async def test_each_retry_is_an_attempt_of_its_own(pair: Cluster, name: str) -> 
 
 
 @pytest.mark.parametrize("name", WAYS)
-async def test_a_late_answer_ends_the_call_and_each_attempt_is_told_once(pair: Cluster, name: str) -> None:
+async def test_a_late_answer_ends_the_call_and_each_attempt_is_reported_once(pair: Cluster, name: str) -> None:
     seen, requests = Seen(), Requests()
     pair.answer(AfterNext())
     async with producer(pair, hooks=[seen, requests], timeout=2.0, attempt_timeout=0.2) as sender:

@@ -15,7 +15,7 @@ from ..support import message, outcomes, producer, until
 from .support import SEND
 
 
-async def test_callbacks_run_in_the_callers_context_and_hooks_of_requests_in_nobodys(cluster: Cluster) -> None:
+async def test_callbacks_run_in_the_callers_context_and_hooks_of_requests_in_none(cluster: Cluster) -> None:
     caller: ContextVar[str] = ContextVar("caller", default="no caller")
 
     class Asks(Hook):

@@ -78,7 +78,7 @@ def test_what_is_no_hook_is_refused() -> None:
             Producer("g", hooks=hooks)
 
 
-def told_things() -> list[object]:
+def watched_things() -> list[object]:
     """Those there are, of all tests: an error that pytest keeps keeps some."""
     return [thing for thing in gc.get_objects() if isinstance(thing, Watch | WatchedAttempt | SendContext)]
 
@@ -100,7 +100,7 @@ async def test_watched_calls_are_freed(pair: Cluster, how: str, tracked: list[An
         def after_send(self, context: SendContext) -> None:
             self.last = context
 
-    before = [id(thing) for thing in told_things()]
+    before = [id(thing) for thing in watched_things()]
     answers = {"retried": each(refuse(1), stored), "refused": refuse(13), "timed out": silent, "cancelled": silent}
     answer = answers.get(how, stored)
     pair.answer(lambda link, sent: answer(link, sent))
@@ -123,4 +123,4 @@ async def test_watched_calls_are_freed(pair: Cluster, how: str, tracked: list[An
     await spin(3)
     for _ in range(3):  # a collection that finds something with a finalizer leaves the rest to the next one
         gc.collect()
-    assert not [thing for thing in told_things() if id(thing) not in before]
+    assert not [thing for thing in watched_things() if id(thing) not in before]

@@ -40,7 +40,7 @@ class Broken(Hook):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError(), SystemBusyError("no", code=2)], ids=repr)
-async def test_a_hook_that_raises_hurts_nobody(
+async def test_a_hook_that_raises_hurts_no_call(
     cluster: Cluster, error: BaseException, loop_errors: list[dict[str, Any]]
 ) -> None:
     broken, seen = Broken(error), Seen()
@@ -101,7 +101,7 @@ async def test_a_hook_that_spoils_a_request_is_undone(
     loop_errors.clear()
 
 
-async def test_a_request_that_has_no_form_is_told_and_closes_no_window(cluster: Cluster) -> None:
+async def test_a_request_that_has_no_form_is_reported_and_closes_no_window(cluster: Cluster) -> None:
     class Long(Requests):
         """A name that binary headers have no room for."""
 

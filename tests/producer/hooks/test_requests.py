@@ -48,7 +48,7 @@ async def test_requests_of_every_kind_are_seen_once() -> None:
 
 
 @pytest.mark.parametrize("end", ["answer", "reset"])
-async def test_a_request_that_ends_as_its_call_is_cancelled_is_told(cluster: Cluster, end: str) -> None:
+async def test_a_request_that_ends_as_its_call_is_cancelled_is_reported(cluster: Cluster, end: str) -> None:
     requests = Requests()
     async with producer(cluster, hooks=[requests]) as sender:
         await sender.send(message())
@@ -67,7 +67,7 @@ async def test_a_request_that_ends_as_its_call_is_cancelled_is_told(cluster: Clu
         assert requests.of(*SEND)[1:] == [(0, None) if end == "answer" else (None, "ConnectionLostError")]
 
 
-async def test_who_was_told_of_a_request_is_told_its_end(cluster: Cluster) -> None:
+async def test_a_hook_that_got_a_request_gets_its_end(cluster: Cluster) -> None:
     """Hooks that come or leave while a request is out."""
     early, late_ = Requests(), Requests()
     one = producer(cluster, group="one", hooks=[early])

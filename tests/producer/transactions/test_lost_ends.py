@@ -15,7 +15,7 @@ from ..support import timed, until
 from .support import COMMIT, ROLLBACK, UNKNOWN, Ends, ask, each_end, never, question, transactions
 
 
-async def test_an_end_that_is_refused_is_told_with_the_brokers_words_and_not_tried_again(cluster: Cluster) -> None:
+async def test_an_end_that_is_refused_is_reported_with_the_brokers_words_and_not_tried_again(cluster: Cluster) -> None:
     ends = Ends(cluster.a)
     async with transactions(cluster) as producer:
         for code, status in ((1, COMMIT), (604, ROLLBACK), (16, COMMIT), (1500, COMMIT), (4711, ROLLBACK)):
@@ -66,7 +66,7 @@ async def test_an_end_that_was_never_sent_was_not_carried_out(cluster: Cluster) 
     assert ends.received == []
 
 
-async def test_a_half_message_that_nobody_could_end_is_an_error_before_anything_is_executed(cluster: Cluster) -> None:
+async def test_a_half_message_that_cannot_be_ended_is_an_error_before_anything_is_executed(cluster: Cluster) -> None:
     cluster.answer(silent)
     async with transactions(cluster, execute=never, retries=0) as producer:
         with pytest.raises(errors.RequestTimeoutError):

@@ -160,7 +160,7 @@ async def test_everything_else_a_producer_does_it_does_too(server: EmbeddedRocke
     assert len(found) == 5
 
 
-async def test_hooks_and_traces_tell_half_messages_from_others(server: EmbeddedRocketMQ, clock: ManualClock) -> None:
+async def test_hooks_and_traces_mark_half_messages(server: EmbeddedRocketMQ, clock: ManualClock) -> None:
     class Watches:
         def __init__(self) -> None:
             self.seen: list[tuple[MessageType, Any]] = []

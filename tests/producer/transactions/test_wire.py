@@ -18,7 +18,7 @@ from ..support import until
 from .support import COMMIT, END, ROLLBACK, UNKNOWN, Ends, ask, link_of, never, question, transactions
 
 
-async def test_a_command_that_cannot_be_written_is_reported_and_not_told(
+async def test_a_command_that_cannot_be_written_is_reported_and_not_sent(
     cluster: Cluster, loop_errors: list[dict[str, Any]]
 ) -> None:
     async with transactions(cluster, topics=["T"]) as producer:
@@ -56,7 +56,7 @@ async def test_a_half_message_and_its_end_say_what_brokers_look_for(cluster: Clu
             assert (command.is_oneway, command.remark, command.body) == (status is UNKNOWN, None, b"")
 
 
-async def test_the_broker_is_told_why_nothing_is_known(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
+async def test_the_broker_gets_the_reason_why_nothing_is_known(cluster: Cluster, loop_errors: list[dict[str, Any]]) -> None:
     """And no more than the type of an error: its words may hold data, and may be had only by raising another."""
 
     class Fails(Exception):
@@ -127,7 +127,7 @@ async def test_every_request_of_a_transaction_is_signed_and_seen_by_hooks(cluste
     assert hook.seen == [(False, 0, None), (True, None, None), (True, None, None)]
 
 
-async def test_servers_are_told_names_with_their_namespace(cluster: Cluster) -> None:
+async def test_servers_get_names_with_their_namespace(cluster: Cluster) -> None:
     ends = Ends(cluster.a)
     cluster.name_server.routes["ns%T"] = cluster.route()
     async with transactions(cluster, lambda _: COMMIT, namespace="ns") as producer:

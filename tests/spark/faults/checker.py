@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``extra``: rows that nobody produced, or from before the start. ``unequal``: bodies whose copies differ in RMQ_SPARK_ID,
+    """``extra``: rows that were not produced, or from before the start. ``unequal``: bodies whose copies differ in RMQ_SPARK_ID,
     and ids on more than one body."""
 
     case: str

@@ -11,7 +11,7 @@ from time import monotonic, sleep, time
 from typing import Any
 
 PATIENCE = 100.0
-"""Seconds that a process waits at a fault for whoever is to let it go on, or to kill it."""
+"""Seconds that a process waits at a fault until the driver lets it go on or kills it."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Run:
 
     def wait_signal(self, name: str) -> None:
         """Raises TimeoutError."""
-        for _ in ticks(f"{self.case}: nobody touched {name}"):
+        for _ in ticks(f"{self.case}: no process touched {name}"):
             if (self.place / name).exists():
                 return
 

@@ -1,4 +1,4 @@
-"""The streaming query of a run, started in whatever session."""
+"""The streaming query of a run, started in a given session."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def register(spark: SparkSession) -> None:
 
 def start(spark: SparkSession, run: Run, *, faults: bool = True, available_now: bool = True) -> Any:
     """The started query, which begins or goes on where its checkpoint is."""
-    told = (run if faults else replace(run, faults=())).to_json()
+    settings = (run if faults else replace(run, faults=())).to_json()
     run.note("start", state=run.state())
-    reader = spark.readStream.format("rocketmq_faults").option("nameserver", run.namesrv).option("faults", told)
+    reader = spark.readStream.format("rocketmq_faults").option("nameserver", run.namesrv).option("faults", settings)
     reader = reader.option("topic", run.topic).option("columns", "body,brokerName,queueId,offset")
     for name, value in run.options.items():
         reader = reader.option(name, value)
@@ -33,7 +33,7 @@ def start(spark: SparkSession, run: Run, *, faults: bool = True, available_now: 
     if run.target is None:
         writer = frame.writeStream.format("parquet").option("path", str(run.out))
     else:
-        writer = frame.select("body").writeStream.format("rocketmq_faults").option("faults", told)
+        writer = frame.select("body").writeStream.format("rocketmq_faults").option("faults", settings)
         writer = writer.option("nameserver", run.namesrv).option("topic", run.target)
     writer = writer.option("checkpointLocation", str(run.checkpoint))
     return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="50 milliseconds")).start()
