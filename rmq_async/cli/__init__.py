@@ -1,4 +1,4 @@
-"""The ``rmq`` command. What it is made of needs the extra ``cli`` (click and rich); importing this package does not."""
+"""The ``rmq`` command. Its modules need the extra ``cli`` (click and rich); importing this package does not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NEEDED: Final = frozenset({"click", "rich"})
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and ends the process: exit code 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C.
+    """Runs the command and ends the process with its exit code: 0 for success, 1 for a failure, 2 for wrong use, 130 after
+    Ctrl-C.
 
-    ``arguments``: default: those of the process.
+    ``arguments``: those after the program's name; default: those of the process.
     """
     _open_standard_files()
     try:
@@ -38,7 +39,8 @@ def _print_error(why: str, code: int) -> int:
 
 
 def _open_standard_files() -> None:
-    """Opens /dev/null for a closed standard file (``rmq ... >&-``): else the next socket would get its number, and the output."""
+    """Opens /dev/null for each closed standard file (``rmq ... >&-``); else the next socket would get its number, and the
+    output."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""``python -m rmq_async.cli`` is ``rmq``."""
+"""Runs ``rmq`` as ``python -m rmq_async.cli``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, and the place where errors become a line on stderr and an exit code."""
+"""Lists the commands, and turns each error into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _print_error(message: str, code: int, path: str = "rmq") -> int:
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-    """Prints the client's warnings on stderr while a command runs; then restores the logging of the calling program."""
+    """Prints the client's warnings on stderr while a command runs, then restores the logging of the calling program."""
     logger = logging.getLogger("rmq_async")
     before = logger.handlers, logger.level, logger.propagate
     handler = logging.StreamHandler()

@@ -1,6 +1,6 @@
-"""The lines of standard input, without stopping the loop while the next one is not there.
+"""Reads the lines of standard input without blocking the loop.
 
-A thread reads: an event loop cannot wait for every kind of file (regular files, /dev/null). It is a daemon and reads the
+A thread reads, because an event loop cannot wait for every kind of file (regular files, /dev/null). It is a daemon and reads the
 descriptor itself, so a read that never ends keeps neither the loop nor the interpreter from ending.
 """
 
@@ -21,7 +21,7 @@ AHEAD: Final = 4
 
 
 async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
-    """Each line without its end. Raises OSError as reading does, ValueError for a line of more than ``limit`` bytes."""
+    """Yields each line without its end. Raises OSError as reading does, ValueError for a line of more than ``limit`` bytes."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the written forms of times, ages, queues and properties."""
+"""Defines options that several commands share, and parses times, ages, queues and properties."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset
 
 
 def needs_command(context: click.Context) -> int:
-    """Serves a group without a command: prints the help to stderr; the exit code is that of wrong use."""
+    """Prints the help of a group that is called without a command to stderr; the exit code is that of wrong use."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         return WRONG_USE
@@ -90,14 +90,14 @@ def timeout_option(command: Command) -> Command:
 
 
 def client_options(command: Command) -> Command:
-    """Options of every command that speaks to a cluster: the fields of ClientOptions, and those of ``security``."""
+    """Adds the options of every command that connects to a cluster: the fields of ClientOptions, and those of ``security``."""
     named = namesrv_option(f"Name servers of the cluster; default: ${NAMESRV_ENVIRONMENT}.")
     return named(timeout_option(json_option(security_options(command))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """Values of ``client_options``. A command that has many options of its own adds them as fields of a subclass."""
+    """The values of ``client_options``. A command with further options adds them as fields of a subclass."""
 
     namesrv: str | None
     timeout: float
@@ -127,7 +127,7 @@ class Interrupted(click.ClickException):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """``rmq_async.run``, except that Ctrl-C raises Interrupted."""
+    """Runs a coroutine by ``rmq_async.run``, except that Ctrl-C raises Interrupted."""
     try:
         return rmq_async.run(work)
     except KeyboardInterrupt:
@@ -135,7 +135,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
-    """The client's settings. Sets its logging to errors: warnings would be lines beside the one that matters.
+    """Returns the client's settings. Limits its logging to errors: warnings would be lines beside the one that matters.
 
     Raises UsageError where no name server is known, and for security options that contradict each other.
     """
@@ -167,7 +167,7 @@ class _Property(ParamType):
 
 
 class _Queue(ParamType):
-    """A queue of the command's topic."""
+    """A queue of the command's topic, BROKER:ID."""
 
     name = "BROKER:ID"
 
@@ -205,7 +205,7 @@ class _Time(ParamType):
 
 
 class _Age(ParamType):
-    """Seconds."""
+    """An age such as 90s or 2h, as seconds."""
 
     name = "AGE"
 

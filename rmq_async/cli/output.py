@@ -1,4 +1,4 @@
-"""Output of commands: tables and lines for people, or one JSON object a line for programs; progress bars on a terminal."""
+"""Prints the output of commands: tables and lines of text, or one JSON object a line; progress bars on a terminal."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def pull(options: _PullOptions) -> int:
 
 
 def _range(options: _PullOptions) -> _Range:
-    """Raises UsageError for options that contradict each other."""
+    """Returns the part of the topic to print. Raises UsageError for options that contradict each other."""
     if options.follow and options.end is not None:
         raise click.UsageError("--follow has no end, it does not go with --to")
     if options.end == "earliest":

@@ -1,4 +1,4 @@
-"""A stored message as it is shown: as a JSON object, as its body, or with all that is known of it."""
+"""Formats a stored message: as a JSON object, as its body, or with all of its fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["body_bytes", "described", "fields_of", "headline", "moment"]
 
 
 def fields_of(message: MessageExt) -> dict[str, object]:
-    """The fields for ``--json``. The body is text if it is UTF-8, else ``body_base64``."""
+    """Returns the fields for ``--json``. The body is text if it is UTF-8, else ``body_base64``."""
     fields: dict[str, object] = {
         "topic": message.topic,
         "broker": message.queue.broker_name,
@@ -37,12 +37,12 @@ def fields_of(message: MessageExt) -> dict[str, object]:
 
 
 def body_bytes(message: MessageExt) -> bytes:
-    """The body as it is; on a terminal without what a terminal would obey."""
+    """Returns the body; on a terminal, with its control characters made visible."""
     return _visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body
 
 
 def headline(message: MessageExt) -> str:
-    """Queue, offset, time, id, tags and keys of a message, on one line."""
+    """Returns queue, offset, time, id, tags and keys of a message on one line."""
     queue = message.queue
     parts = [f"{queue.broker_name}:{queue.queue_id}", str(message.queue_offset), moment(message.store_time_ms), message.msg_id]
     if message.tags is not None:
@@ -53,7 +53,7 @@ def headline(message: MessageExt) -> str:
 
 
 def described(message: MessageExt) -> list[str]:
-    """All fields of a message, a line each; the body is the last."""
+    """Returns all fields of a message, a line each; the body is the last."""
     lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
     lines += [f"property {name}: {value}" for name, value in message.properties.items()]
     body = message.body.decode(errors="backslashreplace")
@@ -61,7 +61,7 @@ def described(message: MessageExt) -> list[str]:
 
 
 def moment(time_ms: int) -> str:
-    """Epoch milliseconds as UTC; "-" where there is no time."""
+    """Formats epoch milliseconds as UTC; "-" where there is no time."""
     if not 0 < time_ms < 253_402_300_800_000:  # the year 10000
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""``python -m rmq_async.cli.reference > docs/cli.md`` writes the page: the help of every command, as the command shows it."""
+"""Writes the page of commands, the help of each as the command shows it: ``python -m rmq_async.cli.reference > docs/cli.md``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ rmq message query OrderTopic order-17
 
 
 def reference() -> str:
-    """The page. The extra ``spark`` must be installed: its pipelines print the help of their options themselves."""
+    """Returns the page. The extra ``spark`` must be installed: its pipelines print the help of their options themselves."""
     return "\n".join([_OPENING, *_sections(rmq, "rmq", None)])
 
 

@@ -1,4 +1,4 @@
-"""Credentials and TLS: options of every command that connects to a cluster.
+"""Reads credentials and TLS from the options of every command that connects to a cluster.
 
 The secret has no option, because other users of a machine see the arguments of its processes: it comes from the environment.
 """
@@ -42,12 +42,13 @@ def security_options(command: Command) -> Command:
 
 
 def security_given() -> bool:
-    """Whether the running command was given any of the options."""
+    """Returns whether the running command was given any of the options."""
     return any(click.get_current_context().meta.get(_KEPT, {}).values())
 
 
 def security_settings() -> dict[str, Any]:
-    """Fields of ClientConfig from the running command's options. Raises UsageError for options that contradict each other."""
+    """Returns the fields of ClientConfig from the running command's options. Raises UsageError for options that contradict each
+    other."""
     given: dict[str, Any] = click.get_current_context().meta.get(_KEPT, {})
     settings: dict[str, Any] = {}
     access_key = given.get("access_key") or os.environ.get(ACCESS_KEY)
@@ -105,5 +106,5 @@ class _EncryptedKeyError(Exception):
 
 
 def _encrypted() -> str:
-    """Instead of the question for a password that OpenSSL would put on the terminal."""
+    """Refuses an encrypted key; OpenSSL would ask for its password on the terminal."""
     raise _EncryptedKeyError

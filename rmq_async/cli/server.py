@@ -1,4 +1,4 @@
-"""``rmq server``: the embedded name server and brokers as a process of their own."""
+"""``rmq server``: runs the embedded name server and brokers as a process of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ DESCRIPTORS: Final = 65_536
 
 
 async def run_server(host: str, port: int, brokers: int, megabytes: int, output: Output) -> int:
-    """Serves until SIGTERM or SIGINT. ``megabytes``: of messages. Raises OSError, saying which address, where it cannot listen."""
+    """Serves until SIGTERM or SIGINT. ``megabytes``: MiB of messages that are kept. Raises OSError, which names the address,
+    where it cannot listen."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,7 +45,7 @@ async def run_server(host: str, port: int, brokers: int, megabytes: int, output:
 
 
 def _allow_many_connections() -> None:
-    """Raises the limit of descriptors to the largest that the system allows: many shells set 1024."""
+    """Raises the limit of descriptors to the largest that the system allows; many shells set 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

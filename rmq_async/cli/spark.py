@@ -1,4 +1,5 @@
-"""``rmq spark ...``: the pipelines of the extra ``spark``. They read their arguments themselves: they also run without ``rmq``."""
+"""``rmq spark ...``: runs the pipelines of the extra ``spark``. They parse their own arguments, because they also run without
+``rmq``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmq bench``: how fast a cluster takes messages from this machine, and what that costs the client."""
+"""``rmq bench``: measures the rate at which a cluster takes messages from this machine, and what that costs the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmq bench``: checks its options, runs the load, and counts what the topic stored meanwhile."""
+"""``rmq bench``: checks its options, runs the load, and counts the messages that the topic stored meanwhile."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def bench(options: _BenchOptions) -> int:
 
 
 async def _offsets_before(client: ClientConfig, topic: str, create_queues: int | None) -> int | None:
-    """The sum of all queues' next offsets, None where the brokers do not give them. Creates a missing topic if ``create_queues``
-    is set, else raises TopicNotFoundError."""
+    """Returns the sum of all queues' next offsets, or None where the brokers do not give them. Creates a missing topic if
+    ``create_queues`` is set, else raises TopicNotFoundError."""
     async with Admin(client=client) as admin:
         try:
             await admin.topic_route(topic)
@@ -146,8 +146,8 @@ async def _next_offsets(admin: Admin, topic: str) -> int:
 
 
 async def _stored(client: ClientConfig, topic: str, before: int, expected: int) -> int | None:
-    """Counts messages stored since ``before``. Brokers acknowledge before they index, so it polls until all are there or the count
-    stands still."""
+    """Counts the messages stored since ``before``. Brokers acknowledge a message before they index it, so this polls until all
+    are there or the count stands still."""
     async with Admin(client=client) as admin:
         deadline, found, since = monotonic() + SETTLE, -1, monotonic()
         while True:

@@ -23,7 +23,7 @@ PERCENTILES: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 
 class Histogram:
-    """Seconds."""
+    """Counts latencies by step; ``add`` takes seconds. ``longest``: exact, in seconds."""
 
     __slots__ = ("counts", "longest")
 
@@ -38,7 +38,8 @@ class Histogram:
 
 
 class Part(msgspec.Struct):
-    """One process: ``messages`` in the window of ``seconds``, with ``cpu`` seconds; ``total``, ``failures``: of the whole run."""
+    """The counts of one process: ``messages`` done in a window of ``seconds``, which took ``cpu`` seconds. ``total`` and
+    ``failures`` are of the whole run."""
 
     messages: int
     seconds: float
@@ -50,7 +51,8 @@ class Part(msgspec.Struct):
 
 
 def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
-    """Counts by what it says; so many texts at most, for some of them name what is different each time."""
+    """Counts ``number`` failures under the text of ``error``. At most 20 texts are kept, because some hold what is different
+    each time."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
     if text not in failures and len(failures) >= _TEXTS:
         text = _OTHERS
@@ -58,7 +60,7 @@ def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """Rates add up where processes ran side by side; so the window is the longest, and the messages those of all."""
+    """Adds up the parts of processes that ran side by side: the messages are those of all, the window is the longest."""
     whole = Part(0, 0.0, 0.0, 0, {}, {}, 0.0)
     failures: Counter[str] = Counter()
     latencies: Counter[int] = Counter()
@@ -75,7 +77,7 @@ def merged(parts: Iterable[Part]) -> Part:
 
 
 def percentiles(part: Part) -> dict[str, float | None]:
-    """Milliseconds: ``PERCENTILES`` and max; None where nothing was timed."""
+    """Returns milliseconds by name: those of ``PERCENTILES`` and the maximum; None where nothing was timed."""
     number = sum(part.latencies.values())
     if not number:
         return {**dict.fromkeys(PERCENTILES), "max": None}

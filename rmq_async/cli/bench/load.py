@@ -36,7 +36,8 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """``messages``: in all, or None to send for ``seconds``."""
+    """The load of one process. ``messages``: number in all, or None to send for ``seconds``. ``body``: bytes. ``warm_up``:
+    seconds before the window."""
 
     topic: str
     mode: str
@@ -60,7 +61,7 @@ class _State:
     latencies: Histogram = field(default_factory=Histogram)
 
     def take(self, number: int) -> int:
-        """The number of messages that the next call may send; 0 ends its worker."""
+        """Returns the number of messages that the next call may send, at most ``number``; 0 ends its worker."""
         if self.stop:
             return 0
         if self.left is None:
@@ -79,7 +80,7 @@ class _State:
 
 
 async def run_load(settings: LoadSettings, client: ClientConfig, report: Report) -> Part:
-    """Sends and counts. Raises the errors of starting and stopping the producer."""
+    """Sends and counts. Raises what starting and stopping the producer raises; failed sends are counted."""
     limit = max(65535, settings.in_flight * settings.batch)
     adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
     producer = Producer(
@@ -180,7 +181,7 @@ async def _oneway(state: _State, producer: Producer, message: Callable[[], Messa
 
 
 async def _callbacks(state: _State, producer: Producer, message: Callable[[], Message], depth: int, every: int) -> None:
-    """One coroutine that keeps ``depth`` sends under way; callbacks count them."""
+    """Keeps ``depth`` sends under way from one coroutine; callbacks count their outcomes."""
     under_way = number = 0
     room = asyncio.Event()
 

@@ -1,7 +1,7 @@
-"""Several processes that send at the same time, each with a producer of its own; one alone sends in this process.
+"""Runs several sending processes at the same time, each with a producer of its own; a single one sends in this process.
 
-They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each says through
-its pipe how far it is, and at the end what it counted. All of them have ended when this returns, also after an error.
+They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each reports its
+progress, and at the end its counts, through a pipe. All of them have ended when this returns, also after an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["run_processes"]
 
 
 def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report) -> list[Part]:
-    """``settings.messages`` are shared among the processes. Raises ``RocketMQError`` as soon as one of them cannot send at all."""
+    """Shares ``settings.messages`` among the processes and returns their counts. Raises RocketMQError as soon as one of them
+    cannot send at all."""
     if number == 1:
         return [run(run_load(settings, client, report))]
     context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""The result of ``rmq bench``: figures, a JSON object, lines for people, the exit code."""
+"""Formats the result of ``rmq bench``: figures, a JSON object, lines of text, the exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["BenchResult", "print_result"]
 
 @dataclass(frozen=True)
 class BenchResult:
-    """``whole``: all processes together. ``stored``: messages that the topic has more than before, None if unknown."""
+    """The result of a run. ``whole``: counts of all processes together. ``stored``: messages added to the topic; None if
+    unknown."""
 
     settings: LoadSettings
     processes: int
@@ -37,7 +38,7 @@ class BenchResult:
 
     @property
     def missing(self) -> int:
-        """Messages sent and not stored, as far as that is known."""
+        """Number of messages sent and not stored, as far as that is known."""
         return 0 if self.stored is None else max(0, self.whole.total - self.stored)
 
     @property

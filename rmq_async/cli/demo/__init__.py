@@ -1,4 +1,4 @@
-"""``rmq demo``: every way to send, on real sockets, and proof that what was acknowledged is there."""
+"""``rmq demo``: sends in every mode over real sockets and checks that every acknowledged message is stored."""
 
 from __future__ import annotations
 

@@ -14,11 +14,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Account(Generic[Key]):
-    """``attempted``, ``acknowledged``, ``stored``: numbers of messages; ``stored`` were read at least once.
+    """Counts of one run, and the keys of the messages that differ.
 
-    ``lost``: acknowledged and not read. ``absent``: neither acknowledged nor read: failed sends, one-way messages that got
-    nowhere. ``unacknowledged``: read although no acknowledgement came. ``duplicated``: read more than once, ``copies`` times too
-    often altogether. ``unknown``: read and never attempted. All in the order of their attempts or readings.
+    ``attempted``, ``acknowledged``, ``stored``: numbers of messages; ``stored`` were read at least once. ``lost``: acknowledged
+    and not read. ``absent``: neither acknowledged nor read (failed sends, one-way messages that no broker stored).
+    ``unacknowledged``: read without an acknowledgement. ``duplicated``: read more than once, ``copies`` times too often
+    altogether. ``unknown``: read and never attempted. Keys are in the order of their attempts or readings.
     """
 
     attempted: int
@@ -33,7 +34,8 @@ class Account(Generic[Key]):
 
 
 def account(attempted: Iterable[Key], acknowledged: Iterable[Key], read: Iterable[Key]) -> Account[Key]:
-    """``read`` names a message once for each time that it was read. What was acknowledged counts as attempted too."""
+    """Compares the keys of messages. ``read`` has a key once for each time that its message was read. An acknowledged key counts
+    as attempted too."""
     confirmed = dict.fromkeys(acknowledged)
     tried = dict.fromkeys(attempted) | confirmed
     times = Counter(read)

@@ -1,7 +1,7 @@
-"""The demo's messages: each carries its mode and index, and a checksum over all that is its own.
+"""Makes the demo's messages: each carries its mode, its index, and a checksum over all of its parts.
 
-The checksum covers body, tags, keys and properties, and is zlib's own CRC32 rather than the codec's, so that a message which
-was cut, mixed up with another or decoded wrongly is seen even where every layer below agrees with itself.
+The checksum covers body, tags, keys and properties. It is zlib's own CRC32 rather than the codec's, so it shows a message that
+was cut, mixed up with another or decoded wrongly even where every layer below agrees with itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILLING: Final = 64 * 1024
 
 
 class Key(NamedTuple):
-    """Which message of a run; in text the key that brokers index it by."""
+    """Identifies a message of a run; its text is the key that brokers index the message by."""
 
     mode: str
     number: int
@@ -33,11 +33,12 @@ class Key(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """A message is not what was sent; says what is wrong with it."""
+    """A message differs from the one that was sent; the text names the difference."""
 
 
 class Messages:
-    """Makes and checks the messages of one run. Two runs share no message, one run's are the same whenever they are made."""
+    """Makes and checks the messages of one run. Messages of two runs differ; those of one run are the same each time they are
+    made."""
 
     def __init__(self, topic: str, size: int, run: str | None = None) -> None:
         self.topic = topic
@@ -56,7 +57,7 @@ class Messages:
         )
 
     def check(self, message: MessageExt) -> Key:
-        """Which message this is. Raises DamagedError unless every part of it is as it was made."""
+        """Returns the key of a message. Raises DamagedError if any part of it differs from what was sent."""
         own = {name: message.properties.get(name, "") for name in (RUN, INDEX)}
         expected = message.properties.get(CRC, "none")
         found = _checksum(message.body, message.tags or "", message.keys, own)

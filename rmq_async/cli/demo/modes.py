@@ -1,4 +1,4 @@
-"""The four ways to send, each as a user would write it, with a stopwatch and a list of what came of it."""
+"""Sends in four modes, each written as in an application, and records the latency and the outcome of each call."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BATCHES_AT_ONCE: Final = 8
 
 @dataclass
 class ModeRun:
-    """One mode under way. ``until``: ``perf_counter()`` at which no further message is begun.
+    """One mode under way. ``until``: value of ``perf_counter()`` after which no further message is begun.
 
-    ``latencies``: seconds of each call, of each batch in mode batch.
+    ``latencies``: seconds of each call; in mode batch, of each batch.
     """
 
     mode: str
@@ -41,7 +41,7 @@ class ModeRun:
     seconds: float = 0.0
 
     def next_keys(self, number: int) -> list[Key]:
-        """The keys of the next messages, counted as attempted; none when it is time to end."""
+        """Returns the keys of the next messages and counts them as attempted; none when the time is over."""
         first = len(self.attempted)
         if perf_counter() >= self.until:
             return []
@@ -59,7 +59,7 @@ class ModeRun:
 
 
 async def awaited(run: ModeRun) -> None:
-    """``result = await producer.send(message)``, in 64 coroutines."""
+    """Sends by ``result = await producer.send(message)`` in 64 coroutines."""
 
     async def one_after_another() -> None:
         while keys := run.next_keys(1):
@@ -78,7 +78,8 @@ async def awaited(run: ModeRun) -> None:
 
 
 async def deferred(run: ModeRun) -> None:
-    """``await producer.send_async(message, on_success=..., on_error=...)``: as many in flight as there are credits."""
+    """Sends by ``await producer.send_async(message, on_success=..., on_error=...)``, with as many in flight as there are
+    credits."""
 
     def on_success(key: Key, began: float, result: SendResult) -> None:
         run.latencies.append(perf_counter() - began)
@@ -97,7 +98,7 @@ async def deferred(run: ModeRun) -> None:
 
 
 async def oneway(run: ModeRun) -> None:
-    """``await producer.send_oneway(message)``: returns when the frame is handed over; no broker says a word."""
+    """Sends by ``await producer.send_oneway(message)``, which returns once the frame is handed over; no broker responds."""
     while keys := run.next_keys(1):
         message = run.messages.make(keys[0])
         began = perf_counter()
@@ -112,7 +113,7 @@ async def oneway(run: ModeRun) -> None:
 
 
 async def batch(run: ModeRun) -> None:
-    """``result = await producer.send_batch(messages)``: 32 messages a request, 8 requests at a time."""
+    """Sends by ``result = await producer.send_batch(messages)``: 32 messages a request, 8 requests at a time."""
 
     async def one_after_another() -> None:
         while keys := run.next_keys(BATCH):

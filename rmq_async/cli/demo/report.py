@@ -1,4 +1,4 @@
-"""The result of a run: figures for each mode, and failures. Pure functions of the counts."""
+"""Evaluates a run: figures for each mode, and failures. Pure functions of the counts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LEGEND: Final = (
 
 @dataclass(frozen=True)
 class ModeReport:
-    """``sent``: messages whose call was begun. ``account``: a one-way message counts as acknowledged when its call returned: it was
-    handed over, and more is never known of it. ``rate``: acknowledged messages a second. ``p50``, ``p99``: seconds.
-    """
+    """The figures of one mode. ``sent``: messages whose call was begun. ``account``: a one-way message counts as acknowledged
+    when its call returned, because nothing more is ever known of it. ``rate``: acknowledged messages a second. ``p50``, ``p99``:
+    seconds."""
 
     mode: str
     sent: int
@@ -56,7 +56,7 @@ class ModeReport:
         return None if self.mode == ONEWAY else self.account.acknowledged
 
     def as_fields(self) -> dict[str, object]:
-        """The fields for ``--json``; times in milliseconds."""
+        """Returns the fields for ``--json``; times are in milliseconds."""
         counts = self.account
         return {
             "type": "mode",
@@ -85,7 +85,7 @@ class ModeReport:
 
 
 def report_of(run: ModeRun, read: Sequence[Key]) -> ModeReport:
-    """``read``: the keys of this mode, once for each time that a message was read."""
+    """Makes the report of a mode. ``read``: the keys of this mode, once for each time that a message was read."""
     delivered = run.acknowledged if run.mode != ONEWAY else [key for key in run.attempted if key not in run.failures]
     counts = account(run.attempted, delivered, read)
     latencies = sorted(run.latencies)
@@ -105,7 +105,7 @@ def report_of(run: ModeRun, read: Sequence[Key]) -> ModeReport:
 
 
 def percentile(ordered: Sequence[float], per_cent: float) -> float:
-    """Nearest rank; NaN of nothing."""
+    """Returns a percentile by nearest rank; NaN for no values."""
     if not ordered:
         return math.nan
     return ordered[max(0, math.ceil(len(ordered) * per_cent / 100) - 1)]
@@ -114,9 +114,9 @@ def percentile(ordered: Sequence[float], per_cent: float) -> float:
 def problems(
     reports: Sequence[ModeReport], damaged: Sequence[str], unknown: Sequence[Key], *, oneway_may_be_lost: bool
 ) -> list[str]:
-    """The reasons why the demo failed, a line each; the first one is the gravest.
+    """Returns the reasons why the demo failed, a line each, the gravest first.
 
-    ``oneway_may_be_lost``: a real broker may drop one-way messages, and that alone is no failure.
+    ``oneway_may_be_lost``: a real broker may drop one-way messages, which alone is no failure.
     """
     found = []
     for report in reports:
@@ -139,7 +139,7 @@ def _of(number: int, what: str) -> str:
 
 
 def totals(reports: Sequence[ModeReport]) -> dict[str, object]:
-    """Sums over the modes, and the ids of what is missing."""
+    """Returns the sums over the modes, and the ids of missing messages."""
     missing = [
         {"key": str(key), "msg_id": result.msg_id if (result := report.acknowledged.get(key)) else None}
         for report in reports

@@ -1,8 +1,8 @@
-"""The demo from start to end: a broker, a topic, four modes, reading back, a verdict.
+"""Runs the demo: starts a broker, makes a topic, sends in four modes, reads everything back and judges the result.
 
-Time is bounded in three places, because a demonstration that hangs demonstrates the wrong thing: no more messages are wanted than
-can be read back in time from a cluster this far away, a mode begins no message after its share of the time, and the whole is
-cancelled at ``time_limit`` and says how far it came. The embedded broker lives on the same loop: its work is in every figure.
+Three limits bound its time. It sends no more messages than can be read back in time from a cluster at this distance; a mode
+begins no message after its share of the time; and the whole run is cancelled at ``time_limit`` and reports how far it came. The
+embedded broker runs on the same loop, so its work is part of every figure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ TICK: Final = 0.05
 
 
 async def run_demo(settings: DemoSettings, output: Output) -> int:
-    """Returns the exit code. Raises what starting, creating the topic and reading raise; failed sends are counted instead."""
+    """Runs the demo and returns the exit code. Raises what starting, creating the topic and reading raise; failed sends are
+    counted."""
     began = perf_counter()
     demo = _Demo(settings, output, began)
     try:
@@ -101,7 +102,8 @@ class _Demo:
 
     @asynccontextmanager
     async def _topic_on(self, admin: Admin) -> AsyncIterator[None]:
-        """The topic exists inside; on a cluster it is deleted afterwards, unless it is wanted or something is wrong with it."""
+        """Provides a topic for the body. On a cluster it is deleted afterwards, unless it is to be kept or its messages are
+        wrong."""
         await admin.create_topic(self._topic, queues=QUEUES)
         yield
         if not self._embedded and not self._settings.keep_topic and not self._problems(self._reports()):
@@ -112,7 +114,7 @@ class _Demo:
                 self._output.line(f"topic {self._topic} stays: {error}")
 
     async def _limit_messages(self, consumer: PullConsumer) -> None:
-        """A far cluster gets fewer messages: reading them back takes a round trip for every 256."""
+        """Lowers the number of messages for a distant cluster: reading them back takes a round trip for every 256."""
         queue = (await consumer.queues(self._topic))[0]
         round_trip = math.inf
         for _ in range(3):
@@ -155,7 +157,7 @@ class _Demo:
                     self._read[key.mode].append(key)
 
     async def _settled(self, consumer: PullConsumer, expected: int) -> None:
-        """Waits until the queues hold what was sent, or nothing more is to be hoped for."""
+        """Waits until the queues hold what was sent, or their growth has stopped."""
         queues = await consumer.queues(self._topic)
         until = perf_counter() + SETTLE
         while perf_counter() < until:
@@ -212,7 +214,7 @@ class _Demo:
 
 @asynccontextmanager
 async def _shown(progress: Progress, task: TaskID, count: Callable[[], int]) -> AsyncIterator[None]:
-    """Keeps a bar at ``count()`` while the body runs."""
+    """Shows ``count()`` as a progress bar while the body runs."""
 
     async def follow() -> None:
         while True:

@@ -23,11 +23,11 @@ MODES: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """``namesrv``: None starts the embedded broker; ``security``: further fields of ClientConfig for a cluster.
+    """Settings of a run. ``namesrv``: None starts the embedded broker. ``security``: further fields of ClientConfig for a
+    cluster.
 
-    ``timeout``: seconds of each call. ``messages``: in each mode.
-
-    ``time_limit``: seconds for everything but the interpreter's own start and an orderly end.
+    ``timeout``: seconds for each call. ``messages``: number in each mode. ``time_limit``: seconds for everything except the
+    start of the interpreter and an orderly end.
     """
 
     namesrv: str | None = None
@@ -39,7 +39,7 @@ class DemoSettings:
     time_limit: float = 8.5
 
     def too_much(self) -> str | None:
-        """Why these messages are more than the demo sends, or None."""
+        """Returns the reason why these messages exceed the limits of the demo, or None."""
         return _above_memory(MODES, self.messages, self.size, "in each mode")
 
 

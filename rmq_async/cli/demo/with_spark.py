@@ -1,7 +1,7 @@
-"""``rmq demo --spark``: a table to a topic and back, into an archive and out of it again, and proof that nothing is missing.
+"""``rmq demo --spark``: writes a table to a topic, reads it back, archives and replays it, and checks that nothing is missing.
 
-Spark's workers are processes of their own and its calls wait, so the broker has a thread with a loop of its own. Each step is what
-a user would call: format("rocketmq") and the pipelines, as they are. Loaded only where pyspark is installed.
+Spark's workers are processes and its calls block, so the broker runs on a loop in a thread of its own. Each step uses the public
+interface: format("rocketmq") and the pipelines. Loaded only where pyspark is installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOISY: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def run_spark_demo(messages: int, size: int, output: Output) -> int:
-    """Returns the exit code. ``messages``: rows of the table; ``size``: bytes of a body."""
+    """Runs the demo and returns the exit code. ``messages``: rows of the table; ``size``: bytes of a body."""
     began = perf_counter()
     try:
         with ExitStack() as stack:
@@ -57,7 +57,7 @@ def run_spark_demo(messages: int, size: int, output: Output) -> int:
 
 
 class _Demo:
-    """``problems``: what makes it a failure, a sentence each."""
+    """One run. ``problems``: the reasons why it failed, a sentence each."""
 
     def __init__(self, messages: int, size: int, server: ThreadedRocketMQ, place: Path, output: Output) -> None:
         self.bars = Progress(disable=True)
@@ -114,7 +114,7 @@ class _Demo:
         return spark.range(self._messages).select(key.alias("key"), self._body(key).alias("body"), customer.alias("customer"))
 
     def _body(self, key: Column) -> Column:
-        """The body of a key: its digest, repeated."""
+        """Returns the body of a key: its digest, repeated."""
         return sql.substring(sql.repeat(sql.sha2(key.cast("binary"), 256), -(-self._size // 64)), 1, self._size)
 
     def _read(self, spark: SparkSession) -> int:
@@ -192,7 +192,7 @@ def _files(path: str) -> int:
 
 
 def _session(place: Path) -> SparkSession:
-    """On this machine's cores. Raises ClickException where Spark does not start."""
+    """Starts a session on this machine's cores. Raises ClickException where Spark does not start."""
     if find_java() is None:
         raise click.ClickException("Spark needs Java 17 or later: neither JAVA_HOME nor PATH has a java")
     for name in NOISY:
@@ -223,7 +223,7 @@ def _session(place: Path) -> SparkSession:
 
 
 def _first_trouble(said: Path) -> str | None:
-    """Java's error when it cannot start, without the lines of the script around it."""
+    """Returns the error of Java when it cannot start, without the lines of the script around it."""
     lines = said.read_text(errors="replace").splitlines() if said.exists() else []
     return next(
         (line for line in lines if line.strip() and not line.startswith("WARNING") and "/spark-class: " not in line), None
@@ -232,7 +232,8 @@ def _first_trouble(said: Path) -> str | None:
 
 @contextmanager
 def _errors_to(path: Path) -> Iterator[None]:
-    """Redirects the stderr of processes started inside, for as long as they live: Java writes much that is not about the demo."""
+    """Redirects the stderr of processes started inside, for as long as they live: Java writes much there that is not about the
+    demo."""
     kept = os.dup(2)
     target = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     sys.stderr.flush()

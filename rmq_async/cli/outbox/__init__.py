@@ -1,4 +1,4 @@
-"""``rmq outbox``: the relay of an outbox as a process of its own, and its table looked after from outside.
+"""``rmq outbox``: runs the relay of an outbox as a process of its own, and inspects and maintains its table.
 
 SQLAlchemy is imported once a command runs.
 """

@@ -45,7 +45,8 @@ def _seconds(option: str, default: float, help_text: str) -> Callable[[Command],
 
 
 def _database_url(database: str | None) -> str:
-    """The URL of the option or the environment. Raises ClickException where neither is set or the extra is not installed."""
+    """Returns the URL of the option or of the environment. Raises ClickException where neither is set or the extra is not
+    installed."""
     found = os.environ.get(DATABASE_ENVIRONMENT) if database is None else database
     if not found:
         raise click.UsageError(f"no database is known: give --database or set {DATABASE_ENVIRONMENT}")
@@ -54,7 +55,7 @@ def _database_url(database: str | None) -> str:
 
 
 def _with_table(database: str | None, table: str, work: Callable[[Store], Awaitable[int]]) -> int:
-    """Runs ``work`` on the table; returns its exit code."""
+    """Runs ``work`` on the table and returns its exit code."""
     url = _database_url(database)
     from .database import connected
 

@@ -30,7 +30,7 @@ ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 @asynccontextmanager
 async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngine, Store]]:
-    """An engine, disposed of at the end, and the existing table. Errors of the database become one line.
+    """Yields an engine and the existing table; disposes of the engine at the end. Errors of the database become one line.
 
     Raises UsageError for an invalid URL or table name, and for a table that is missing.
     """

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
-    """Relays until SIGTERM or SIGINT, whether or not the cluster is there; returns the exit code."""
+    """Relays until SIGTERM or SIGINT, or with --drain until the end, also while the cluster is away; returns the exit code."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,7 +113,7 @@ def _ended_early(output: Output) -> int:
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; cancels it and returns None when ``ended`` is set first."""
+    """Returns the result of ``work``; cancels it and returns None when ``ended`` is set first."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Prints the status of a table and the progress of a relay: JSON objects, or lines for people."""
+"""Prints the status of a table and the progress of a relay, as JSON objects or as lines of text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Progress:
         self._count = 0
 
     def status(self, status: OutboxStatus) -> None:
-        """Prints a line of progress; the outbox calls it at its status interval."""
+        """Prints a line of progress; the outbox calls this at its status interval."""
         now, sent = monotonic(), self._sent()
         rate = (sent - self._count) / max(now - self._last, 1e-3)
         self._count, self._last = sent, now

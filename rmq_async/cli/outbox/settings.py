@@ -11,7 +11,7 @@ __all__ = ["RelayOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(ClientOptions):
-    """The names of ``rmq_async.outbox.Outbox``; ``every``: seconds between two lines of progress."""
+    """Settings under the names of ``rmq_async.outbox.Outbox``. ``every``: seconds between two lines of progress."""
 
     drain: bool
     every: float

@@ -42,7 +42,7 @@ DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 a
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveSummary:
-    """What one run added. ``bytes``: of bodies. ``offsets``: start and exclusive end, by queue."""
+    """The result of one run: what it added. ``bytes``: of bodies. ``offsets``: start and exclusive end, by queue."""
 
     path: str
     checkpoint: str
@@ -73,14 +73,15 @@ def archive(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ArchiveSummary:
-    """Adds what is in ``topics`` now and not in the archive yet; all columns, partitioned by topic and date (UTC, by store time).
+    """Adds the messages that ``topics`` hold now and the archive lacks; all columns, partitioned by topic and date (UTC, by
+    store time).
 
-    ``pattern`` instead of ``topics``: a regular expression. ``checkpoint``: where what was read is kept, PATH/_checkpoint unless
-    given; it belongs to the archive for ever. ``starting``: where the first run begins, "earliest", "latest" or a time; later
-    ones go on where the last ended. ``max_offsets`` of a micro-batch. ``files``: at most so many for each topic and date of a
-    micro-batch. ``options``: of format rocketmq.
+    ``pattern``: a regular expression, instead of ``topics``. ``checkpoint``: path of the positions that were read,
+    PATH/_checkpoint by default; it belongs to the archive for ever. ``starting``: start of the first run, "earliest", "latest"
+    or a time; later runs start where the last ended. ``max_offsets``: of a micro-batch. ``files``: the most for each topic and
+    date of a micro-batch. ``options``: of format rocketmq.
 
-    Raises ConfigError where path and checkpoint do not belong together, or not to these topics; what Spark raises for the rest.
+    Raises ConfigError where path and checkpoint do not belong together or not to these topics, else what Spark raises.
     """
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -144,7 +145,7 @@ def _start_options(starting: str | datetime) -> dict[str, str | int]:
 
 
 class _Run:
-    """Counts what one query did, from its progress. ``starts``, ``ends``: offsets by queue."""
+    """Counts the work of one query from its progress. ``starts``, ``ends``: offsets by queue."""
 
     def __init__(self, before: Mapping[str, int], progress: Progress) -> None:
         self.messages = 0
@@ -156,7 +157,7 @@ class _Run:
         self._last: int | None = None
 
     def follow(self, query: StreamingQuery) -> None:
-        """Returns when the query has ended; raises its error if it failed."""
+        """Waits until the query has ended; raises its error if it failed."""
         while not _ended(query):
             self._take(query)
         self._take(query)
@@ -199,7 +200,7 @@ def _offset(value: Any) -> dict[str, Any]:
 
 
 def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pattern: str | None) -> dict[str, int]:
-    """Offsets by queue at which earlier runs ended. Raises ConfigError if this run cannot follow them."""
+    """Returns the offsets by queue at which earlier runs ended. Raises ConfigError if this run cannot follow them."""
     read, done = _numbers(files.names(f"{checkpoint}/offsets")), _numbers(files.names(f"{checkpoint}/commits"))
     content = files.names(path)
     check_pair(path, checkpoint, content, _numbers(files.names(f"{path}/{SINK_LOG}")), read, done)
@@ -213,7 +214,8 @@ def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pat
 def check_pair(
     path: str, checkpoint: str, content: Sequence[str] | None, written: Sequence[int], read: Sequence[int], done: Sequence[int]
 ) -> None:
-    """``content`` of the path; numbers of the batches that its log has, and that the checkpoint has begun and finished."""
+    """Returns the ``content`` of the path, and the numbers of batches: those in its log, those the checkpoint has begun, those
+    it has finished."""
     if written and (not read or max(written) > max(read)):
         known = f"knows {max(read) + 1}" if read else "is missing or empty"
         raise ConfigError(
@@ -242,7 +244,7 @@ def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], p
 
 
 def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
-    """Offsets of an entry of Spark's offset log: a line for its version, one for Spark, one for each source."""
+    """Parses an entry of Spark's offset log: a line for its version, one for Spark, one for each source."""
     try:
         offsets = json.loads(text.splitlines()[-1])["q"]
         return {str(key): int(offset) for key, offset in offsets.items()}
@@ -251,7 +253,7 @@ def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
 
 
 def _numbers(names: Sequence[str] | None) -> list[int]:
-    """Numbers of the batches in a log of Spark: ``7``, or ``9.compact`` for all up to 9."""
+    """Returns the numbers of the batches in a log of Spark: ``7``, or ``9.compact`` for all up to 9."""
     found = [re.fullmatch(r"([0-9]+)(?:\.compact)?", name) for name in names or ()]
     return [int(match[1]) for match in found if match]
 
@@ -323,7 +325,7 @@ ARCHIVE: Final = _Archive()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of ``rmq spark archive``."""
+    """Runs ``rmq spark archive`` and returns the exit code."""
     return run_job("archive", ARCHIVE, arguments)
 
 

@@ -1,4 +1,5 @@
-"""Arguments of pipelines: options of one use, windows of time, columns; and requests that an admin client makes for them."""
+"""Checks and converts arguments of pipelines (options, windows of time, columns), and runs requests of an admin client for
+them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _USES: Final = {name.lower(): option.uses for option in OPTIONS for name in (opt
 
 
 def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[str, str]:
-    """``options`` without those that only other uses take; the options of ``over`` that are not None replace or join them."""
+    """Returns ``options`` without those that only other uses take; the options of ``over`` that are not None replace or join
+    them."""
     fitting = {name: value for name, value in options.items() if use in _USES.get(name.lower(), (use,))}
     chosen = {name: str(value) for name, value in over.items() if value is not None}
     lower = {name.lower() for name in chosen}
@@ -62,7 +64,7 @@ async def check_masters(admin: Admin, topic: str) -> None:
 
 
 def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
-    """Options of a batch read for messages stored at ``since`` or later and before ``until``.
+    """Returns the options of a batch read for messages stored at ``since`` or later and before ``until``.
 
     Raises ConfigError for a time without a zone, and for an empty window.
     """
@@ -88,7 +90,7 @@ def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, A
 
 
 def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Runs ``question`` with an admin client. Works beside a running loop, as in a notebook."""
+    """Runs ``question`` with an admin client, also beside a running loop, as in a notebook. Raises RocketMQError."""
 
     async def asking() -> T:
         async with Admin(client=client_config(access)) as admin:
@@ -99,7 +101,7 @@ def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) 
 
 
 def column(option: str, name: str, columns: Iterable[str]) -> Column:
-    """The column that an option names. Raises ConfigError that lists the existing ones."""
+    """Returns the column that an option names. Raises ConfigError, which lists the existing ones."""
     there = list(columns)
     if name.lower() not in (one.lower() for one in there):
         raise ConfigError(f"{option}: there is no column {name}, only {', '.join(there)}")

@@ -50,9 +50,10 @@ _COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properti
 
 @dataclass(frozen=True)
 class Replayed:
-    """``found``: dead letters that the filters let through; the sum of the five counts after it. ``to_send``: what a dry run would
-    have sent. ``before``: replayed by earlier runs. ``guarded``: replayed as often as allowed. ``no_target``: they name no topic,
-    or one of ``missing_topics``. ``topics``: what was replayed, or would be, by topic."""
+    """The result of one run. ``found``: dead letters that the filters let through; the sum of the five counts after it.
+    ``to_send``: messages that a dry run would have sent. ``before``: replayed by earlier runs. ``guarded``: replayed as often as
+    allowed. ``no_target``: they name no topic, or one of ``missing_topics``. ``topics``: messages by topic that were replayed,
+    or would be."""
 
     dry_run: bool
     found: int = 0
@@ -86,13 +87,13 @@ def replay_dead_letters(
     rate: int | None = None,
     progress: Progress = no_progress,
 ) -> Replayed:
-    """Sends the dead letters of ``group`` to where they came from, or only counts them where ``send`` is false.
+    """Sends the dead letters of ``group`` to the topics they came from; only counts them where ``send`` is false.
 
-    ``options``: of format rocketmq, for both directions. ``topic``: for messages that do not say where they come from. ``since``,
-    ``until``: when they died, aware, ``until`` exclusive. ``tags``: "a || b". ``where``: SQL on the columns of the source.
-    ``max_replays``: times that one message may be replayed, over all of its lives. ``look``: false to send without looking into
-    the target topics for what earlier runs have sent. ``rate``: messages a second at most. ``progress``: called once per target
-    topic, and while sending.
+    ``options``: of format rocketmq, for both directions. ``topic``: the target of messages that do not name where they come
+    from. ``since``, ``until``: aware times of their deaths, ``until`` exclusive. ``tags``: "a || b". ``where``: SQL on the
+    columns of the source. ``max_replays``: times that one message may be replayed, over all of its lives. ``look``: false to
+    send without reading from the target topics what earlier runs have sent. ``rate``: messages a second at most. ``progress``:
+    called once per target topic, and while sending.
 
     Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError, TopicNotFoundError
     where the group has no dead letters, and what Spark raises; after a failure the next run sends the rest.
@@ -132,7 +133,7 @@ def replay_dead_letters(
 
 
 def _checked(group: str, topic: str | None, max_replays: int) -> str:
-    """The topic of the dead letters."""
+    """Checks the arguments and returns the topic of the dead letters."""
     try:
         check_group(group)
         if topic is not None:
@@ -178,7 +179,7 @@ def _understood(letters: DataFrame, topic: str | None, namespace: str | None) ->
 
 
 def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
-    """The target topics, each with the store time of its oldest dead letter."""
+    """Returns the target topics, each with the store time of its oldest dead letter."""
     found = (
         letters.where(sql.col("target").isNotNull() & (sql.col("replays") < max_replays))
         .groupBy("target")
@@ -192,7 +193,7 @@ def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
 
 
 def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets: Mapping[str, datetime]) -> DataFrame:
-    """The ids that earlier runs have sent: column ``done``."""
+    """Returns the ids that earlier runs have sent, as column ``done``."""
     reading = options_for(
         "batch read",
         options,
@@ -249,8 +250,8 @@ def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progres
 
 
 def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> DataFrame:
-    """The messages to send, in the order of the dead-letter queues. The sink drops properties of brokers and clients; ``writing``
-    gets each task's share of ``rate``."""
+    """Returns the messages to send, in the order of the dead-letter queues. The sink drops properties of brokers and clients;
+    ``writing`` gets each task's share of ``rate``."""
     given = sql.col("properties")
     kept = sql.map_filter(given, lambda name, value: ~name.isin(REPLAYS_PROPERTY, ORIGIN_PROPERTY))
     counted = sql.create_map(

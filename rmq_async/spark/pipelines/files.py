@@ -1,4 +1,4 @@
-"""Files where Spark keeps them: local ones, HDFS, object stores; by Hadoop's file systems, as the session has them set up."""
+"""Reads files where Spark keeps them (local, HDFS, object stores) by Hadoop's file systems, as the session has them set up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Files"]
 
 
 class Files:
-    """Needs a classic session: one of Spark Connect has no JVM to ask."""
+    """The file systems of a session. Needs a classic one: a session of Spark Connect has no JVM to ask."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm
         self._settings: Any = spark._jsc.hadoopConfiguration()
 
     def names(self, path: str) -> list[str] | None:
-        """Names in a directory, sorted; None if it does not exist."""
+        """Returns the names in a directory, sorted; None if it does not exist."""
         place, system = self._at(path)
         if not system.exists(place) or not system.getFileStatus(place).isDirectory():
             return None

@@ -1,7 +1,7 @@
 """The common part of all pipelines' commands: arguments, Spark session, output of progress and results.
 
-Arguments are read by argparse, so that a pipeline runs where only the extra ``spark`` is installed. People get lines,
-``--json`` gives one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}`` or
+Arguments are parsed by argparse, so that a pipeline runs where only the extra ``spark`` is installed. Output is lines of text;
+``--json`` prints one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}`` or
 ``{"event": "error", ...}``. An error is one sentence on stderr, without Spark's trace. Exit codes: 0; 1 for failure, also of
 what was checked; 2 for wrong use.
 """
@@ -45,7 +45,7 @@ FIRST_MOMENT_MS: Final = 10**11
 
 
 class PipelineError(RocketMQError):
-    """A pipeline cannot go on with the data it found."""
+    """The data that a pipeline found does not allow it to go on."""
 
 
 def no_progress(figures: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ def no_progress(figures: Mapping[str, Any]) -> None:
 
 
 class Summary(Protocol):
-    """A dataclass. ``failed``: whether the command ends with 1."""
+    """The result of a pipeline, a dataclass. ``failed``: whether the command ends with 1."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -62,7 +62,7 @@ class Summary(Protocol):
 
 
 class Job(Protocol):
-    """``arguments`` adds the pipeline's arguments to a parser; ``run`` runs it."""
+    """A pipeline's command. ``arguments`` adds its arguments to a parser; ``run`` runs it."""
 
     DESCRIPTION: str
 
@@ -72,7 +72,8 @@ class Job(Protocol):
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the arguments of all pipelines. A job's ``arguments`` may set its ``epilog``, which keeps its lines."""
+    """Returns a parser with the arguments of all pipelines. A job's ``arguments`` may set its ``epilog``, which keeps its
+    lines."""
     made = argparse.ArgumentParser(
         prog=f"rmq spark {name}",
         description=description,
@@ -106,7 +107,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def connection_options(given: argparse.Namespace) -> dict[str, str]:
-    """Options of format rocketmq from the common arguments. Raises ConfigError for an ``--option`` without "="."""
+    """Returns options of format rocketmq from the common arguments. Raises ConfigError for an ``--option`` without "="."""
     options = {
         "nameserver": given.namesrv,
         "accessKey": given.access_key,
@@ -119,7 +120,7 @@ def connection_options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
-    """Values of a repeated argument NAME=VALUE. Raises ConfigError for one without "="."""
+    """Returns the values of a repeated argument NAME=VALUE. Raises ConfigError for one without "="."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -141,7 +142,7 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def moment(text: str) -> datetime:
-    """A type for argparse: ISO 8601, in UTC where it names no zone, or milliseconds since 1970."""
+    """Parses a time, as a type for argparse: ISO 8601, in UTC where it names no zone, or milliseconds since 1970."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         if int(text) < FIRST_MOMENT_MS:
             raise argparse.ArgumentTypeError(f"{text} is too small for milliseconds since 1970; dates have dashes")
@@ -215,7 +216,7 @@ _STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """The sentence of an error that says what is wrong, and the exit code for it.
+    """Returns the sentence of an error that names the cause, and the exit code for it.
 
     Spark puts an error of a Python data source at the end of a traceback, and that into a trace of its own.
     """

@@ -1,7 +1,7 @@
-"""Latencies as counts by bucket: bounded however many there are, and two of them are merged by adding.
+"""Counts latencies by bucket: bounded for any number of them, and merged by addition.
 
-A bucket is a number of microseconds up to 128, from there on 64 buckets for each doubling, so that its upper bound, which is what
-a percentile is reported as, is less than 1.6 % above what was measured.
+A bucket is a number of microseconds up to 128; above there are 64 buckets for each doubling. A percentile is reported as the
+upper bound of its bucket, which is less than 1.6 % above the measured value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ HIGHEST: Final = (1 << 40) - 1
 
 
 def bucket_of(seconds: float) -> int:
-    """The bucket of a latency; a negative one counts as zero."""
+    """Returns the bucket of a latency; a negative one counts as zero."""
     micros = min(max(round(seconds * 1e6), 0), HIGHEST)
     doublings = micros.bit_length() - _BITS - 1
     return micros if doublings <= 0 else (doublings << _BITS) + (micros >> doublings)
 
 
 def highest_in(bucket: int) -> float:
-    """The longest time in it, in seconds."""
+    """Returns the upper bound of a bucket, in seconds."""
     doublings = (bucket >> _BITS) - 1
     if doublings <= 0:
         return bucket / 1e6

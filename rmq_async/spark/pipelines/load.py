@@ -51,7 +51,7 @@ PATIENCE: Final = 5.0
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """Figures of all ``runs`` together."""
+    """The result of a load: figures of all ``runs`` together."""
 
     runs: int
     attempted: int
@@ -104,16 +104,15 @@ def load(
     batch: int = 32,
     progress: Progress = no_progress,
 ) -> RunReport:
-    """Sends to ``topic`` and returns what came of it, after it was added to the files in ``results``, a directory that all
-    executors can write to.
+    """Sends to ``topic``, writes the counts to ``results`` (a directory that all executors can write to) and returns the result.
 
     ``options``: of format rocketmq: ``nameserver``, users, ``sendTimeoutMs``, ... ``rate``: messages a second of all tasks
-    together, None: as many as go; ``size``: bytes of a body; ``seconds``: of each mode; ``tasks``: default: as many as Spark runs
-    side by side; ``callers``: coroutines of each task that await a send, in mode "sync"; ``batch``: messages of a request in mode
-    "batch".
+    together, None for no limit; ``size``: bytes of a body; ``seconds``: of each mode; ``tasks``: default: as many as Spark runs
+    side by side; ``callers``: coroutines of each task that await a send, in mode "sync"; ``batch``: messages of a request in
+    mode "batch".
 
-    Failed sends are counted. Raises ConfigError for what cannot be done, and TopicNotFoundError, NameServerError, ... where the
-    topic cannot be asked for its offsets.
+    Failed sends are counted. Raises ConfigError for arguments that cannot be served, and TopicNotFoundError, NameServerError,
+    ... where the offsets of the topic cannot be read.
     """
     sending = _write_options(options, topic)
     _check(tuple(modes), rate, size, seconds, callers, batch)
@@ -145,7 +144,7 @@ def _task(plan: LoadPlan, numbers: Iterator[int]) -> Iterator[Result]:
 
 
 def _together(context: BarrierTaskContext) -> None:
-    """Returns in all tasks at the same time, up to the difference of their machines' clocks."""
+    """Waits for all tasks, which return at the same time, up to the difference of their machines' clocks."""
     begin = max(map(float, context.allGather(repr(time())))) + ALL_HERE
     sleep(max(begin - time(), 0.0))
 
@@ -180,7 +179,8 @@ def _check(modes: Sequence[str], rate: float | None, size: int, seconds: float, 
 
 
 def _tasks(spark: SparkSession, wanted: int | None) -> int:
-    """Raises ConfigError for more tasks than this machine runs side by side: the second half would send after the first."""
+    """Returns the number of tasks. Raises ConfigError for more than run side by side here: the second half would send after the
+    first."""
     context = spark.sparkContext
     at_once = context.defaultParallelism
     if wanted is None:
@@ -194,7 +194,8 @@ def _tasks(spark: SparkSession, wanted: int | None) -> int:
 
 
 def _grown(arrivals: Arrivals) -> int | None:
-    """Growth of the topic, once it has ended: one-way messages are stored a moment later. None if the brokers do not say."""
+    """Returns the growth of the topic, once it has ended: one-way messages are stored a moment later. None if the brokers do not
+    report it."""
     until = monotonic() + PATIENCE
     try:
         grown = arrivals.count()

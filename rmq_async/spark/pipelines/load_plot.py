@@ -1,4 +1,4 @@
-"""A picture of a load: messages a second above, latencies below, over the seconds of each mode."""
+"""Draws a load over the seconds of each mode: messages a second above, latencies below."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LINES: Final = ("p50", "p99", "max")
 
 
 def needs_matplotlib() -> None:
-    """Raises ConfigError where it is not installed."""
+    """Raises ConfigError where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise ConfigError("a plot needs matplotlib: pip install 'rmq-async[bench]'")
 
 
 def plot(run: RunReport, path: str) -> None:
-    """Writes a picture, of the kind that the path's ending names: PNG, SVG, PDF. Raises ConfigError, OSError."""
+    """Writes a picture in the format that the path's ending names: PNG, SVG, PDF. Raises ConfigError, OSError."""
     needs_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

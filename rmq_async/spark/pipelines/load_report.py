@@ -27,8 +27,8 @@ WHOLE: Final = -1
 
 @dataclass(frozen=True)
 class Figures:
-    """``done``: acknowledged, of one-way messages handed over. ``failed``: by kind, the name of an error or of a status.
-    ``latencies``: milliseconds of what was done, "p50" to "p99.9" and "max"; empty where nothing was."""
+    """Counts of messages. ``done``: acknowledged, of one-way messages handed over. ``failed``: by kind, the name of an error or
+    of a status. ``latencies``: milliseconds of messages done, "p50" to "p99.9" and "max"; empty where there are none."""
 
     scheduled: int
     attempted: int
@@ -38,20 +38,20 @@ class Figures:
 
     @property
     def missed(self) -> int:
-        """Due, and not begun in time."""
+        """Number of messages that were due and not begun in time."""
         return self.scheduled - self.attempted
 
     @property
     def uncounted(self) -> int:
-        """Attempted, with an unknown outcome: always 0."""
+        """Number of attempted messages with an unknown outcome: always 0."""
         return self.attempted - self.done - sum(self.failed.values())
 
 
 @dataclass(frozen=True)
 class ModeReport:
-    """``rate``: messages done a second, each task's over its own time, added up. ``stored``: what the topic grew by; None where
-    that could not be asked. ``tasks_at_once``: of ``tasks``; less where Spark had no room for all of them, and the load
-    was not what was asked for."""
+    """The figures of one mode. ``rate``: messages done a second, each task's over its own time, added up. ``stored``: growth of
+    the topic; None where it could not be read. ``tasks_at_once``: of ``tasks``; fewer where Spark had no room for all of them,
+    and the load was not the requested one."""
 
     mode: str
     total: Figures
@@ -64,11 +64,11 @@ class ModeReport:
 
     @property
     def lost(self) -> int:
-        """Done, and not in the topic."""
+        """Number of messages that were done and are not in the topic."""
         return 0 if self.stored is None else max(self.total.done - self.stored, 0)
 
     def problems(self) -> list[str]:
-        """The reasons why the load failed, a sentence each."""
+        """Returns the reasons why the load failed, a sentence each."""
         found, total = [], self.total
         if self.lost and self.mode != "oneway":
             found.append(f"{self.lost} of {total.done} messages acknowledged in mode {self.mode} are not in the topic")
@@ -82,7 +82,7 @@ class ModeReport:
         return found
 
     def as_fields(self) -> dict[str, Any]:
-        """The fields for people and for ``--json``; times in milliseconds."""
+        """Returns the fields for output; times are in milliseconds."""
         total = self.total
         return {
             "mode": self.mode,
@@ -100,7 +100,7 @@ class ModeReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Modes in the order of their beginnings."""
+    """The reports of one run: modes in the order of their beginnings."""
 
     run: str
     modes: Sequence[ModeReport]
@@ -127,7 +127,7 @@ class RunReport:
 
     @property
     def lost(self) -> int:
-        """Acknowledged, and not in the topic; of one-way messages it is never known."""
+        """Number of messages that were acknowledged and are not in the topic; unknown for one-way messages."""
         return sum(mode.lost for mode in self.modes if mode.mode != "oneway")
 
     def problems(self) -> list[str]:
@@ -135,7 +135,7 @@ class RunReport:
 
 
 def read_results(spark: SparkSession, path: str) -> DataFrame:
-    """Raises ConfigError where the files are something else."""
+    """Reads result files. Raises ConfigError where the files are something else."""
     frame = spark.read.parquet(path)
     wanted = dict(part.strip().split(" ") for part in COLUMNS.split(", "))
     missing = [name for name in wanted if name not in frame.columns]
@@ -145,7 +145,7 @@ def read_results(spark: SparkSession, path: str) -> DataFrame:
 
 
 def report(results: DataFrame) -> list[RunReport]:
-    """Reports of the runs in ``results``, the earliest first."""
+    """Returns the reports of the runs in ``results``, the earliest first."""
     spans: dict[str, list[Any]] = defaultdict(list)
     for row in _spans(results):
         spans[row.run].append(row)
@@ -179,7 +179,8 @@ def _counts(results: DataFrame) -> list[Any]:
 
 
 def _percentiles(results: DataFrame) -> list[Any]:
-    """Buckets of each second and of each mode's whole; a percentile is the first bucket with which enough messages are reached."""
+    """Finds the buckets of the percentiles for each second and for each whole mode: the first bucket with which enough messages
+    are reached."""
     done = results.where(f.col("what").isin(ACKNOWLEDGED, HANDED_OVER))
     buckets = done.select(
         "run",
@@ -256,5 +257,5 @@ def _figures(rows: Mapping[str, Any], times: Mapping[str, float]) -> Figures:
 
 
 def _at_once(spans: Sequence[Any]) -> int:
-    """The largest number of tasks that ran at the same time."""
+    """Returns the largest number of tasks that ran at the same time."""
     return max(len([other for other in spans if other.began <= row.began < other.ended]) for row in spans)

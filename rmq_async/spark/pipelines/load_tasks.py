@@ -72,12 +72,11 @@ class LoadPlan:
 
 
 class Result(NamedTuple):
-    """A line of the result files, to be added up: how many messages of a second had which outcome.
+    """A line of the result files, to be added up: the number of messages of a second with one outcome.
 
-    ``what``: "scheduled" by the second they were due in; "attempted" by the second of their beginning; and by the second of their
-    end "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure. "stored" is what the topic has
-    grown by meanwhile, of task -1. ``latencies``: messages by bucket. ``began``, ``ended``: of the task's sends, in seconds since
-    1970.
+    ``what``: "scheduled" by the second they were due in; "attempted" by the second of their beginning; by the second of their
+    end "acknowledged", "handed over" (one-way, without a confirmation), or the kind of failure. "stored", of task -1, is the
+    growth of the topic. ``latencies``: messages by bucket. ``began``, ``ended``: of the task's sends, in seconds since 1970.
     """
 
     run: str
@@ -100,8 +99,8 @@ COLUMNS: Final = (
 
 
 def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], object]) -> list[Result]:
-    """Does the work of a task. ``fresh``: on connections of its own. ``ready`` is called before the clock starts, and may wait for
-    the other tasks. Raises what starting the producer raises."""
+    """Does the work of a task. ``fresh``: on connections of its own. ``ready`` is called before the clock starts and may wait
+    for the other tasks. Raises what starting the producer raises."""
     here = worker()
     producer = here.producer(plan.options, fresh=fresh)
     with here.using(producer):
@@ -111,7 +110,7 @@ def results_of(plan: LoadPlan, task: int, *, fresh: bool, ready: Callable[[], ob
 
 
 class _Tally:
-    """``latencies``: by second and outcome; ``longest`` is exact where buckets are not."""
+    """The counts of a task. ``latencies``: by second and outcome. ``longest``: exact, in seconds, where buckets are not."""
 
     def __init__(self) -> None:
         self.attempted: Counter[int] = Counter()
@@ -120,7 +119,7 @@ class _Tally:
 
 
 class _Run:
-    """One task's."""
+    """The run of one task."""
 
     def __init__(self, plan: LoadPlan, task: int, producer: Producer) -> None:
         self.plan = plan
@@ -154,7 +153,7 @@ class _Run:
         return list(self._counted(began, began + self._last))
 
     def _keep_time(self) -> None:
-        """On Spark's thread, until the time is over."""
+        """Runs the clock on Spark's thread until the time is over."""
         assert self._loop is not None
         until = self._start + self.plan.seconds
         if self._interval is None:
@@ -196,7 +195,7 @@ class _Run:
             self._wake()
 
     async def turn(self) -> tuple[int, float] | None:
-        """The number of the next send and when it was due; None when the time is over."""
+        """Returns the number of the next send and when it was due; None when the time is over."""
         while not self._over:
             if self._interval is None:
                 await asyncio.sleep(0)
@@ -219,7 +218,7 @@ class _Run:
         return self._taken - 1
 
     def messages(self, number: int) -> list[Message]:
-        """The messages of one send. A body begins with the ids of run and task."""
+        """Returns the messages of one send. A body begins with the ids of run and task."""
         first = number * self._step
         return [self._message(each) for each in range(first, first + self._step)]
 
@@ -262,7 +261,7 @@ class _Run:
             yield result(second, what, counts.total(), dict(counts), self._tally.longest[second, what])
 
     def _scheduled(self) -> Iterator[tuple[int, int]]:
-        """Messages due by second; without a rate, those that were begun."""
+        """Returns the messages due by second; without a rate, those that were begun."""
         if self._interval is None:
             yield from self._tally.attempted.items()
             return
@@ -281,7 +280,7 @@ async def _running_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _sync(run: _Run) -> None:
-    """``await producer.send(message)``, in so many coroutines at a time."""
+    """Sends by ``await producer.send(message)``, in as many coroutines as there are callers."""
 
     async def calls() -> None:
         while (turn := await run.turn()) is not None:
@@ -297,7 +296,7 @@ async def _sync(run: _Run) -> None:
 
 
 async def _async(run: _Run) -> None:
-    """``await producer.send_async(message, ...)``: as many under way as there are credits."""
+    """Sends by ``await producer.send_async(message, ...)``, with as many under way as there are credits."""
     while (turn := await run.turn()) is not None:
         number, due = turn
         try:
@@ -325,7 +324,7 @@ async def _oneway(run: _Run) -> None:
 
 
 async def _batch(run: _Run) -> None:
-    """Batches that are due as a whole, 8 at a time."""
+    """Sends batches that are due as a whole, 8 at a time."""
 
     async def calls() -> None:
         while (turn := await run.turn()) is not None:

@@ -44,8 +44,8 @@ TASK_RATE: Final = 5000
 
 @dataclass(frozen=True)
 class Written:
-    """``messages``, ``bytes`` (of bodies): sent and acknowledged. ``arrived``: by how much the topics have grown; None where that
-    may not be asked, or was not answered."""
+    """The result of a write. ``messages``, ``bytes`` (of bodies): sent and acknowledged. ``arrived``: growth of the topics; None
+    where it may not be read, or was not answered."""
 
     messages: int
     bytes: int
@@ -58,13 +58,14 @@ def access_for(options: Mapping[str, str]) -> Access:
 
 
 def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
-    """The number of tasks (at most ``tasks``) that share a rate, and the share of each; together at most ``rate``."""
+    """Returns the number of tasks (at most ``tasks``) that share a rate, and the share of each in messages a second; together at
+    most ``rate``."""
     count = max(1, min(tasks, -(-rate // TASK_RATE)))
     return count, rate // count
 
 
 def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """Queues of each topic that can be written to. Raises TopicNotFoundError."""
+    """Returns the queues of each topic that can be written to. Raises TopicNotFoundError."""
 
     async def queues(admin: Admin) -> dict[str, tuple[MessageQueue, ...]]:
         return {topic: publish_queues(topic, await admin.topic_route(topic)) for topic in sorted(set(topics))}
@@ -73,7 +74,7 @@ def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[Mess
 
 
 class Arrivals:
-    """By how much topics have grown since this was made, by the offsets of masters: a replica may lack what was acknowledged."""
+    """The growth of topics since this object was made, by the offsets of masters: a replica may lack what was acknowledged."""
 
     def __init__(self, access: Access, topics: Iterable[str]) -> None:
         self._access = access
@@ -85,7 +86,7 @@ class Arrivals:
             logger.warning("how much arrives will not be known: %s", printable(error))
 
     def count(self) -> int | None:
-        """Growth of the topics; None without the permission to ask for offsets, or without the first offsets. Raises
+        """Returns the growth of the topics; None without the permission to read offsets, or without the first offsets. Raises
         RocketMQError."""
         if self._before is None:
             return None
@@ -93,8 +94,8 @@ class Arrivals:
         return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """The same once it is ``expected``, or as much as it is after a while: a stored message is readable a moment later.
-        Raises nothing, since the writing is over: None where the cluster does not answer either."""
+        """Waits until the growth is ``expected`` or stops for a while, because a stored message is readable a moment later, and
+        returns it. Raises nothing, since the writing is over: None where the cluster does not answer either."""
         until = monotonic() + PATIENCE
         while True:
             found: int | None = None
@@ -127,7 +128,7 @@ class Arrivals:
 def write(
     frame: DataFrame, options: Mapping[str, str], topics: Iterable[str], progress: Progress, expected: int | None = None
 ) -> Written:
-    """Writes a frame that has the sink's columns. ``expected``: how many rows that are, for the progress."""
+    """Writes a frame that has the sink's columns. ``expected``: number of its rows, for the progress."""
     warn_of_speculation(frame.sparkSession)
     activate(frame.sparkSession)
     arrivals = Arrivals(access_for(options), topics)
@@ -141,7 +142,7 @@ def write(
 
 @contextmanager
 def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``report`` with the growth at intervals, in a thread of its own."""
+    """Calls ``report`` with the growth at intervals, in a thread of its own, while the body runs."""
     over = threading.Event()
 
     def watch() -> None:

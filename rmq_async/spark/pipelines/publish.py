@@ -28,8 +28,8 @@ ORDER: Final = "rmqSparkOrder"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishSummary:
-    """``messages``: rows sent and acknowledged; of a dry run: rows. ``bytes``: of bodies. ``arrived``: growth of the topic,
-    messages of other producers included; None without the permission to ask for it."""
+    """The result of one run. ``messages``: rows sent and acknowledged; of a dry run: rows. ``bytes``: of bodies. ``arrived``:
+    growth of the topic, messages of other producers included; None without the permission to read it."""
 
     topic: str
     messages: int
@@ -132,7 +132,7 @@ class MessageColumns:
             raise ConfigError("an order needs a sharding key: only messages with the same one are kept in order")
 
     def select(self, frame: DataFrame) -> DataFrame:
-        """The columns of the sink. NULL and blank keys and properties are left out."""
+        """Returns the columns of the sink. NULL and blank keys and properties are left out."""
         chosen = [_body(frame, self.body).alias("body")]
         if self.keys:
             texts = F.array(*(_text(name) for name in self.keys))
@@ -274,7 +274,7 @@ PUBLISH: Final = _Publish()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of ``rmq spark publish``."""
+    """Runs ``rmq spark publish`` and returns the exit code."""
     return run_job("publish", PUBLISH, arguments)
 
 

@@ -55,10 +55,10 @@ _RETENTION: Final = "{} messages of these topics were deleted by retention, all 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """``sent``, ``acknowledged``: rows of the table. ``messages``: of the topic. ``matched``: acknowledged rows that are there.
-    Then the findings of each kind; ``copies``: messages that are too many. ``without_id``: acknowledged rows that cannot be looked
-    for; ``messages_without_id``: messages that cannot be. ``deleted``: messages that the topic held once and retention took,
-    before ``oldest``: where there are some, what is missing may be among them."""
+    """The result of one run. ``sent``, ``acknowledged``: rows of the table. ``messages``: of the topic. ``matched``:
+    acknowledged rows that have a message. Then the findings of each kind; ``copies``: messages that are too many.
+    ``without_id``: acknowledged rows without an identity; ``messages_without_id``: messages without one. ``deleted``: messages
+    that retention took, before ``oldest``: where there are some, missing ones may be among them."""
 
     sent: int
     acknowledged: int
@@ -150,7 +150,7 @@ def reconcile(
 
 
 def _window(since: datetime | None, until: datetime | None, slack: timedelta) -> dict[str, str]:
-    """Options of the read, ``slack`` wider on both sides. Raises ConfigError for an empty window."""
+    """Returns the options of the read, ``slack`` wider on both sides. Raises ConfigError for an empty window."""
     exact = window(since, until)
     return window(since and since - slack, until and until + slack) if exact and slack else exact
 
@@ -277,8 +277,8 @@ class _Reconcile:
 
 
 def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
-    """The columns named by the arguments, else those of an outbox or the defaults. Id and state may be absent if nothing needs
-    them."""
+    """Returns the columns named by the arguments, else those of an outbox or the defaults. Id and state may be absent if nothing
+    needs them."""
     preset = OUTBOX if given.outbox else SentTable()
     there = {name.lower() for name in columns}
     identity, state = given.id_column or preset.id, given.state_column or preset.state

@@ -1,4 +1,4 @@
-"""The frames of ``reconcile``: rows of the table of sent messages, messages of the topic, and findings."""
+"""Builds the frames of ``reconcile``: rows of the table of sent messages, messages of the topic, and findings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ OUTBOX: Final = SentTable(id="unique_id", key="keys", state="state", time="updat
 def table_rows(
     sent: DataFrame, by: str, table: SentTable, since: datetime | None, until: datetime | None, slack: timedelta
 ) -> DataFrame:
-    """By ``identity``, NULL for none: ``id``, ``key``, ``state``, ``rows``, ``acked``, ``due``: acknowledged rows in the window."""
+    """Returns the rows by ``identity`` (NULL for none), with ``id``, ``key``, ``state``, ``rows``, ``acked``, and ``due``:
+    acknowledged rows in the window."""
     state = _state(sent, table)
     acknowledged = sql.lit(True)
     if table.state is not None and "*" not in table.acknowledged:
@@ -102,7 +103,7 @@ def _text(found: Column) -> Column:
 
 
 def _between(moment: Column, since: datetime | None, until: datetime | None) -> Column:
-    """Never NULL."""
+    """Returns whether a time is in the window; never NULL."""
     inside = sql.lit(True)
     if since is not None:
         inside = inside & (moment >= sql.lit(since))
@@ -112,7 +113,7 @@ def _between(moment: Column, since: datetime | None, until: datetime | None) -> 
 
 
 def totals_of(rows: DataFrame) -> dict[str, int]:
-    """Reads the table."""
+    """Reads the table and returns its sums by name."""
     counts = {
         "sent": sql.sum("rows"),
         "acknowledged": sql.sum("acked"),
@@ -133,7 +134,8 @@ def no_state(sent: DataFrame, table: SentTable) -> str:
 
 
 def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: datetime | None) -> DataFrame:
-    """By ``identity``, NULL for none: ``present``, ``within``: those stored in the window, ``first``, ``last``."""
+    """Returns the messages by ``identity`` (NULL for none), with ``present``, ``within`` (those stored in the window), ``first``
+    and ``last``."""
     identity: Column
     match by:
         case "id":
@@ -168,7 +170,7 @@ def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: dat
 
 
 def findings_of(joined: DataFrame, seen: Observation, by: str) -> DataFrame:
-    """A row per identity and kind; ``seen`` counts on the way."""
+    """Returns a row per identity and kind; ``seen`` counts on the way."""
     numbers = joined.fillna(0, ["rows", "acked", "due", "present", "within"])
     there = sql.col("identity").isNotNull()
     many = by == "key"

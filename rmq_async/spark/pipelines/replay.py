@@ -74,9 +74,9 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySummary:
-    """``found``: messages in the window. ``messages``: sent and acknowledged; ``bytes``: of their bodies. ``arrived``: growth of
-    the topics, with the messages of other producers; None without the permission to ask for it. ``queues``: by queue of the
-    archive, the number of its messages and their target."""
+    """The result of one run. ``found``: messages in the window. ``messages``: sent and acknowledged; ``bytes``: of their bodies.
+    ``arrived``: growth of the topics, with the messages of other producers; None without the permission to read it. ``queues``:
+    by queue of the archive, the number of its messages and their target."""
 
     path: str
     topics: tuple[str, ...]
@@ -165,7 +165,7 @@ def _check(topic: str | None, to_original: bool, start: datetime | None, end: da
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """Raises ConfigError if the path holds no archive, PipelineError for an empty one."""
+    """Reads the archive of a path. Raises ConfigError if it holds none, PipelineError for an empty one."""
     try:
         columns = spark.read.parquet(path).columns
     except AnalysisException as error:
@@ -219,7 +219,7 @@ def _utc(when: datetime) -> datetime:
 def _window(
     frame: DataFrame, topics: Iterable[str], start: datetime | None, end: datetime | None, where: str | None
 ) -> DataFrame:
-    """The messages of the window. Dates are compared too, so that only their directories are read."""
+    """Returns the messages of the window. Dates are compared too, so that only their directories are read."""
     topics = tuple(topics)
     if topics:
         frame = frame.where(F.col("topic").isin(*topics))
@@ -259,7 +259,7 @@ def _time(micros: int) -> datetime:
 
 
 def _outgoing(spark: SparkSession, frame: DataFrame, plan: Sequence[Route], topic: str | None, tasks: int) -> DataFrame:
-    """The sink's columns, partitioned by task and sorted."""
+    """Returns the sink's columns, partitioned by task and sorted."""
     rows = [
         (
             route.lane.topic, route.lane.broker, route.lane.queue_id,
@@ -348,7 +348,7 @@ REPLAY: Final = _Replay()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of ``rmq spark replay``."""
+    """Runs ``rmq spark replay`` and returns the exit code."""
     return run_job("replay", REPLAY, arguments)
 
 

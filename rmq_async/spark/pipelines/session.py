@@ -1,6 +1,6 @@
-"""The Spark session a pipeline runs in: the existing one, of any thread, or one of its own.
+"""Provides the Spark session a pipeline runs in: the existing one, of any thread, or one of its own.
 
-Spark looks for data sources of Python's only in the session that is active in the calling thread, and each Python thread begins
+Spark looks for data sources of Python only in the session that is active in the calling thread, and each Python thread begins
 without one.
 """
 
@@ -16,14 +16,14 @@ __all__ = ["activate", "running_or"]
 
 
 def activate(spark: SparkSession) -> None:
-    """Makes ``spark`` active in this thread, which creating a frame does."""
+    """Makes ``spark`` the active session of this thread, by creating a frame."""
     if SparkSession.getActiveSession() is not spark:
         spark.createDataFrame([], "nothing int")
 
 
 @contextmanager
 def running_or(begin: Callable[[], SparkSession]) -> Iterator[SparkSession]:
-    """The session of this process, else one that ``begin`` makes and that ends here; active in this thread."""
+    """Yields the session of this process, else one that ``begin`` makes and that ends here; active in this thread."""
     there = _running()
     spark = begin() if there is None else there
     try:
