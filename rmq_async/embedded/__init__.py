@@ -4,6 +4,8 @@
         ...  # any client at server.namesrv
 
 Speaks the remoting protocol on real sockets, so every client that speaks it can connect. Messages live as long as the object does.
+
+``Broker`` says how one broker and one name server are built alone, each with what it would have on a disk of its own.
 """
 
 from __future__ import annotations
@@ -18,17 +20,23 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from rmq_protocol.message import MessageExt, MessageQueue
-from rmq_protocol.stored import decode_messages
 
-from .broker import Broker, BrokerSettings
+from .broker import Broker as Broker
+from .broker import BrokerSettings as BrokerSettings
+from .broker import stored_messages
 from .clock import Clock, ManualClock, SystemClock
-from .faults import FailureScript
-from .nameserver import NameServer
+from .directory import Registration as Registration
+from .directory import Registrations as Registrations
+from .disk import BrokerDisk as BrokerDisk
+from .disk import DiskLog as DiskLog
+from .faults import FailureScript as FailureScript
+from .live import LiveBrokers
+from .nameserver import NameServer as NameServer
 from .schedule import DELAY_LEVELS
 from .server import Listener
 from .service import BaseService
 from .store import CommitLog
-from .transactions import CheckSettings
+from .transactions import CheckSettings as CheckSettings
 
 __all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "SystemClock"]
 
@@ -100,15 +108,22 @@ class EmbeddedRocketMQ:
             raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
         clock = SystemClock() if clock is None else clock
         checks = CheckSettings(transaction_timeout, transaction_check_interval, transaction_check_max)
-        settings = BrokerSettings(clock, auto_create_topics, delay_levels, checks)
+        settings = BrokerSettings(clock, delay_levels, checks)
         self._host = host
         self._ports = [port] + [0] * brokers
         self._failures = FailureScript()
         self._log = CommitLog(max_memory, clock.now_ms)
-        self._brokers = [Broker(f"broker-{_letters(index)}", self._log, self._failures, settings) for index in range(brokers)]
+        self._brokers = [
+            Broker(
+                BrokerDisk(f"broker-{_letters(index)}", self._log, auto_create_topics=auto_create_topics),
+                settings,
+                self._failures,
+            )
+            for index in range(brokers)
+        ]
         for broker in self._brokers:
             broker.state.peers = [each.state for each in self._brokers]
-        self._name_server = NameServer(self._brokers, self._failures)
+        self._name_server = NameServer(LiveBrokers(self._brokers), self._failures)
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 
     async def start(self) -> None:
@@ -119,7 +134,7 @@ class EmbeddedRocketMQ:
             for index, broker in enumerate(self._brokers, 1):
                 await broker.start(self._host, self._ports[index])
                 self._ports[index] = broker.listener.port
-            await self._name_server.listener.start(self._host, self._ports[0])
+            await self._name_server.start(self._host, self._ports[0])
             self._ports[0] = self._name_server.listener.port
         except BaseException:
             await self.stop()
@@ -132,7 +147,7 @@ class EmbeddedRocketMQ:
 
     async def stop(self) -> None:
         """Closes every socket and connection; does nothing where nothing runs."""
-        await asyncio.gather(self._name_server.listener.stop(), *(broker.stop() for broker in self._brokers))
+        await asyncio.gather(*(service.stop() for service in self._services))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -160,11 +175,7 @@ class EmbeddedRocketMQ:
 
         Records that are damaged (say, a body that claims to be compressed and is not) are left out.
         """
-        found: list[MessageExt] = []
-        for record, queue in self._log.records():
-            if queue.topic == topic:
-                found += decode_messages(record, topic_queue_broker=queue.broker_name).messages
-        return found
+        return stored_messages(self._log, topic)
 
     def clear(self) -> None:
         """Forgets every message. Topics and committed offsets stay, and queues go on counting: minimum becomes maximum."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.frame import Frame
+from rmq_protocol.message import MessageExt
+from rmq_protocol.stored import decode_messages
 
 from .assignments import AssignmentProcessor
 from .calls import ClientCalls
-from .clock import Clock
+from .clock import Clock, SystemClock
 from .connections import ClientProcessor
+from .directory import Registration
+from .disk import BrokerDisk
 from .faults import FailureScript
 from .groups import GroupProcessor
 from .locks import LockProcessor
@@ -23,7 +27,7 @@ from .queries import QueryProcessor
 from .recalls import RecallProcessor
 from .relay import RelayProcessor
 from .replies import ReplyProcessor
-from .schedule import Schedule
+from .schedule import DELAY_LEVELS, Schedule
 from .send_back import SendBackProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts
@@ -35,7 +39,7 @@ from .topic_admin import TopicProcessor
 from .transactions import CheckSettings, Transactions
 from .writer import MessageWriter
 
-__all__ = ["Broker", "BrokerSettings"]
+__all__ = ["Broker", "BrokerSettings", "stored_messages"]
 
 _JSON: Final = 0
 _FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
@@ -45,16 +49,37 @@ _FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestC
 class BrokerSettings(NamedTuple):
     """Settings that the brokers of one server share; see ``EmbeddedRocketMQ``. Times are seconds."""
 
-    clock: Clock
-    auto_create_topics: bool
-    delay_levels: Sequence[float]
-    checks: CheckSettings
+    clock: Clock = SystemClock()
+    delay_levels: Sequence[float] = DELAY_LEVELS
+    checks: CheckSettings = CheckSettings()
 
 
 class Broker(BaseService):
-    def __init__(self, name: str, log: CommitLog, failures: FailureScript, settings: BrokerSettings) -> None:
-        super().__init__(name, failures)
-        self.state = BrokerState(name, log, auto_create_topics=settings.auto_create_topics)
+    """A broker on its disk. One alone, with a name server that it registers with::
+
+        log = DiskLog(64 * 1024 * 1024, SystemClock().now_ms)
+        disk = BrokerDisk("broker-a", log)
+        broker = Broker(disk)
+        await broker.start("127.0.0.1", 0)
+        registrations = Registrations()
+        name_server = NameServer(registrations)
+        await name_server.start("127.0.0.1", 9876)
+        registrations.register(broker.registration())  # every 30 s, and when broker.topics_changed is called
+        ...
+        broker.crash()  # or await broker.stop()
+        disk.power_loss()  # where the machine has ended, too
+        broker = Broker(disk)  # and so on
+
+    ``disk``: no other broker object may run on it. ``failures``: which of the next requests fail; by default a script of its own.
+    ``topics_changed`` is called within the request that makes, changes or deletes a topic.
+    """
+
+    def __init__(self, disk: BrokerDisk, settings: BrokerSettings | None = None, failures: FailureScript | None = None) -> None:
+        super().__init__(disk.name, failures)
+        settings = BrokerSettings() if settings is None else settings
+        self.topics_changed: Callable[[], object] = lambda: None
+        self.state = BrokerState(disk)
+        self.state.topics.changed = lambda: self.topics_changed()
         self.held = HeldPulls(self._reply)
         self.calls = ClientCalls()
         self._clients = ClientProcessor(self.state, self.calls)
@@ -91,6 +116,18 @@ class Broker(BaseService):
             **RelayProcessor(self.state, self.calls, self._reply).handlers(),
         }
 
+    def registration(self) -> Registration:
+        """What the broker registers with its name servers now. Raises RuntimeError before the first start."""
+        if not self.state.address:
+            raise RuntimeError(f"{self.name} has no address before its first start; start it, then register it")
+        return Registration(
+            self.name, self.state.address, {topic.config.topic_name: topic.config for topic in self.state.topics}
+        )
+
+    def messages(self, topic: str) -> list[MessageExt]:
+        """Everything the broker has stored in the topic, in the order in which it was stored; damaged records are left out."""
+        return stored_messages(self.state.log, topic, self.name)
+
     async def start(self, host: str, port: int) -> None:
         """See ``Listener.start``; brokers have a second port."""
         await self.listener.start(host, port, second=True)
@@ -100,11 +137,29 @@ class Broker(BaseService):
         self._transactions.start()
 
     async def stop(self) -> None:
+        """Stops in order: everything is on the disk afterwards."""
+        self._end()
+        await super().stop()
+        self._forget_waiting()
+        self._save()
+        self.state.log.flush()
+
+    def crash(self) -> None:
+        """Ends the broker as the end of its process does, also where its event loop does not run any more: nothing is saved."""
+        self._end()
+        super().crash()
+        self.state.log.halt()
+
+    def _end(self) -> None:
         self._schedule.stop()
         self._transactions.stop()
         self._forget_waiting()
-        await self.listener.stop()
-        self._forget_waiting()
+
+    def _save(self) -> None:
+        disk = self.state.disk
+        self.state.offsets.save(disk.offsets)
+        disk.schedule = self._schedule.progress()
+        disk.transactions = self._transactions.progress()
 
     def _forget_waiting(self) -> None:
         self.held.close()
@@ -141,8 +196,18 @@ class Broker(BaseService):
         self.state.clients.expire()
         self.state.locks.expire()
         self._schedule.sweep()
+        self._save()
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
         """The response to a request that was not answered at once; lost on a peer that does not read."""
         if not command.is_oneway and not connection.congested:
             connection.send(self.encode(command, response))
+
+
+def stored_messages(log: CommitLog, topic: str, broker_name: str | None = None) -> list[MessageExt]:
+    """What one broker, or (None) all that share the log, have stored in the topic, in store order; damaged records are left out."""
+    found: list[MessageExt] = []
+    for record, queue in log.records():
+        if queue.topic == topic and broker_name in (None, queue.broker_name):
+            found += decode_messages(record, topic_queue_broker=queue.broker_name).messages
+    return found

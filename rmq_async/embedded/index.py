@@ -56,6 +56,14 @@ class KeyIndex:
             self._first = 0
         return first - old
 
+    def truncate(self, end: int) -> int:
+        """Drops the entries of positions from ``end`` on, which others will have; returns how many went."""
+        at = bisect_left(self._positions, end, self._first)
+        gone = len(self._positions) - at
+        del self._hashes[at:], self._positions[at:]
+        self.end = min(self.end, end)
+        return gone
+
     def find(self, wanted: int, low: int, high: int) -> Iterator[int]:
         """Positions from ``low`` to ``high`` (exclusive) that were added with the hash ``wanted``, newest first."""
         first = bisect_left(self._positions, low, self._first)

@@ -1,13 +1,13 @@
-"""The embedded name server: routes (105), the cluster (106) and topics (206, 216, 224, 304), read from the brokers' own tables
-when asked, and key-value settings (100-102, 219).
+"""The embedded name server: routes (105), the cluster (106) and topics (206, 216, 224, 304), as its directory of brokers has them,
+and key-value settings (100-102, 219).
 
-Brokers of one process have no need to register; so a topic's route is there as long as a broker has the topic, and deleting
-it here alone has no effect.
+With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers have no need to register: a topic's route is there as long
+as a broker has the topic, and deleting it here alone has no effect. With ``Registrations`` a name server knows what it was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from rmq_protocol.bodies import KVTable, TopicList, encode_body
@@ -26,12 +26,11 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
-from .broker import Broker
+from .directory import BrokerDirectory
 from .faults import FailureScript
 from .server import Connection
 from .service import BaseService, Refused, header_of
-from .state import CLUSTER
-from .topics import FAQ
+from .topics import CLUSTER, FAQ
 
 __all__ = ["NAME", "NameServer"]
 
@@ -44,11 +43,14 @@ _STANDARD_JSON_FROM: Final = 401
 
 
 class NameServer(BaseService):
+    """A name server. ``directory``: the brokers that it knows. ``failures``: by default a script of its own. See ``Broker`` for one
+    that is built alone, and for its brokers; after a crash a new one is made, with a new directory."""
+
     named_failures_only = True
 
-    def __init__(self, brokers: Sequence[Broker], failures: FailureScript) -> None:
-        super().__init__(NAME, failures)
-        self._brokers = brokers
+    def __init__(self, directory: BrokerDirectory, failures: FailureScript | None = None, *, name: str = NAME) -> None:
+        super().__init__(name, failures)
+        self._directory = directory
         self.handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
@@ -70,14 +72,9 @@ class NameServer(BaseService):
         header = from_ext(GetRouteInfoRequestHeader, command.ext_fields, lenient=True)
         queues: list[QueueData] = []
         brokers: list[BrokerData] = []
-        for broker in self._brokers:
-            topic = broker.state.topics.get(header.topic)
-            if topic is not None and broker.listener.running:
-                config = topic.config
-                queues.append(
-                    QueueData(broker.name, config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag)
-                )
-                brokers.append(_broker_data(broker, connection))
+        for name, address, config in self._directory.holders(header.topic, connection):
+            queues.append(QueueData(name, config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag))
+            brokers.append(BrokerData(name, {MASTER_ID: address}, CLUSTER))
         if not queues:
             topic_name: str | None = header.topic
             shown = "null" if topic_name is None else topic_name[:160]
@@ -88,28 +85,23 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS, body=encode_route(route, standard=standard))
 
     def _topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _topic_list(command, self._topic_names())
+        return _topic_list(command, self._directory.topics())
 
     def _topics_by_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """A cluster that is not there has no topics."""
         header = from_ext(GetTopicsByClusterRequestHeader, command.ext_fields, lenient=True)
-        return _topic_list(command, self._topic_names() if header.cluster == CLUSTER else {})
+        return _topic_list(command, self._directory.topics() if header.cluster == CLUSTER else ())
 
     def _system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        running = self._running()
-        address = running[0].listener.address(connection) if running else None
-        return _topic_list(command, [CLUSTER, *(broker.name for broker in running)], address)
+        brokers = self._directory.brokers(connection)
+        return _topic_list(command, [CLUSTER, *brokers], next(iter(brokers.values()), None))
 
     def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header_of(DeleteTopicFromNamesrvRequestHeader, command)
+        self._directory.forget(header_of(DeleteTopicFromNamesrvRequestHeader, command).topic)
         return make_response(command, ResponseCode.SUCCESS)
 
-    def _topic_names(self) -> dict[str, None]:
-        """Names of the topics, in the order of their creation."""
-        return dict.fromkeys(topic.config.topic_name for broker in self._running() for topic in broker.state.topics)
-
-    def _running(self) -> list[Broker]:
-        return [broker for broker in self._brokers if broker.listener.running]
+    def tick(self) -> None:
+        self._directory.expire()
 
     def _put_setting(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = from_ext(PutKVConfigRequestHeader, command.ext_fields, lenient=True)
@@ -160,10 +152,10 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(KVTable(table)))
 
     def _cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        running = self._running()
+        brokers = self._directory.brokers(connection)
         info = ClusterInfo(
-            {broker.name: _broker_data(broker, connection) for broker in running},
-            {CLUSTER: tuple(broker.name for broker in running)},
+            {name: BrokerData(name, {MASTER_ID: address}, CLUSTER) for name, address in brokers.items()},
+            {CLUSTER: tuple(brokers)},
         )
         return make_response(command, ResponseCode.SUCCESS, body=encode_cluster_info(info, standard=False))
 
@@ -174,7 +166,3 @@ def _length(key: str, value: str | None) -> int:
 
 def _topic_list(command: RemotingCommand, names: Iterable[str], address: str | None = None) -> RemotingCommand:
     return make_response(command, ResponseCode.SUCCESS, body=encode_body(TopicList(tuple(names), address)))
-
-
-def _broker_data(broker: Broker, connection: Connection) -> BrokerData:
-    return BrokerData(broker.name, {MASTER_ID: broker.listener.address(connection)}, CLUSTER)

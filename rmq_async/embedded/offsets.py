@@ -13,19 +13,33 @@ from rmq_protocol.constants import ResponseCode
 
 from .service import Refused
 
-__all__ = ["OffsetTable"]
+__all__ = ["OffsetTable", "SavedOffsets"]
 
 MAX_OFFSETS: Final = 200_000
 
 _Offsets = dict[int, int]
+SavedOffsets = dict[tuple[str, str], dict[int, int]]
+"""Committed offsets by group and topic, and by queue."""
 
 
 class OffsetTable:
-    def __init__(self) -> None:
-        self._committed: dict[tuple[str, str], _Offsets] = {}
+    """``saved``: what was committed before; only that is ever saved."""
+
+    def __init__(self, saved: SavedOffsets | None = None) -> None:
+        self._committed: dict[tuple[str, str], _Offsets] = {key: dict(offsets) for key, offsets in (saved or {}).items()}
         self._pulled: dict[tuple[str, str], _Offsets] = {}
         self._reset: dict[tuple[str, str], _Offsets] = {}
-        self._count = 0
+        self._unsaved: dict[tuple[str, str], None] = {}
+        self._count = sum(map(len, self._committed.values()))
+
+    def save(self, saved: SavedOffsets) -> None:
+        """Brings ``saved`` up to date."""
+        for key in self._unsaved:
+            if key in self._committed:
+                saved[key] = dict(self._committed[key])
+            else:
+                saved.pop(key, None)
+        self._unsaved.clear()
 
     def find(self, group: str, topic: str, queue_id: int) -> int:
         """The group's committed offset, -1 without one."""
@@ -45,6 +59,7 @@ class OffsetTable:
             return False
         if not self._set(self._committed, group, topic, queue_id, offset):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
+        self._unsaved[group, topic] = None
         return True
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -92,6 +107,7 @@ class OffsetTable:
         for table in (self._committed, self._pulled, self._reset):
             for key in [key for key in table if matches(key)]:
                 self._count -= len(table.pop(key))
+                self._unsaved[key] = None
 
     def _set(self, table: dict[tuple[str, str], _Offsets], group: str, topic: str, queue_id: int, offset: int) -> bool:
         offsets = table.get((group, topic))

@@ -23,6 +23,7 @@ from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import ProtocolError
 
 from .clock import Alarm, Clock
+from .disk import ScheduleProgress
 from .records import Draft, read_record
 from .service import Refused
 from .state import BrokerState
@@ -71,12 +72,27 @@ class Schedule:
         self._delays = [round(seconds * 1000) for seconds in delays]
         self._levels = state.topics.ensure(SCHEDULE_TOPIC, len(self._delays))
         self._timers = state.topics.ensure(TIMER_TOPIC).queue(0)
+        done = state.disk.schedule
         self._next = [0] * len(self._delays)
-        self._heap: list[int] = []
+        self._next[: len(done.levels)] = done.levels[: len(self._delays)]
+        self._heap = self._waiting_timers(done.timers)
         self._second = 0
         self._recalled: set[int] = set()
         """Of the second ``_second``: hashes of topic and unique id."""
         self._alarm = Alarm(clock, self._ring)
+        self.truncated()
+
+    def progress(self) -> ScheduleProgress:
+        """What is delivered, for the disk. Timers of the second that is under way are delivered again after a crash."""
+        over = not self._heap or self._heap[0] >> _DUE_SHIFT > self._second
+        return ScheduleProgress(tuple(self._next), self._second + over)
+
+    def truncated(self) -> None:
+        """The log has lost its newest messages: forgets those that waited."""
+        self._next = [min(at, self._level(index).max_offset) for index, at in enumerate(self._next)]
+        end = self._timers.max_offset
+        self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK < end]
+        heapq.heapify(self._heap)
 
     def start(self) -> None:
         """Starts deliveries; messages that came due while the broker was down are delivered now."""
@@ -141,6 +157,18 @@ class Schedule:
         if when > now + MAX_DELAY_MS or (when <= now and _RECALLS in properties):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL_TIMER)
         return (when - 1) // PRECISION_MS * PRECISION_MS if when > now else None
+
+    def _waiting_timers(self, done: int) -> list[int]:
+        """Entries of the heap for the timers in the log that are due at ``done`` or later."""
+        found: list[int] = []
+        for offset in range(self._timers.oldest, self._timers.max_offset):
+            record = self._timers.record(offset)
+            if record is not None:
+                properties = read_record(record).properties
+                due = int(properties["TIMER_OUT_MS"]) + PRECISION_MS
+                if due >= done:
+                    found.append(due << _DUE_SHIFT | (0 if _RECALLS in properties else _MESSAGE) | offset)
+        return found
 
     # ------------------------------------------------------------------------------------------------------------ delivery
 

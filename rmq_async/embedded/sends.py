@@ -47,8 +47,8 @@ from .schedule import DELAY_NAMES, TIMER_TOPIC, Schedule
 from .send_back import SendBackProcessor
 from .server import Connection
 from .service import ExtFields, Handler, Refused, header_of
-from .state import CLUSTER, REGION, BrokerState
-from .topics import Topic, describe
+from .state import REGION, BrokerState
+from .topics import CLUSTER, Topic, describe
 from .transactions import Transactions
 from .writer import ILLEGAL, MessageWriter, utf8
 

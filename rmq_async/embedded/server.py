@@ -332,6 +332,23 @@ class Listener:
         for server in servers:
             await server.wait_closed()
 
+    def crash(self) -> None:
+        """Ends without a word to the peers. Where the event loop is not closed, sockets are, and connections reset."""
+        servers, self._servers = self._servers, []
+        connections, self.connections = self.connections, {}
+        self.congested.clear()
+        self._unfinished = 0
+        Listener._in_process -= len(connections)
+        if self._scan is not None:
+            self._scan.cancel()
+            self._scan = None
+        self.gate.close()
+        if self._loop is not None and not self._loop.is_closed():
+            for server in servers:
+                server.close()
+            for connection in connections:
+                connection.abort()
+
     async def _all_gone(self, timeout: float | None) -> None:
         if self.connections:
             self._gone = asyncio.get_running_loop().create_future()

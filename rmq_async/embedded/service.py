@@ -83,12 +83,24 @@ class BaseService:
     named_failures_only = False
     """Whether only failures that name the request's code apply here."""
 
-    def __init__(self, name: str, failures: FailureScript) -> None:
+    def __init__(self, name: str, failures: FailureScript | None = None) -> None:
         self.name = name
         self.listener = Listener(name, self)
         self.requests: Counter[int] = Counter()
-        self.failures = failures
+        self.failures = FailureScript() if failures is None else failures
         self.handlers: dict[int, Handler] = {}
+
+    async def start(self, host: str, port: int) -> None:
+        """Starts as ``Listener.start`` does, with its errors."""
+        await self.listener.start(host, port)
+
+    async def stop(self) -> None:
+        """Closes every socket and connection; does nothing where nothing runs."""
+        await self.listener.stop()
+
+    def crash(self) -> None:
+        """Ends as a process does that is killed. What it had in memory is gone: a new object takes its place."""
+        self.listener.crash()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         """See ``server.Service``. Raises ProtocolError for a frame whose header is none."""

@@ -6,29 +6,30 @@ from collections.abc import Sequence
 from typing import Final
 
 from .clients import ClientTable
-from .groups import SubscriptionGroups
+from .disk import BrokerDisk
 from .locks import QueueLocks
 from .offsets import OffsetTable
-from .store import CommitLog
-from .topics import TopicTable
 
-__all__ = ["CLUSTER", "REGION", "BrokerState"]
+__all__ = ["REGION", "BrokerState"]
 
-CLUSTER: Final = "DefaultCluster"
 REGION: Final = "DefaultRegion"
 
 
 class BrokerState:
-    """``peers``: all brokers of the cluster, this one included. ``address``: "ip:port" of the broker's socket, known once it
-    listens."""
+    """Tables on the broker's ``disk``, and those in memory.
 
-    def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool) -> None:
-        self.name = name
-        self.log = log
-        self.topics = TopicTable(name, CLUSTER, auto_create=auto_create_topics)
+    ``peers``: all brokers of the cluster, this one included. ``address``: "ip:port" of the broker's socket, known once it listens.
+    """
+
+    def __init__(self, disk: BrokerDisk) -> None:
+        disk.mount()
+        self.disk = disk
+        self.name = disk.name
+        self.log = disk.log
+        self.topics = disk.topics
+        self.groups = disk.groups
+        self.offsets = OffsetTable(disk.offsets)
         self.clients = ClientTable()
-        self.groups = SubscriptionGroups()
-        self.offsets = OffsetTable()
         self.locks = QueueLocks()
         self.peers: Sequence[BrokerState] = (self,)
         self.address = ""

@@ -1,10 +1,10 @@
-"""Messages in memory: one commit log for all brokers of a server, and the queues that point into it.
+"""Messages in memory: a commit log, of one broker or of all brokers of a server, and the queues that point into it.
 
 A record is the bytes a broker would have on disk (``rmq_protocol.stored``), made once when the message arrives and handed out
 as it is. The log holds the records in store order and is the only owner that forgets: above ``max_memory`` the oldest record
-of all topics goes, and its queue's minimum offset moves, as when a real broker deletes its oldest file. The brokers share
-one log, and so one sequence of physical offsets, because that gives one store order and one bound for the whole server; what
-a broker sees of it is a log with gaps.
+of all topics goes, and its queue's minimum offset moves, as when a real broker deletes its oldest file. The brokers of one
+``EmbeddedRocketMQ`` share one log, and so one sequence of physical offsets, because that gives one store order and one bound for
+the whole server; what a broker sees of it is a log with gaps.
 
 Costs: append and forget O(1), read by queue offset O(messages read), by physical offset or time O(log n). Lists whose dead
 front is cut off when it makes up half of them. A record costs 80 bytes besides its own (measured with tracemalloc), 44 more
@@ -84,6 +84,12 @@ class Queue:
     def correct(self) -> None:
         """Makes the oldest record the minimum."""
         self._first = self.oldest - self._start
+
+    def take_back(self) -> None:
+        """The newest record was never stored."""
+        self._records.pop()
+        self._codes.pop()
+        self._times.pop()
 
     def forget_oldest(self) -> None:
         self.correct()
@@ -167,6 +173,17 @@ class CommitLog:
         """Physical offset of the oldest record; ``end`` where there is none."""
         return self._offsets[self._first] if self._first < len(self._offsets) else self.end
 
+    @property
+    def flushed(self) -> int:
+        """Physical offset up to which records survive a loss of power; here all of them."""
+        return self.end
+
+    def flush(self) -> None:
+        """Makes all records survive."""
+
+    def halt(self) -> None:
+        """Flushes no more: the process has ended."""
+
     def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
         """``code``: of the message's tags (``tag_code``). ``stored_ms``: from ``now``."""
         queue.append(record, code, stored_ms)
@@ -245,6 +262,37 @@ class CommitLog:
         for offset in range(queue.oldest, before):
             self._cut(self._place(queue, offset))
         queue.expire(before)
+
+    def truncate(self, position: int, broker_name: str) -> int:
+        """Takes back what the broker has stored from physical offset ``position`` on, as if it had never come: maximum offsets of
+        its queues go back. Returns the number of records. Records of other brokers stay; behind the last of them ``end`` goes back
+        too. Offsets that were expired already stay counted."""
+        offsets, records, queues = self._offsets, self._records, self._queues
+        low = bisect_left(offsets, position, self._first)
+        taken = 0
+        for at in range(len(offsets) - 1, low - 1, -1):
+            queue = queues[at]
+            if queue is not None and queue.broker_name == broker_name:
+                queue.take_back()
+                self._cut(at)
+                taken += 1
+        while len(offsets) > low and queues[-1] is None:
+            self.memory -= len(records.pop()) + RECORD_OVERHEAD
+            queues.pop()
+            self.end = offsets.pop()
+        self.memory -= self.keys.truncate(self.end) * ENTRY_SIZE
+        return taken
+
+    def place_of_last(self, count: int, broker_name: str) -> int:
+        """Physical offset of the first of the broker's last ``count`` records; of its first one where it has fewer."""
+        place = self.end
+        for at in range(len(self._offsets) - 1, self._first - 1, -1):
+            queue = self._queues[at]
+            if count and queue is not None and queue.broker_name == broker_name:
+                place, count = self._offsets[at], count - 1
+            if not count:
+                break
+        return place
 
     def _cut(self, at: int) -> None:
         rest = self._records[at][:_FIXED_SIZE]

@@ -6,7 +6,7 @@ queues is bounded: names come from the network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -21,8 +21,9 @@ from .names import topic_refusal
 from .service import Refused
 from .store import Queue
 
-__all__ = ["MAX_QUEUES", "MAX_TOPICS", "UNIT_MODE", "UNIT_SUBSCRIBED", "Topic", "TopicTable", "describe"]
+__all__ = ["CLUSTER", "MAX_QUEUES", "MAX_TOPICS", "UNIT_MODE", "UNIT_SUBSCRIBED", "Topic", "TopicTable", "describe"]
 
+CLUSTER: Final = "DefaultCluster"
 UNIT_MODE: Final = 1
 """topicSysFlag of a topic that a sender in unit mode created."""
 UNIT_SUBSCRIBED: Final = 2
@@ -115,6 +116,8 @@ class TopicTable:
         self._auto_create = auto_create
         self.changes = 0
         """How often a topic was made, changed or deleted."""
+        self.changed: Callable[[], object] = lambda: None
+        """Called after each of these."""
         self.get = self._topics.get
         self._sendable: dict[str, Topic] = {}
         self.sendable = self._sendable.get
@@ -181,11 +184,11 @@ class TopicTable:
             raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
         if self.is_own(name):
             raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{name}] is conflict with system topic.")
-        self.changes += 1
         self._sendable.pop(name, None)
         topic = self._topics.pop(name, None)
         if topic is not None:
             self.queues_in_use -= len(topic.queues())
+        self._count_change()
         return topic
 
     def for_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool | None = False) -> Topic:
@@ -239,14 +242,20 @@ class TopicTable:
         return None if topic is None else topic.find(queue_id)
 
     def _put(self, config: TopicConfig) -> Topic:
-        self.changes += 1
         topic = self._topics.get(config.topic_name)
         if topic is not None:
             topic.config = config
+            self._count_change()
             return topic
         if len(self._topics) - len(self._own) >= MAX_TOPICS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_TOPICS} topics, it takes no more")
-        return self._add(config)
+        topic = self._add(config)
+        self._count_change()
+        return topic
+
+    def _count_change(self) -> None:
+        self.changes += 1
+        self.changed()
 
     def _add(self, config: TopicConfig) -> Topic:
         name = config.topic_name

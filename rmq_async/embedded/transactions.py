@@ -24,6 +24,7 @@ from rmq_protocol.stored import encode_stored
 
 from .calls import ClientCalls
 from .clock import Alarm, Clock
+from .disk import TransactionProgress
 from .records import Draft, queue_offset, read_record, stored_ms
 from .schedule import Schedule
 from .server import Connection
@@ -51,9 +52,9 @@ class CheckSettings(NamedTuple):
     """``timeout``: seconds before the first check of a half message. ``interval``: seconds between rounds of checks.
     ``max_checks``: checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC."""
 
-    timeout: float
-    interval: float
-    max_checks: int
+    timeout: float = 6.0
+    interval: float = 30.0
+    max_checks: int = 15
 
 
 class Transactions:
@@ -75,11 +76,22 @@ class Transactions:
         self._interval = max(round(checks.interval * 1000), 1)
         self._max_checks = checks.max_checks
         self._queue = state.topics.ensure(HALF_TOPIC).queue(0)
-        self._open = 0
-        self._ended = bytearray()  # from the offset _open on, as far as any has ended; the first has not
+        self._open, ended = state.disk.transactions
+        self._ended = bytearray(ended)  # from the offset _open on, as far as any has ended; the first has not
         self._began = 0
         self._round: tuple[int, int] | None = None
         self._alarm = Alarm(clock, self._ring)
+        self.truncated()
+
+    def progress(self) -> TransactionProgress:
+        """Which transactions are open, for the disk. One that ended later is asked about again after a crash."""
+        return TransactionProgress(self._open, bytes(self._ended))
+
+    def truncated(self) -> None:
+        """The log has lost its newest messages: forgets their transactions."""
+        end = self._queue.max_offset
+        self._open = min(self._open, end)
+        del self._ended[end - self._open :]
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.END_TRANSACTION: self.end}

@@ -1,0 +1,108 @@
+"""Where a name server learns of brokers: from registrations that reach it (``Registrations``), or from the brokers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from rmq_protocol.topics import TopicConfig
+
+from .. import machine
+from .server import Connection
+from .topics import CLUSTER
+
+__all__ = ["EXPIRY", "BrokerDirectory", "Holder", "Registration", "Registrations"]
+
+EXPIRY: Final = 120.0
+"""Seconds without a registration after which a name server forgets a broker (``brokerHeartbeatTimeoutMillis``)."""
+
+
+class Registration(NamedTuple):
+    """What a broker registers with a name server (REGISTER_BROKER). ``address``: "ip:port" for clients. ``topics``: by name."""
+
+    broker_name: str
+    address: str
+    topics: Mapping[str, TopicConfig]
+    cluster: str = CLUSTER
+
+
+class Holder(NamedTuple):
+    """A broker that has a topic. ``address``: "ip:port". ``config``: the topic's settings there."""
+
+    broker_name: str
+    address: str
+    config: TopicConfig
+
+
+class BrokerDirectory(Protocol):
+    """The brokers that a name server knows at the moment. ``connection``: of the client that asks."""
+
+    def holders(self, topic: str, connection: Connection) -> Sequence[Holder]:
+        """The brokers that have ``topic``."""
+
+    def brokers(self, connection: Connection) -> Mapping[str, str]:
+        """Broker name -> "ip:port"."""
+
+    def topics(self) -> Iterable[str]:
+        """Names of all topics, each once, in the order in which they came to be known."""
+
+    def forget(self, topic: str) -> None:
+        """Deletes the topic here (DELETE_TOPIC_IN_NAMESRV)."""
+
+    def expire(self) -> None:
+        """Drops what is too old; called every few seconds."""
+
+
+class _Entry:
+    __slots__ = ("address", "seen", "topics")
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.seen = 0.0
+        self.topics: dict[str, TopicConfig] = {}
+
+
+class Registrations:
+    """The table of one name server, in its memory: a name server that starts anew begins with an empty one.
+
+    Brokers register every 30 s and after each change of their topics, with every name server: call ``register`` for each
+    registration that arrives. As in a stock name server a topic that is missing in a later registration stays, until ``forget`` or
+    until the broker goes: its route outlives it. A broker goes ``EXPIRY`` after its last registration, or by ``unregister``.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+
+    def register(self, registration: Registration) -> None:
+        self.expire()
+        entry = self._entries.setdefault(registration.broker_name, _Entry())
+        entry.address = registration.address
+        entry.seen = machine.monotonic()
+        entry.topics.update(registration.topics)
+
+    def unregister(self, broker_name: str) -> None:
+        """Forgets the broker at once: it stops in order, or the connection by which it registered has ended."""
+        self._entries.pop(broker_name, None)
+
+    def holders(self, topic: str, connection: Connection) -> list[Holder]:
+        return [
+            Holder(name, entry.address, entry.topics[topic]) for name, entry in self._known().items() if topic in entry.topics
+        ]
+
+    def brokers(self, connection: Connection) -> dict[str, str]:
+        return {name: entry.address for name, entry in self._known().items()}
+
+    def topics(self) -> dict[str, None]:
+        return dict.fromkeys(topic for entry in self._known().values() for topic in entry.topics)
+
+    def forget(self, topic: str) -> None:
+        for entry in self._entries.values():
+            entry.topics.pop(topic, None)
+
+    def expire(self) -> None:
+        oldest = machine.monotonic() - EXPIRY
+        self._entries = {name: entry for name, entry in self._entries.items() if entry.seen > oldest}
+
+    def _known(self) -> dict[str, _Entry]:
+        self.expire()
+        return self._entries

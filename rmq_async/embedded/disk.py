@@ -1,0 +1,101 @@
+"""What a broker has on its disk, and so what is left of it when its process, or its machine, ends without a word.
+
+Everything else of a broker is memory: connections, members of groups, queue locks, pulls that wait, questions under way, resets
+of offsets. Settings of topics and groups are written when they change; messages as ``DiskLog`` says; committed offsets, and how
+far delays and transactions have come, every few seconds and when the broker stops in order, as on a real broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .groups import SubscriptionGroups
+from .offsets import SavedOffsets
+from .store import CommitLog, Queue
+from .topics import CLUSTER, TopicTable
+
+__all__ = ["BrokerDisk", "DiskLog", "ScheduleProgress", "TransactionProgress"]
+
+
+class ScheduleProgress(NamedTuple):
+    """``levels``: per delay level the offset of the oldest message that waits. ``timers``: due times below it, in milliseconds, are
+    done."""
+
+    levels: tuple[int, ...] = ()
+    timers: int = 0
+
+
+class TransactionProgress(NamedTuple):
+    """``open``: offset of the oldest half message without an end. ``ended``: from there on, a byte per offset, 1 for an end."""
+
+    open: int = 0
+    ended: bytes = b""
+
+
+class DiskLog(CommitLog):
+    """The commit log of one broker. What is appended survives the process at once, and the machine when it has been flushed.
+
+    ``flush_interval``: seconds from a message to the flush that takes it (ASYNC_FLUSH), longer for a slow disk; 0 flushes each
+    message before it is acknowledged (SYNC_FLUSH). It may be set at any time. Appending needs a running event loop.
+    """
+
+    def __init__(self, max_memory: int, clock: Callable[[], int], *, flush_interval: float = 0.5) -> None:
+        super().__init__(max_memory, clock)
+        self.flush_interval = flush_interval
+        self._flushed = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def flushed(self) -> int:
+        return self._flushed
+
+    def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
+        super().append(queue, record, code, stored_ms)
+        if not self.flush_interval:
+            self._flushed = self.end
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.flush_interval, self.flush)
+
+    def flush(self) -> None:
+        self._flushed = self.end
+        self.halt()
+
+    def halt(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def truncate(self, position: int, broker_name: str) -> int:
+        taken = super().truncate(position, broker_name)
+        self._flushed = min(self._flushed, self.end)
+        return taken
+
+
+class BrokerDisk:
+    """The disk of broker ``name``. It outlives the ``Broker``: after ``crash()`` or ``stop()`` of one, a new one is made on it.
+
+    ``log``: a ``DiskLog`` of its own; or a ``CommitLog`` that several brokers share, which loses nothing.
+    """
+
+    def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool = True) -> None:
+        self.name = name
+        self.log = log
+        self.topics = TopicTable(name, CLUSTER, auto_create=auto_create_topics)
+        self.groups = SubscriptionGroups()
+        self.offsets: SavedOffsets = {}
+        self.schedule = ScheduleProgress()
+        self.transactions = TransactionProgress()
+
+    def power_loss(self) -> int:
+        """Takes back what was not flushed, queues included; returns how many messages that were. No broker may run on the disk."""
+        self.log.halt()
+        return self.log.truncate(self.log.flushed, self.name)
+
+    def mount(self) -> None:
+        """Forgets what the memory of another broker object has left in the tables; what it has written is flushed."""
+        self.log.flush()
+        for topic in self.topics:
+            for queue in topic.queues():
+                queue.waiting = 0

@@ -1,0 +1,40 @@
+"""The brokers of one process as a name server's directory: their own tables, as they are when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .broker import Broker
+from .directory import Holder
+from .server import Connection
+
+__all__ = ["LiveBrokers"]
+
+
+class LiveBrokers:
+    """A broker is there as long as it listens, at the address by which the client that asks can reach it."""
+
+    def __init__(self, brokers: Sequence[Broker]) -> None:
+        self._brokers = brokers
+
+    def holders(self, topic: str, connection: Connection) -> list[Holder]:
+        return [
+            Holder(broker.name, broker.listener.address(connection), found.config)
+            for broker in self._running()
+            if (found := broker.state.topics.get(topic)) is not None
+        ]
+
+    def brokers(self, connection: Connection) -> dict[str, str]:
+        return {broker.name: broker.listener.address(connection) for broker in self._running()}
+
+    def topics(self) -> dict[str, None]:
+        return dict.fromkeys(topic.config.topic_name for broker in self._running() for topic in broker.state.topics)
+
+    def forget(self, topic: str) -> None:
+        """Does nothing: a broker that has the topic would register it again."""
+
+    def expire(self) -> None:
+        """Nothing here grows old."""
+
+    def _running(self) -> list[Broker]:
+        return [broker for broker in self._brokers if broker.listener.running]
