@@ -186,7 +186,7 @@ class End:
             if kind is not Segment.RESET:
                 self.refuse()
         elif kind is Segment.RESET:
-            self.fail(system_error(ECONNRESET))
+            self._reset()
         elif kind is Segment.OPEN:
             if self.accepted is not None:
                 accepted, self.accepted = self.accepted, None
@@ -217,7 +217,11 @@ class End:
 
     def _refused(self) -> None:
         if not self.out.blocked:
-            self.peer.fail(system_error(ECONNRESET))
+            self.peer._reset()
+
+    def _reset(self) -> None:
+        """Fails as Linux does: with another error where the other end had ended its side before."""
+        self.fail(system_error(EPIPE if self.eof else ECONNRESET))
 
     def _wake(self) -> None:
         if self.owner is not None:
