@@ -12,7 +12,7 @@ import struct
 import time
 
 from bare_loop import BareProducer, route_of
-from one_run import Mark, RunResult, RunSpec, State, result_of
+from runs import Mark, RunResult, RunSpec, State, result_of
 
 __all__ = ["run"]
 

@@ -37,7 +37,7 @@ from compare_peers import CLASS_PATH, CONTENDERS, PEERS, SECTIONS, Built, build,
 from compare_proxy import Proxy, ProxyError, running_proxy
 from compare_report import OURS, markdown, summary, table
 from compare_runs import Job, Run, our_command, run_once
-from one_run import BATCH, SECRET_KEY, RunSpec
+from runs import BATCH, SECRET_KEY, RunSpec
 from send import QUEUES, STORED_OVERHEAD, BenchmarkError, Target, check_disk, create_topic, target
 
 DEFAULT_MODES: Final = tuple(mode for modes in SECTIONS.values() for mode in modes if mode != "async-64")

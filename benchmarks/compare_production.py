@@ -17,7 +17,7 @@ from typing import Final
 
 from bare_loop import BareError, BareProducer, connect
 from compare_runs import Job, Run, run_once
-from one_run import Attributes
+from runs import Attributes
 from send import BenchmarkError, Target, create_topic, started_cluster
 
 from rmq_async import Credentials, MessageExt, MessageQueue, PullConsumer

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from compare_peers import CONTENDERS, PEERS, SECTIONS
 from compare_runs import Run
-from one_run import MODES
+from runs import MODES
 
 __all__ = ["RATIOS", "markdown", "ratios_of", "sections_of", "spread", "summary", "table", "title_of"]
 

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 from bare_loop import BareError, BareProducer
 from compare_peers import without_places
-from one_run import SECRET_KEY, RunSpec, _busy_seconds, _process_seconds
+from runs import SECRET_KEY, RunSpec, busy_seconds, process_seconds
 from send import stored_messages
 
 from rmq_protocol.signing import SessionCredentials
@@ -97,8 +97,8 @@ class _Edge:
     def __init__(self, job: Job, at: float, visible: int) -> None:
         self.at = at
         self.visible = visible
-        self.busy = _busy_seconds()
-        self.proxy = _process_seconds(job.proxy_pid) if job.proxy_pid else None
+        self.busy = busy_seconds()
+        self.proxy = process_seconds(job.proxy_pid) if job.proxy_pid else None
 
 
 async def run_once(job: Job) -> Run:

@@ -21,8 +21,8 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
 from flood import Server, running_server
-from one_run import MODES as SEND_MODES
-from one_run import RunResult, RunSpec
+from runs import MODES as SEND_MODES
+from runs import RunResult, RunSpec
 from send import QUEUES, BenchmarkError, create_topic, run_once
 
 TOPIC: Final = "Benchmark"

@@ -26,7 +26,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from one_run import Load, RunResult, RunSpec, measure, run_on_loop
+from one_run import Load, measure, run_on_loop
+from runs import RunResult, RunSpec
 
 from rmq_async import Admin, Credentials, Hook, Message, Producer, SendContext, select_best
 from rmq_async.embedded import EmbeddedRocketMQ

@@ -20,7 +20,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
 from bare_loop import BareError
-from one_run import RunResult, RunSpec
+from runs import RunResult, RunSpec
 from send import BenchmarkError, check_disk, create_topic, run_once, target
 
 SIDES: Final = {

@@ -33,7 +33,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanKind, set_span_in_context
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
-from one_run import Load, RunResult, RunSpec, bare_load, measure, run_on_loop
+from one_run import Load, bare_load, measure, run_on_loop
+from runs import RunResult, RunSpec
 from send import BenchmarkError, check_disk, create_topic, target
 
 from rmq_async import Credentials, Hook, Message, Producer, SendContext

@@ -15,7 +15,8 @@ import time
 import msgspec
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves out a script's own directory
-from one_run import Mark, RunResult, RunSpec, State, _until, result_of, run_on_loop
+from one_run import run_on_loop
+from runs import Mark, RunResult, RunSpec, State, result_of, until
 
 from rmq_async import MessageQueue, PullConsumer
 
@@ -46,11 +47,11 @@ async def run(spec: RunSpec) -> RunResult:
     async with PullConsumer("benchmark-pulls", namesrv=spec.namesrv) as consumer:
         state = State()
         tasks = [asyncio.ensure_future(worker(state, consumer, queue)) for queue in await consumer.queues(spec.topic)]
-        await _until(state, spec.warm_up, spec.max_messages)
+        await until(state, spec.warm_up, spec.max_messages)
         gc.collect()
         state.recording = True
         start = Mark(state.count, 0, spec.broker_pid)
-        await _until(state, spec.seconds, start.messages + spec.max_messages)
+        await until(state, spec.seconds, start.messages + spec.max_messages)
         end = Mark(state.count, 0, spec.broker_pid)
         state.stop = True
         await asyncio.wait_for(asyncio.gather(*tasks), 15)

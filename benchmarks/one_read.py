@@ -20,7 +20,7 @@ import msgspec
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves out a script's own directory
 import bare_pull
-from one_run import _peak_rss_mb, _process_seconds
+from runs import peak_rss_mb, process_seconds
 
 PULLED: Final = 32
 
@@ -90,18 +90,18 @@ async def run(side: str, namesrv: str, topic: str, warm_ups: int, broker: int) -
         for _ in range(warm_ups):
             await once()
         gc.collect()
-        broker_before = _process_seconds(broker) if broker else 0.0
+        broker_before = process_seconds(broker) if broker else 0.0
         start, cpu = time.perf_counter(), time.process_time()
         came = await once()
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-        broker_seconds = _process_seconds(broker) - broker_before if broker else None
+        broker_seconds = process_seconds(broker) - broker_before if broker else None
     return {
         "messages": came.messages,
         "bytes": came.size,
         "seconds": seconds,
         "client_seconds": cpu,
         "broker_seconds": broker_seconds,
-        "rss_mb": _peak_rss_mb(),
+        "rss_mb": peak_rss_mb(),
     }
 
 

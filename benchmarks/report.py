@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from one_run import MODES, RunResult
+from runs import MODES, RunResult
 
 __all__ = ["LIMITS", "Limit", "over_limits", "summary", "table"]
 

@@ -27,8 +27,9 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves out a script's own directory
 from bare_loop import BareError, BareProducer, connect, route_of
-from one_run import BARE_METHODS, BATCH, MODES, RunResult, RunSpec
+from one_run import BARE_METHODS
 from report import over_limits, summary, table
+from runs import BATCH, MODES, RunResult, RunSpec
 
 if TYPE_CHECKING:
     from rmq_async.testing.cluster import RealCluster
@@ -240,7 +241,7 @@ def _progress(what: str, mode: str, runs: dict[str, RunResult], sides: tuple[str
 
 
 def profile_ours(options: argparse.Namespace, place: Target) -> int:
-    from profile_send import profile
+    from profiling import profile
 
     for mode in options.modes:
         profile(specification(options, place, "ours", mode))

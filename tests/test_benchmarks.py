@@ -185,16 +185,16 @@ async def test_failed_sends_are_named_and_end_with_code_1() -> None:
 
 def test_acknowledged_and_not_stored_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import one_run
+    import runs
     import send
 
     figures = dict.fromkeys(("client_us", "client_user_us", "rss_mb", "client_cores", "busy_cores", "rate", "seconds"), 1.0)
     unknown = dict.fromkeys(("broker_us", "broker_cores", "p50_us", "p99_us", "p999_us", "max_us", "messages_per_write"))
 
-    def result(mode: str, side: str, stored: int) -> one_run.RunResult:
-        return one_run.RunResult(side=side, mode=mode, messages=10, total=10, stored=stored, failures={}, **figures, **unknown)
+    def result(mode: str, side: str, stored: int) -> runs.RunResult:
+        return runs.RunResult(side=side, mode=mode, messages=10, total=10, stored=stored, failures={}, **figures, **unknown)
 
-    def rounds(mode: str, side: str, stored: int) -> list[dict[str, dict[str, one_run.RunResult]]]:
+    def rounds(mode: str, side: str, stored: int) -> list[dict[str, dict[str, runs.RunResult]]]:
         return [{mode: {side: result(mode, side, stored)}}]
 
     assert send.void_runs(rounds("depth-1", "ours", 10)) == []

@@ -86,7 +86,7 @@ async def test_no_name_server_is_one_line_and_no_traceback(tmp_path: Path) -> No
 
 
 def test_each_contender_is_a_mode_of_a_peer_and_stands_in_one_table(compare: Any) -> None:
-    from one_run import MODES
+    from runs import MODES
 
     peers = compare.peers
     for mode, others in peers.CONTENDERS.items():

@@ -2,7 +2,8 @@
 
 Rules, each read from the syntax trees alone (nothing is imported):
 
-- circles: modules of ``rmq_async`` that import each other in a circle, imports under TYPE_CHECKING included;
+- circles: modules of ``rmq_async`` that import each other in a circle, imports under TYPE_CHECKING included; scripts of
+  ``benchmarks``, with the imports inside functions;
 - deep-imports: imports of another package's module instead of its ``__init__`` (``rmq_protocol`` is exempt);
 - long-files: files above 450 lines;
 - parameters: functions with more than seven parameters, public ones excepted;
@@ -122,8 +123,24 @@ def import_graph() -> dict[str, dict[str, str]]:
     }
 
 
+def script_graph() -> dict[str, dict[str, str]]:
+    """As ``import_graph``, of the benchmarks, which import each other by their bare names, some of them inside functions."""
+    paths = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("*.py"))}
+    graph: dict[str, dict[str, str]] = {name: {} for name in paths}
+    for name, path in paths.items():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                targets = [node.module or ""]
+            else:
+                continue
+            graph[name] |= {target: place(path, node.lineno) for target in targets if target in paths and target != name}
+    return graph
+
+
 def circles() -> Iterator[Finding]:
-    graph = import_graph()
+    graph = import_graph() | script_graph()
     for component in _strongly_connected(graph):
         if len(component) > 1:
             first = sorted(component)[0]
