@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, Self, TypeVar, cast
 from . import machine
 from ._ordered import OrderedSet
 from .errors import ClientStateError, RocketMQError
-from .tracebacks import own_copy
+from .tracebacks import own_copy, without_frames
 
 __all__ = ["Flight", "SingleFlight", "Startable", "StopScope", "WaitFor", "WaitTable", "for_each", "wait_until"]
 
@@ -374,10 +374,18 @@ async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *,
         for item in left:
             results[item] = await function(item)
 
+    group, error = asyncio.TaskGroup(), None
     try:
-        async with asyncio.TaskGroup() as group:
+        async with group:
             for _ in range(at_once):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return results
+        error = without_frames(failures).exceptions[0]  # the group's own frames reference what they raise
+    except asyncio.CancelledError as cancelled:
+        error = without_frames(cancelled)
+    if error is None:
+        return results
+    try:
+        raise error
+    finally:
+        del error, group  # the traceback has this frame, and the group references the task, which keeps the error

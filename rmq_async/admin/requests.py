@@ -112,7 +112,10 @@ async def everywhere(
     answers: dict[str, RemotingCommand] = {}
     for name, outcome in zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True):
         if isinstance(outcome, BaseException):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # its traceback has this frame
         answers[name] = outcome
     return answers
 

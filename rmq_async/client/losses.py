@@ -19,6 +19,7 @@ from .._ordered import OrderedSet
 from .._text import printable
 from ..broker_answers import broker_error
 from ..errors import AuthenticationError, NoPermissionError, PermissionDeniedError
+from ..tracebacks import without_frames
 from .gaps import is_compacted
 from .instance import ClientInstance
 
@@ -77,7 +78,7 @@ async def _settings(
         try:
             return decode_body(TopicConfigAndQueueMapping, response.body)
         except RemoteProtocolError as unreadable:
-            error = unreadable
+            error = without_frames(unreadable)
     else:
         request = RequestCode.GET_TOPIC_CONFIG.name
         error = broker_error(response.code, response.remark, request=request, broker=broker_name, address=address)

@@ -18,6 +18,7 @@ from rmq_protocol.command import RemotingCommand
 from .. import machine
 from .._text import printable
 from ..errors import BrokerError, ConnectionLostError, NameServerError, ProtocolError, RequestTimeoutError, RocketMQError
+from ..tracebacks import without_frames
 from ..transport import ConnectionPool
 
 __all__ = ["NameServers", "NoUsableAnswerError"]
@@ -95,16 +96,17 @@ class NameServers:
             except ConnectionLostError as error:
                 if address not in failures:
                     again.append(address)
-                failures[address] = error
+                failures[address] = without_frames(error)
             except RocketMQError as error:
-                failures[address] = error
+                failures[address] = without_frames(error)
             else:
                 self._stay_with(address, failures)
                 return result, address
-        failed = self._failed(failures, answered, timeout)
         if not answered:
-            self.failure = failed
-        raise failed
+            self.failure = self._failed(
+                failures, answered, timeout
+            )  # not the one that is raised, which gets its callers' frames
+        raise self._failed(failures, answered, timeout)
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
         """Returns the answers of all name servers, by address. Raises NameServerError unless all of them answer."""
@@ -116,7 +118,7 @@ class NameServers:
             try:
                 answers[address] = await self._one(address, command, max(deadline - machine.monotonic(), 0.0))
             except RocketMQError as error:
-                failures[address] = error
+                failures[address] = without_frames(error)
         if failures:
             raise self._failed(failures, bool(answers), timeout)
         return answers

@@ -5,9 +5,10 @@ from __future__ import annotations
 from rmq_protocol.continuity import without_ranges
 from rmq_protocol.message import MessageExt, MessageQueue
 
+from ..results import PullResult, PullStatus
 from .continuity import SkippedOffsets
 
-__all__ = ["Cursor", "until", "within"]
+__all__ = ["Cursor", "is_doubtful", "until", "within"]
 
 
 class Cursor:
@@ -53,3 +54,12 @@ def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tu
 def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
     """The part of ``lost`` before ``end``."""
     return lost if end is None or not lost else without_ranges(lost, (range(end, max(end, lost[-1].stop)),))
+
+
+def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
+    """Whether the result ends or stops the reading because the broker does not hold an offset."""
+    if result.status is PullStatus.OFFSET_ILLEGAL:
+        return not (cursor.at_first and cursor.offset < result.min_offset)
+    if result.next_offset <= cursor.offset:
+        return cursor.end is not None
+    return bool(result.lost) and not cursor.at_first

@@ -260,6 +260,7 @@ async def _answer_to(pending: PendingPull, instance: ClientInstance, calls: Call
         raise
     finally:
         calls.discard(future)
+        del future, pending.future  # an error that it holds has this frame, and those of the callers, in its traceback
 
 
 def _found(reply: PullReply, address: str) -> PulledBody:

@@ -29,9 +29,10 @@ from .._text import printable
 from ..client import ClientInstance, TopicRoute, has_master
 from ..errors import BrokerError, BrokerNotFoundError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
 from ..results import PullResult, PullStatus
+from ..tracebacks import own_copy
 from .backoff import FIRST_REST, ReadBackoff, has_left
 from .continuity import SkippedOffsets, deleted_among
-from .cursor import Cursor, until, within
+from .cursor import Cursor, is_doubtful, until, within
 from .pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 
 __all__ = ["ReadScope", "Reader"]
@@ -122,9 +123,9 @@ class Reader:
                 for message in batch.messages:
                     yield message
                     if self._stopped is not None:
-                        raise self._stopped
+                        raise own_copy(self._stopped)
                 if batch.error is not None:
-                    raise batch.error
+                    raise own_copy(batch.error)  # the traceback of the raised one has this frame
         finally:
             await self._close()
 
@@ -140,7 +141,7 @@ class Reader:
     async def _open(self) -> None:
         cursors = await self._opening()
         if self._stopped is not None:
-            raise self._stopped
+            raise own_copy(self._stopped)
         self._idle.extend(cursor for cursor in cursors if not cursor.finished)
         self._known.update(cursor.queue for cursor in cursors)
         topic = self._scope.topic
@@ -234,14 +235,14 @@ class Reader:
 
     async def _wait_for_news(self) -> None:
         if self._stopped is not None:
-            raise self._stopped
+            raise own_copy(self._stopped)
         self._news = asyncio.get_running_loop().create_future()
         try:
             await self._news
         finally:
             self._news = None
         if self._stopped is not None:
-            raise self._stopped
+            raise own_copy(self._stopped)
 
     def _route_changed(self, route: TopicRoute) -> None:
         if route.topic != self._scope.topic or self._stopped is not None:
@@ -313,7 +314,7 @@ class Reader:
         """Pulls once. Raises BrokerNotFoundError for a result that would end the reading where only a replica says so."""
         request = self._request(cursor) if pending is None else pending.request
         result = await pull_once(self._instance, request, self._calls, pending)
-        if _is_doubtful(cursor, result):
+        if is_doubtful(cursor, result):
             await self._believe(cursor)
         return result
 
@@ -438,12 +439,3 @@ class Reader:
             request="PULL_MESSAGE",
             broker=cursor.queue.broker_name,
         )
-
-
-def _is_doubtful(cursor: Cursor, result: PullResult) -> bool:
-    """Whether the result ends or stops the reading because the broker does not hold an offset."""
-    if result.status is PullStatus.OFFSET_ILLEGAL:
-        return not (cursor.at_first and cursor.offset < result.min_offset)
-    if result.next_offset <= cursor.offset:
-        return cursor.end is not None
-    return bool(result.lost) and not cursor.at_first

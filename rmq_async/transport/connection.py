@@ -199,6 +199,7 @@ class Connection(asyncio.Protocol):
         finally:
             if calls is not None:
                 calls.discard(future)
+            del future, pending  # an error that the future holds has this frame in its traceback
         if hooked is not None:
             hooked.finish(response, None)
         return response

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from types import FrameType
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-import rmq_async
-from rmq_async import Message, Producer, RocketMQError
+from rmq_async import Message, Producer
 from rmq_async.errors import ClientStateError, RequestTimeoutError
 
+from ..cycles import frozen as frozen
+from ..cycles import no_cycle
 from ..instances import client_of
 from .peers import TOPIC, Cluster, refuse, silent
 from .support import core_of, message, messages, outcomes, producer, tasks_named, until
 
 CALLS = 10
-PACKAGE = str(Path(rmq_async.__file__).parent)
 
 Way = Callable[..., Awaitable[Any]]
 
@@ -59,16 +54,6 @@ async def failing(way: Way, timeout: float, cancelled: bool) -> None:
         call.exception()
 
 
-def is_of_a_call(thing: object) -> bool:
-    if isinstance(thing, FrameType):
-        return thing.f_code.co_filename.startswith(PACKAGE)
-    return isinstance(thing, RocketMQError) or type(thing).__module__.startswith("rmq_async.producer")
-
-
-def name_of(thing: object) -> str:
-    return thing.f_code.co_qualname if isinstance(thing, FrameType) else type(thing).__name__
-
-
 async def refusing(cluster: Cluster) -> None:
     cluster.answer(refuse(13))
 
@@ -93,32 +78,6 @@ FAULTS = {
     "no broker": (absence, 0.02, False),
     "cancelled": (silence, 1.0, True),
 }
-
-
-@pytest.fixture
-def frozen() -> Iterator[None]:
-    """What is there before is left out, so that a collection takes a millisecond."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@asynccontextmanager
-async def no_cycle(what: str) -> AsyncIterator[None]:
-    """Fails a block that leaves something of a call to the collector, which does not run meanwhile."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        left = Counter(name_of(thing) for thing in gc.garbage if is_of_a_call(thing))
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert not left, f"{what} leave {left}"
 
 
 @pytest.mark.parametrize("batching", [False, True])

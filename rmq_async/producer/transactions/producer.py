@@ -29,6 +29,7 @@ from ...errors import ClientStateError, ConfigError, TransactionError
 from ...options import lists_options
 from ...results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
 from ...timeouts import checked_timeout
+from ...tracebacks import without_frames
 from ...transport import Connection, send_control
 from ..calls import Call
 from ..config import ProducerConfig, ProducerOptions
@@ -190,7 +191,7 @@ class TransactionProducer(Producer):
         try:
             connection, response = await sender.unless_stopped(_ask(sender, address, command, deadline))
         except RocketMQError as failed:
-            why, code, remark = failed, None, ""
+            why, code, remark = without_frames(failed), None, ""
             maybe_ended = failed.maybe_stored or isinstance(failed, ClientStateError)
             outcome = f"was not confirmed: {failed}"
         else:

@@ -9,6 +9,8 @@ import pytest
 
 from rmq_async import Message, TransactionError, TransactionStatus, errors
 
+from ...cycles import frozen as frozen
+from ...cycles import no_cycle
 from ...instances import client_of
 from ..peers import Cluster, late, silent
 from ..support import timed, until
@@ -49,6 +51,16 @@ async def test_an_end_whose_answer_is_lost_may_have_been_carried_out(cluster: Cl
         assert (failed.value.maybe_ended, failed.value.maybe_stored) == (True, False)
         assert isinstance(failed.value.__cause__, errors.RequestTimeoutError)
         assert len(ends.received) == 2
+
+
+@pytest.mark.parametrize("code", [1, None])
+async def test_failed_ends_leave_no_cycle(cluster: Cluster, frozen: None, code: int | None) -> None:
+    ends = Ends(cluster.a)
+    ends.answer = lambda link, command: None if code is None else link.reply(command, code, "no")
+    async with transactions(cluster, request_timeout=0.05) as producer, no_cycle("ends"):
+        for _ in range(4):
+            with pytest.raises(TransactionError):
+                await producer.send_in_transaction(Message("T", b"half"), COMMIT)
 
 
 async def test_an_end_that_was_never_sent_was_not_carried_out(cluster: Cluster) -> None:
