@@ -249,7 +249,7 @@ async def _ask(
 
 async def _answer_to(pending: PendingPull, instance: ClientInstance, calls: Calls) -> Answer:
     future = pending.future
-    calls.add(future)
+    calls[future] = None
     try:
         return await future
     except BaseException as error:
@@ -259,7 +259,7 @@ async def _answer_to(pending: PendingPull, instance: ClientInstance, calls: Call
             instance.explain(error, instance.routes.broker_of(queue), queue.topic)
         raise
     finally:
-        calls.discard(future)
+        calls.pop(future, None)
         del future, pending.future  # an error that it holds has this frame, and those of the callers, in its traceback
 
 

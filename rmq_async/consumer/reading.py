@@ -89,6 +89,7 @@ class Reader:
         self._opening = opening
         self._calls = calls
         self._running = running
+        self._loop = asyncio.get_running_loop()
         self._known: set[MessageQueue] = set()
         self._gone: dict[MessageQueue, Cursor] = {}
         """Cursors of queues that left the route, for when they are back."""
@@ -106,7 +107,8 @@ class Reader:
         try:
             await self._open()
             while True:
-                self._instance.check_usable()  # a step in a forked child, or on another loop, must not write to the connections
+                if asyncio.get_running_loop() is not self._loop:
+                    self._instance.check_usable()  # raises: in a forked child, on another loop, the connections are not ours
                 self._start_pulls()
                 if not self._ready:
                     if not self._pulling and not self._pending and not self._scope.follow:
@@ -168,7 +170,7 @@ class Reader:
                 self._start_fetching(cursor, None)
                 continue
             self._pending[pending.future] = (cursor, pending)
-            self._calls.add(pending.future)
+            self._calls[pending.future] = None  # what ``add`` does; a pull of a few messages shows the cost of a call
             pending.future.add_done_callback(self._answered)
 
     def _start_pull(self, cursor: Cursor) -> PendingPull | None:
@@ -180,7 +182,7 @@ class Reader:
             return None  # the task gets the error again, and handles it
 
     def _answered(self, future: asyncio.Future[Any]) -> None:
-        self._calls.discard(future)
+        self._calls.pop(future, None)
         cursor, pending = self._pending.pop(future, (None, None))
         if cursor is None or pending is None:
             if not future.cancelled():
