@@ -22,6 +22,8 @@ RECEIVE_WINDOW: Final = 256 * 1024
 """Bytes of one stream that a kernel keeps for a process that does not read."""
 LONGEST_INTERVAL: Final = 120_000_000_000
 """Nanoseconds between two repetitions of a segment, at most."""
+FIRST_QUESTION: Final = 200_000_000
+"""Nanoseconds without room at the receiver, after which a kernel asks for it; the next times after twice as long each."""
 GIVE_UP: Final = 924_600_000_000
 """Nanoseconds without an answer after which a kernel gives a stream up: Linux with ``tcp_retries2`` = 15."""
 
@@ -91,6 +93,9 @@ class Flow:
         self._interval = 0
         self._repetition: Call | None = None
         self._expiry: Call | None = None
+        self._question: Call | None = None
+        """The next question for room, while the receiver has none."""
+        self._patience = FIRST_QUESTION
         # of the receiver's kernel
         self._expected = 0
         self._received = 0
@@ -146,6 +151,9 @@ class Flow:
         self._outbox.clear()
         self._lost.clear()
         self._answered()
+        if self._question is not None:
+            self._question.cancel()
+            self._question = None
 
     def end(self) -> None:
         """Drops also what is on its way."""
@@ -175,6 +183,19 @@ class Flow:
             self._end_sent = True
             self._sent += 1
             self._carry(Segment.FIN, b"")
+        if outbox and self._question is None and self._sent == self._acknowledged:
+            self._question = self._scheduler.after(self._patience, self._ask)
+
+    def _ask(self) -> None:
+        """Asks for room, in case that the segment which offers it was lost, or that there is no receiver any more."""
+        self._question = None
+        if self._outbox and self._sent == self._limit:
+            self._patience = min(2 * self._patience, LONGEST_INTERVAL)
+            self._question = self._scheduler.after(self._patience, self._ask)
+            if self._stalled < 0:
+                self.way.send(0, self._probe)
+        else:
+            self._patience = FIRST_QUESTION
 
     def _carry(self, kind: Segment, data: bytes) -> None:
         number = self._number
@@ -250,9 +271,12 @@ class Flow:
         self._receiver.arrive(kind, data)
 
     def _probe(self) -> None:
-        if self.blocked or self._over:
+        if self._over:
             return
-        if self._receiver.gone:
+        if self.blocked:
+            self.way.held += 1
+            self._stall()
+        elif self._receiver.gone:
             self._receiver.refuse()
         else:
             self._acknowledge()

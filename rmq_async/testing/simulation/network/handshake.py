@@ -117,7 +117,7 @@ class Attempt:
             (target, self._remote),
             directory.observe,
         )
-        other.accepted = accepted
+        other.expect(accepted, directory.scheduler)
         end.out.open()
         self.future.set_result(end)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, MutableMapping
 from errno import ECONNRESET, EPIPE
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from ..scheduler import Scheduler
+from ..scheduler import Call, Scheduler
 from .flow import Flow, Segment
 from .link import ENDS, Link, system_error
 
 __all__ = ["End", "Observer", "Owner", "Place", "Wakes", "connect_ends"]
 
+HANDSHAKE: Final = 63_000_000_000
+"""Nanoseconds that a kernel waits for the end of a handshake: Linux with ``tcp_synack_retries`` = 5."""
 Place = tuple[str, int]
 """Address and port."""
 Observer = Callable[[str, int, bytes], None]
@@ -61,8 +63,8 @@ class End:
     """``tables``: of the machine and of the link, each of which has the end under its number as long as the kernel keeps it."""
 
     __slots__ = (
-        "_inbox", "_tables", "_wakes", "accepted", "attached", "closed", "eof", "error", "gone", "incoming", "local", "number",
-        "observed", "out", "owner", "peer", "remote", "unread",
+        "_handshake", "_inbox", "_tables", "_wakes", "accepted", "attached", "closed", "eof", "error", "gone", "incoming", "local",
+        "number", "observed", "out", "owner", "peer", "remote", "unread",
     )  # fmt: skip
 
     out: Flow
@@ -77,7 +79,7 @@ class End:
         self.remote = remote
         self.owner: Owner | None = None
         self.accepted: Callable[[End], None] | None = None
-        """Called when a handshake is over, on the side of the listener."""
+        """Called when a handshake is over, on the side of the listener; None then."""
         self.observed: Callable[[bytes], None] | None = None
         self.attached = True
         """Whether the machine is on, and has the address of this end."""
@@ -90,6 +92,7 @@ class End:
         self.error: OSError | None = None
         self.unread = 0
         """Bytes that the kernel has and the process has not read."""
+        self._handshake: Call | None = None
         self._inbox: deque[bytes] = deque()
         self._wakes = wakes
         self._tables = tables
@@ -170,11 +173,15 @@ class End:
             self._forget()
             self._wake()
 
+    def expect(self, accepted: Callable[[End], None], scheduler: Scheduler) -> None:
+        """Waits for the end of the handshake, and then calls ``accepted``."""
+        self.accepted = accepted
+        self._handshake = scheduler.after(HANDSHAKE, self._drop)
+
     def vanish(self) -> None:
         """Ends the stream on this side as a loss of power does: the other end learns nothing."""
         self.attached = False
         self.closed = True
-        self.out.abandon()
         self._drop()
 
     def heal(self) -> None:
@@ -189,7 +196,8 @@ class End:
             self._reset()
         elif kind is Segment.OPEN:
             if self.accepted is not None:
-                accepted, self.accepted = self.accepted, None
+                accepted = self.accepted
+                self._settle()
                 accepted(self)
         elif kind is Segment.FIN:
             self.eof = True
@@ -229,10 +237,19 @@ class End:
 
     def _drop(self) -> None:
         self.gone = True
-        self.owner = self.accepted = None
+        self.owner = None
+        self._settle()
+        self.out.abandon()
         self._inbox.clear()
         self.unread = 0
         self._forget()
+
+    def _settle(self) -> None:
+        """Ends the wait for a handshake."""
+        self.accepted = None
+        if self._handshake is not None:
+            self._handshake.cancel()
+            self._handshake = None
 
     def _forget(self) -> None:
         for table in self._tables:
