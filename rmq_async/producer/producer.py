@@ -99,8 +99,8 @@ class Producer(SendMethods):
 
         ``timeout``: seconds for request and reply, by default the producer's. Sends as ``send`` does, and holds its credit
         until the reply arrives. Raises as ``send`` does; ReplyTimeoutError when the request is stored and no reply arrived in
-        time; ClientStateError (``maybe_stored``) when the producer stops during the wait; CorruptMessageError for a reply whose
-        compressed body is damaged or too large.
+        time; ClientStateError when the producer stops during the wait; CorruptMessageError for a reply whose compressed body is
+        damaged or too large. These three have ``maybe_stored``.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)

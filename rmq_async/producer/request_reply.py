@@ -16,7 +16,7 @@ from uuid import UUID
 
 from rmq_protocol.compression import compression_type, decompress
 from rmq_protocol.constants import PropertyName, RequestCode, SysFlag
-from rmq_protocol.errors import LocalProtocolError, RocketMQError, shown
+from rmq_protocol.errors import CorruptMessageError, LocalProtocolError, RocketMQError, shown
 from rmq_protocol.ids import pack_host
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.reply import CREATE_REPLY_MESSAGE, REPLY_TOPIC_SUFFIX, create_reply
@@ -72,7 +72,11 @@ async def request(
             sent = await _sent(replied, sender.deliver_admitted(call, admitted))
             if sent is not None:
                 await _until_replied(sender, replied, sent, deadline, timeout)
-            return await _message(replied.result(), sender, deadline, timeout)
+            try:
+                return await _message(replied.result(), sender, deadline, timeout)
+            except CorruptMessageError as error:
+                error.maybe_stored = True  # the request, which was answered
+                raise
     finally:
         instance.replies.forget(correlation_id)
 
