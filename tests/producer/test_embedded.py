@@ -15,8 +15,9 @@ import pytest
 
 from rmq_async import Message, Producer, SendStatus, errors
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import RequestCode, ResponseCode
 
+from .harm import harm
 from .peers import TOPIC
 from .support import message, messages, outcomes, seeded, timed
 
@@ -97,30 +98,9 @@ async def test_a_stalled_broker_is_gone_round_and_comes_back(servers: EmbeddedRo
 async def test_under_random_faults_nothing_acknowledged_is_lost(servers: EmbeddedRocketMQ) -> None:
     """Duplicates are those of retries: each has the id of a message that was tried more than once."""
     source = seeded()
-    names = list(servers.brokers)
     counts: Counter[str] = Counter()
     acknowledged: dict[str, Any] = {}
     attempted = 0
-    over = False
-
-    async def harm() -> None:
-        while not over:
-            name = source.choice(names)
-            kind = source.choice(["drop", "stall", "delay", "code", "busy"])
-            counts[kind] += 1
-            if kind == "drop":
-                servers.drop_connections(name)
-            elif kind == "stall":
-                servers.stall(name)
-                await asyncio.sleep(source.random() * 0.3)
-                servers.resume(name)
-            elif kind == "delay":
-                servers.delay(source.random() * 0.05, broker=name)
-                await asyncio.sleep(0.05)
-                servers.delay(0, broker=name)
-            else:
-                servers.fail_next(1 if kind == "code" else 2, source.randrange(1, 5), request=RequestCode.SEND_MESSAGE_V2)
-            await asyncio.sleep(source.random() * 0.03)
 
     async def worker(number: int) -> None:
         nonlocal attempted
@@ -141,15 +121,14 @@ async def test_under_random_faults_nothing_acknowledged_is_lost(servers: Embedde
 
     async with Producer("group", namesrv=servers.namesrv, timeout=3.0) as sender:
         await sender.send(message(b"warm"))
-        harming = asyncio.ensure_future(harm())
-        await asyncio.gather(*[worker(number) for number in range(10)])
-        over = True
-        await harming
+        codes, requests = (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY), [RequestCode.SEND_MESSAGE_V2]
+        async with harm(servers, source, codes=codes, requests=requests, longest_stall=0.3, longest_pause=0.03) as harmed:
+            await asyncio.gather(*[worker(number) for number in range(10)])
     found = servers.messages(TOPIC)
     copies = Counter(one.msg_id for one in found)
     lost = acknowledged.keys() - copies.keys()
     duplicated = sum(count - 1 for count in copies.values())
-    print(f"{attempted=} acknowledged={len(acknowledged)} read={len(found)} {lost=} {duplicated=}", dict(counts))
+    print(f"{attempted=} acknowledged={len(acknowledged)} read={len(found)} {lost=} {duplicated=}", dict(counts), dict(harmed))
     assert counts["retried"] > 0, "void: nothing was tried again"
     assert not lost
     assert max(copies.values()) <= 3

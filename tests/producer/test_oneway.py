@@ -270,15 +270,21 @@ async def test_cancelling_one_that_waits_for_its_window(cluster: Cluster) -> Non
     assert len(cluster.sends) == 34
 
 
-async def test_stop_waits_for_the_answers_of_windows_and_ends_who_waits(cluster: Cluster) -> None:
-    cluster.a.answer = late(0.1)
-    sender = producer(cluster, oneway_window=10)
+async def third_window(sender: Producer, cluster: Cluster) -> asyncio.Future[Any]:
+    """Starts ``sender``, fills its windows and returns a send that waits for room in the third."""
     await sender.start()
     await full_windows(sender, cluster.a)
     for item in messages(29):
         await sender.send_oneway(item)
     waiting = asyncio.ensure_future(sender.send_oneway(message()))
     await spin(2)
+    return waiting
+
+
+async def test_stop_waits_for_the_answers_of_windows_and_ends_who_waits(cluster: Cluster) -> None:
+    cluster.a.answer = late(0.1)
+    sender = producer(cluster, oneway_window=10)
+    waiting = await third_window(sender, cluster)
     with timed(0.18, 0.2):  # the one that waited is the third window's
         await sender.stop()
     assert (await outcomes(waiting))[0] is None
@@ -286,12 +292,7 @@ async def test_stop_waits_for_the_answers_of_windows_and_ends_who_waits(cluster:
 
     cluster.a.answer = silent
     cluster.a.sends.clear()
-    await sender.start()
-    await full_windows(sender, cluster.a)
-    for item in messages(29):
-        await sender.send_oneway(item)
-    waiting = asyncio.ensure_future(sender.send_oneway(message()))
-    await spin(2)
+    waiting = await third_window(sender, cluster)
     with timed(0.05, 0.1):
         await sender.stop(0.05)
     assert isinstance((await outcomes(waiting))[0], errors.ClientStateError)

@@ -42,8 +42,12 @@ async def stored_bodies(server: EmbeddedRocketMQ, topic: str, last: bytes) -> li
 # -- maybe_stored of one whose batch goes on for others
 
 
-async def test_member_of_held_batch_may_be_stored() -> None:
-    """The frame is held back behind ``broker_window`` when the first member's time is over, and leaves for the second."""
+Held = tuple[EmbeddedRocketMQ, Producer, asyncio.Future[Any], asyncio.Future[Any], asyncio.Future[Any]]
+
+
+@asynccontextmanager
+async def held_batch() -> AsyncIterator[Held]:
+    """A batch of two members, ``short`` and ``long``, that ``broker_window`` holds back behind the send ``ahead``."""
     async with producing(broker_window=1, timeout=20.0) as (server, producer):
         await producer.send(Message("MemberTopic", b"warm"))
         server.stall("broker-a")
@@ -51,6 +55,12 @@ async def test_member_of_held_batch_may_be_stored() -> None:
         await asyncio.sleep(0.05)
         short = later(producer.send(Message("MemberTopic", b"short"), timeout=0.2))
         long = later(producer.send(Message("MemberTopic", b"long")))
+        yield server, producer, ahead, short, long
+
+
+async def test_member_of_held_batch_may_be_stored() -> None:
+    """The frame is held back when the first member's time is over, and leaves for the second."""
+    async with held_batch() as (server, _, ahead, short, long):
         with pytest.raises(errors.RequestTimeoutError, match="MemberTopic") as caught:
             await short
         server.resume("broker-a")
@@ -102,13 +112,7 @@ def test_member_after_blocked_loop_may_be_stored() -> None:
 
 async def test_withdrawn_batch_is_not_stored() -> None:
     """The last member that waits for the held batch gives up: the batch is taken back."""
-    async with producing(broker_window=1, timeout=20.0) as (server, producer):
-        await producer.send(Message("MemberTopic", b"warm"))
-        server.stall("broker-a")
-        ahead = later(producer.send(Message("MemberTopic", b"ahead")))
-        await asyncio.sleep(0.05)
-        short = later(producer.send(Message("MemberTopic", b"short"), timeout=0.2))
-        long = later(producer.send(Message("MemberTopic", b"long")))
+    async with held_batch() as (server, producer, ahead, short, long):
         await asyncio.sleep(0.05)
         long.cancel()
         with pytest.raises(errors.RequestTimeoutError) as caught:

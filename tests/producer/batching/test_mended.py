@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import force_setattr, replace
 
-from rmq_async import Batching, Hook, Producer, SendResult, errors
+from rmq_async import Batching, Hook, Message, Producer, SendResult, errors
 from rmq_async.errors import ForbiddenError
 from rmq_protocol.route import BrokerData
 
@@ -25,9 +25,14 @@ def bodies(cluster: Cluster) -> list[bytes]:
     return [body for request in requests(cluster) for body in request]
 
 
-async def test_an_ordered_lane_goes_on_after_all_that_gathered_were_cancelled_before_one_that_goes_alone(
-    cluster: Cluster,
-) -> None:
+@pytest.mark.parametrize(
+    "further",
+    [
+        pytest.param([message(b"3" * 5000), message(b"4")], id="one that goes alone"),
+        pytest.param([message(b"3", wait_store=False)], id="another wait_store"),
+    ],
+)
+async def test_an_ordered_lane_goes_on_after_all_that_gathered_were_cancelled(cluster: Cluster, further: list[Message]) -> None:
     cluster.a.answer = late(0.05)
     async with producer(cluster, batching=True, timeout=1.0) as sender:
         first = later(sender.send(message(b"1"), key="k"))
@@ -36,22 +41,8 @@ async def test_an_ordered_lane_goes_on_after_all_that_gathered_were_cancelled_be
         await spin(5)
         second.cancel()
         await spin(5)
-        last = later(sender.send(message(b"3" * 5000), key="k"))
-        results = await outcomes(first, last, sender.send(message(b"4"), key="k"))
-    assert [getattr(result, "queue_offset", result) for result in results] == [0, 1, 2]
-
-
-async def test_an_ordered_lane_goes_on_after_a_change_of_wait_store_behind_cancelled_ones(cluster: Cluster) -> None:
-    cluster.a.answer = late(0.05)
-    async with producer(cluster, batching=True, timeout=1.0) as sender:
-        first = later(sender.send(message(b"1"), key="k"))
-        await until(lambda: cluster.sends)
-        second = later(sender.send(message(b"2"), key="k"))
-        await spin(5)
-        second.cancel()
-        await spin(5)
-        results = await outcomes(first, sender.send(message(b"3", wait_store=False), key="k"))
-    assert [getattr(result, "queue_offset", result) for result in results] == [0, 1]
+        results = await outcomes(first, *[later(sender.send(item, key="k")) for item in further])
+    assert [getattr(result, "queue_offset", result) for result in results] == [*range(1 + len(further))]
 
 
 async def test_a_topic_with_and_without_its_namespace_in_one_ordered_lane(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
 from ...instances import client_of
+from ..harm import harm
 from ..peers import TOPIC
 from ..support import core_of, gathers_nothing, seeded, tasks_named, until
 
@@ -37,34 +38,11 @@ class Call:
 
 
 class Run:
-    def __init__(self, source: random.Random, servers: EmbeddedRocketMQ, sender: Producer) -> None:
+    def __init__(self, source: random.Random, sender: Producer) -> None:
         self.source = source
-        self.servers = servers
         self.sender = sender
         self.calls: list[Call] = []
-        self.over = False
         self.turns = 0
-        self.harmed: Counter[str] = Counter()
-
-    async def harm(self) -> None:
-        source, servers = self.source, self.servers
-        names = list(servers.brokers)
-        while not self.over:
-            name, kind = source.choice(names), source.choice(["drop", "stall", "delay", "code", "code"])
-            self.harmed[kind] += 1
-            if kind == "drop":
-                servers.drop_connections(name)
-            elif kind == "stall":
-                servers.stall(name)
-                await asyncio.sleep(source.random() * 0.2)
-                servers.resume(name)
-            elif kind == "delay":
-                servers.delay(source.random() * 0.05, broker=name)
-                await asyncio.sleep(0.05)
-                servers.delay(0, broker=name)
-            else:
-                servers.fail_next(source.choice(FAILURES), source.randrange(1, 4), request=source.choice(SEND_CODES))
-            await asyncio.sleep(source.random() * 0.05)
 
     async def worker(self, number: int) -> None:
         source = self.source
@@ -145,24 +123,17 @@ async def test_random_sends_under_random_faults(run_number: int) -> None:
     async with EmbeddedRocketMQ(brokers=2) as servers:
         async with Producer("group", namesrv=servers.namesrv, topics=[TOPIC], **options) as sender:
             await sender.send(Message(TOPIC, b"warm"))
-            run = Run(source, servers, sender)
-            harm = asyncio.ensure_future(run.harm())
-            try:
+            run = Run(source, sender)
+            async with harm(
+                servers, source, codes=FAILURES, requests=SEND_CODES, longest_stall=0.2, longest_pause=0.05
+            ) as harmed:
                 await asyncio.wait_for(asyncio.gather(*[run.worker(number) for number in range(WORKERS)]), 60.0)
-            finally:
-                run.over = True
-                await harm
-                for name in servers.brokers:
-                    servers.resume(name)
-                    servers.delay(0, broker=name)
-                for code in SEND_CODES:
-                    servers.fail_next(1, 0, request=code)
             at_zero(sender)
             connections = (await client_of(sender)).pool.connections
             await until(lambda: not any(connection.pending for connection in connections))
             await sender.send(Message(TOPIC, b"after"))
         check(run, servers)
-    print(len(run.calls), "calls", Counter(type(call.outcomes[0]).__name__ for call in run.calls), dict(run.harmed))
+    print(len(run.calls), "calls", Counter(type(call.outcomes[0]).__name__ for call in run.calls), dict(harmed))
 
 
 def at_zero(sender: Producer) -> None:
