@@ -23,13 +23,14 @@ from typing import Any, Self
 
 from rmq_protocol.batch import BatchRecord, decode_batch
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
-from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
+from rmq_protocol.command import RemotingCommand, encode_command, make_response
 from rmq_protocol.constants import RequestCode, SerializeType
-from rmq_protocol.frame import FrameDecoder
 from rmq_protocol.headers import ReplyMessageRequestHeader, SendMessageRequestHeader, from_ext, send_header_v2, to_ext
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.properties import decode_properties, properties_text
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
+
+from ..transport.peer import ServerLink
 
 SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 TOPIC = "T"
@@ -210,45 +211,31 @@ def raw(data: bytes) -> Answer:
 # -- servers
 
 
-class Link(asyncio.Protocol):
-    """One accepted connection, seen from the server."""
-
+class Link(ServerLink):
     def __init__(self, server: Server) -> None:
+        super().__init__()
         self.server = server
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.decoder = FrameDecoder()
-        self.replies: list[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
+        super().connection_made(transport)
         self.server.links.append(self)
         self.server.accepted += 1
 
     def data_received(self, data: bytes) -> None:
         self.server.reads += 1
-        self.replies = []
-        for frame in self.decoder.feed(data):
-            command = decode_command(frame)
-            if not command.is_response:
-                self.server.codes[command.code] += 1
-                if command.code not in SENDS:
-                    self.server.control.append(command)
-                self.server.serve(self, command)
-        replies, self.replies = self.replies, None
-        if replies:
-            self.write(b"".join(replies))
+        super().data_received(data)
+
+    def take(self, command: RemotingCommand) -> None:
+        if not command.is_response:
+            self.server.codes[command.code] += 1
+            if command.code not in SENDS:
+                self.server.control.append(command)
+            self.server.serve(self, command)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self in self.server.links:
             self.server.links.remove(self)
-        self.lost.set_result(None)
-
-    def write(self, data: bytes) -> None:
-        if self.replies is not None:
-            self.replies.append(data)
-        elif not self.transport.is_closing():
-            self.transport.write(data)
+        super().connection_lost(exc)
 
     def reply(
         self,

@@ -2,7 +2,7 @@
 
 ``Peer(answer)`` listens on a free port; ``answer(link, request)`` is called for each request and says what to do by calling the
 link: reply now, later, twice, under another opaque, with raw bytes, byte by byte, or cut the stream by FIN or RST. Without a
-script the peer echoes the body. Replies made while one read is handled leave in one write, as a broker's do.
+script the peer echoes the body.
 
 ``ThreadedPeer`` is the same in a thread with a loop of its own: it goes on while the client's loop is blocked.
 """
@@ -14,6 +14,7 @@ import socket
 import ssl
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -47,18 +48,48 @@ def response(request: RemotingCommand, **changes: Any) -> RemotingCommand:
     return RemotingCommand(**(fields | changes))
 
 
-class Link(asyncio.Protocol):
-    """One accepted connection, seen from the server."""
+class ServerLink(asyncio.Protocol, ABC):
+    """One accepted connection. Replies made while one read is handled leave in one write, as a broker's do."""
 
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self.decoder = FrameDecoder()
+        self.replies: list[bytes] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self.replies = []
+        for received in self.decoder.feed(data):
+            self.take(decode_command(received))
+        replies, self.replies = self.replies, None
+        if replies:
+            self.write(b"".join(replies))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(exc)
+
+    @abstractmethod
+    def take(self, command: RemotingCommand) -> None:
+        """Handles one command that was received."""
+
+    def write(self, data: bytes) -> None:
+        if self.replies is not None:
+            self.replies.append(data)
+        elif not self.transport.is_closing():
+            self.transport.write(data)
+
+
+class Link(ServerLink):
     def __init__(self, peer: Peer) -> None:
+        super().__init__()
         self.peer = peer
         self.requests: list[RemotingCommand] = []
         """Everything received, responses to this end's own requests too."""
         self.reads = 0
-        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.decoder = FrameDecoder()
-        self.replies: list[bytes] | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
     # -- asyncio's side
@@ -69,7 +100,7 @@ class Link(asyncio.Protocol):
         self.transport.pause_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
+        super().connection_made(transport)
         self.peer.links.append(self)
         if not self.peer.reading:
             self.transport.pause_reading()
@@ -84,34 +115,24 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.reads += 1
         self.peer.read_sizes.append(len(data))
-        self.replies = []
-        for received in self.decoder.feed(data):
-            command = decode_command(received)
-            if self.peer.keep:
-                self.requests.append(command)
-            self.peer.received += 1
-            if command.is_response:
-                if self.peer.on_response is not None:
-                    self.peer.on_response(self, command)
-            elif not command.is_oneway:
-                self.peer.answer(self, command)
-        replies, self.replies = self.replies, None
-        if replies and not self.transport.is_closing():
-            self.transport.write(b"".join(replies))
+        super().data_received(data)
+
+    def take(self, command: RemotingCommand) -> None:
+        if self.peer.keep:
+            self.requests.append(command)
+        self.peer.received += 1
+        if command.is_response:
+            if self.peer.on_response is not None:
+                self.peer.on_response(self, command)
+        elif not command.is_oneway:
+            self.peer.answer(self, command)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for task in self.tasks:
             task.cancel()
-        if not self.lost.done():
-            self.lost.set_result(exc)
+        super().connection_lost(exc)
 
     # -- the script's side
-
-    def write(self, data: bytes) -> None:
-        if self.replies is not None:
-            self.replies.append(data)
-        elif not self.transport.is_closing():
-            self.transport.write(data)
 
     def reply(self, request: RemotingCommand, **changes: Any) -> None:
         self.write(frame(response(request, **changes), self.peer.form))
