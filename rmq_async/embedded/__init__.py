@@ -194,14 +194,39 @@ class EmbeddedRocketMQ:
         ValueError for a queue that no broker has, and for an offset beyond its end.
         """
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
-        found = broker.state.topics.find_queue(queue.topic, queue.queue_id) if broker is not None else None
-        if found is None:
+        if broker is None:
             raise ValueError(f"no broker has {queue}")
-        if not 0 <= before <= found.max_offset:
-            raise ValueError(f"before must be from 0 to {found.max_offset}, the end of {queue}, not {before}")
-        self._log.expire(found, before)
-        if corrected:
-            found.correct()
+        broker.expire(queue, before, corrected=corrected)
+
+    def truncate(self, broker: str, count: int) -> int:
+        """Takes back the last ``count`` messages that the broker has stored, as when a replica that is behind becomes the master.
+
+        Maximum offsets of their queues go back, and the same offsets are given out again; committed offsets stay, and may be ahead
+        of their queues. Messages that wait in topics of the broker (delays, transactions) count as others. Returns how many there
+        were. Raises ValueError for an unknown broker or a negative count.
+        """
+        return self._broker(broker).truncate(count)
+
+    def resize(self, topic: str, queues: int, *, broker: str | None = None) -> None:
+        """Gives the topic ``queues`` read and write queues on the broker (None: on each that has it), as an administrator does.
+
+        Messages in queues that the topic has no more are there again when it grows. Raises ValueError for a topic that is not
+        there or is the broker's own, and for a number that no topic can have.
+        """
+        having = [each for each in self._chosen(broker) if each.state.topics.get(topic) is not None]
+        if not having:
+            raise ValueError(f"no broker has the topic {topic!r}")
+        for each in having:
+            each.resize(topic, queues)
+
+    def throttle(self, rate: float | None, *, broker: str | None = None) -> None:
+        """Makes the broker (None: each of them) serve ``rate`` sends a second, one after the other; None ends it.
+
+        A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, in the words of a stock broker, and
+        not stored; a one-way one is dropped. Raises ValueError for a rate that is not positive.
+        """
+        for each in self._chosen(broker):
+            each.throttle(rate)
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
         """The next ``n`` requests are answered with response ``code`` and not served; one-way ones are dropped.
@@ -212,10 +237,22 @@ class EmbeddedRocketMQ:
         """
         self._failures.add(code, n, request)
 
-    def delay(self, seconds: float, *, broker: str | None = None) -> None:
-        """Each answer of the broker (None: of all brokers) leaves that much later; 0 ends it. "namesrv" is the name server."""
-        for listener in self._listeners(broker):
-            listener.gate.set_delay(seconds)
+    def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
+        """Each answer of the broker (None: of all brokers) leaves that much later; 0 ends it. "namesrv" is the name server.
+
+        ``jitter``: at most so many more seconds are drawn for each answer by itself, so that later ones overtake earlier ones;
+        ``seed`` makes what is drawn repeatable.
+        """
+        for service in self._named(broker):
+            service.delay(seconds, jitter, seed)
+
+    def slice(self, seed: int | None, *, broker: str | None = None) -> None:
+        """Makes answers of the broker (None: of all brokers) leave in slices of any size, a millisecond apart; None ends it.
+
+        ``seed`` makes the sizes repeatable.
+        """
+        for service in self._named(broker):
+            service.slice(seed)
 
     def stall(self, broker: str | None = None) -> None:
         """The broker (None: all brokers) reads and answers nothing until ``resume``, like a stopped process."""
@@ -261,11 +298,23 @@ class EmbeddedRocketMQ:
         listener = service.listener
         return ServerStatistics(Counter(service.requests), len(listener.connections), listener.accepted, listener.refused)
 
-    def _listeners(self, name: str | None) -> list[Listener]:
+    def _named(self, name: str | None) -> Sequence[BaseService]:
         chosen = self._brokers if name is None else [each for each in self._services if each.name == name]
         if not chosen:
             raise self._unknown(name)
-        return [service.listener for service in chosen]
+        return chosen
+
+    def _listeners(self, name: str | None) -> list[Listener]:
+        return [service.listener for service in self._named(name)]
+
+    def _broker(self, name: str) -> Broker:
+        found = next((each for each in self._brokers if each.name == name), None)
+        if found is None:
+            raise ValueError(f"there is no broker {name!r}; there are {', '.join(self.brokers)}")
+        return found
+
+    def _chosen(self, name: str | None) -> list[Broker]:
+        return self._brokers if name is None else [self._broker(name)]
 
     def _unknown(self, name: str | None) -> ValueError:
         return ValueError(f"there is no server {name!r}; there are {', '.join(service.name for service in self._services)}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
+import msgspec
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.frame import Frame
-from rmq_protocol.message import MessageExt
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
 from .assignments import AssignmentProcessor
@@ -31,10 +33,11 @@ from .schedule import DELAY_LEVELS, Schedule
 from .send_back import SendBackProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts
-from .service import BaseService, not_supported
+from .service import BaseService, Refused, not_supported
 from .state import BrokerState
 from .stats import StatisticsProcessor
 from .store import CommitLog
+from .throttle import LONGEST_WAIT, THROTTLED, SendQueue
 from .topic_admin import TopicProcessor
 from .transactions import CheckSettings, Transactions
 from .writer import MessageWriter
@@ -97,6 +100,8 @@ class Broker(BaseService):
         send_back = SendBackProcessor(self.state, self._schedule)
         self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, send_back)
         self._fast_send = self._sends.fast
+        self._queue: SendQueue | None = None
+        """Where sends wait for their turn; None where they do not."""
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
@@ -127,6 +132,43 @@ class Broker(BaseService):
     def messages(self, topic: str) -> list[MessageExt]:
         """Everything the broker has stored in the topic, in the order in which it was stored; damaged records are left out."""
         return stored_messages(self.state.log, topic, self.name)
+
+    def throttle(self, rate: float | None) -> None:
+        """See ``EmbeddedRocketMQ.throttle``."""
+        self._queue = None if rate is None else SendQueue(rate)
+
+    def resize(self, topic: str, queues: int) -> None:
+        """See ``EmbeddedRocketMQ.resize``."""
+        found = self.state.topics.get(topic)
+        if found is None:
+            raise ValueError(f"{self.name} has no topic {topic!r}")
+        try:
+            self.state.topics.put(
+                msgspec.structs.replace(found.config, read_queue_nums=queues, write_queue_nums=queues, attributes={}), ""
+            )
+        except Refused as refusal:
+            raise ValueError(refusal.remark) from None
+
+    def truncate(self, count: int) -> int:
+        """See ``EmbeddedRocketMQ.truncate``."""
+        if count < 0:
+            raise ValueError(f"count must not be negative, it is {count}")
+        log = self.state.log
+        taken = log.truncate(log.place_of_last(count, self.name), self.name)
+        self._schedule.truncated()
+        self._transactions.truncated()
+        return taken
+
+    def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
+        """See ``EmbeddedRocketMQ.expire``."""
+        found = self.state.topics.find_queue(queue.topic, queue.queue_id)
+        if found is None or queue.broker_name != self.name:
+            raise ValueError(f"no broker has {queue}")
+        if not 0 <= before <= found.max_offset:
+            raise ValueError(f"before must be from 0 to {found.max_offset}, the end of {queue}, not {before}")
+        self.state.log.expire(found, before)
+        if corrected:
+            found.correct()
 
     async def start(self, host: str, port: int) -> None:
         """See ``Listener.start``; brokers have a second port."""
@@ -168,7 +210,7 @@ class Broker(BaseService):
         self._lookups.close()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        if frame.body and frame.serialize_type == _JSON and not self.failures.pending:
+        if frame.body and frame.serialize_type == _JSON and not self.failures.pending and self._queue is None:
             served = self._fast_send(connection, frame)
             if served is not None:
                 code, answer = served
@@ -179,7 +221,20 @@ class Broker(BaseService):
     def respond(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         if connection.second and command.code in _FIRST_PORT_ONLY:
             return not_supported(command)
+        if self._queue is not None and command.code in THROTTLED:
+            self._respond_in_turn(connection, command, self._queue)
+            return None
         return super().respond(connection, command)
+
+    def _respond_in_turn(self, connection: Connection, command: RemotingCommand, queue: SendQueue) -> None:
+        now = self.listener.now()
+        wait = queue.take(now)
+        if wait is None:
+            response: RemotingCommand | None = make_response(command, ResponseCode.SYSTEM_BUSY, queue.refusal(now))
+        else:
+            response = super().respond(connection, command)
+        if response is not None and not command.is_oneway:
+            connection.send_later(self.encode(command, response), LONGEST_WAIT if wait is None else wait)
 
     def disconnected(self, connection: Connection) -> None:
         self.held.disconnected(connection)

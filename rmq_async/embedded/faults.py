@@ -4,7 +4,7 @@ Two kinds. ``FailureScript`` says which of the next requests are answered with a
 the whole cluster, so "the next three sends fail" holds whichever broker they reach. A ``Gate`` stands between one server and
 its sockets: it holds answers back for a while (``delay``) or until the test ends it (``stalled``). A stalled server reads nothing
 either, as a stopped process would, so the peer sees full buffers and not only silence. It also says in which order requests that
-have arrived are served (``chance``).
+have arrived are served (``chance``), and in which parts answers leave (``slices``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import TypeVar
 
 from rmq_protocol.constants import RequestCode
@@ -75,25 +76,38 @@ Write = Callable[[Sequence[bytes]], None]
 
 
 class Gate:
-    """Holds the answers of one server back; they leave in the order in which they came.
+    """Holds the answers of one server back. They leave in the order in which they came, unless each draws a delay of its own.
 
-    ``open`` is what the server asks on its way out: nothing to hold. ``chance``: draws which requests are served next; None
-    while they are served as they come.
+    ``open`` is what the server asks on its way out: nothing to hold. ``apart``: each answer is held by itself. ``chance``: draws
+    which requests are served next; None while they are served as they come. ``slices``: draws the parts in which answers leave;
+    None while they leave whole.
     """
 
     def __init__(self) -> None:
         self.open = True
         self.stalled = False
         self.chance: random.Random | None = None
+        self.slices: random.Random | None = None
+        self.apart = False
         self._delay = 0.0
-        self._held: deque[tuple[float, Write, Sequence[bytes]]] = deque()
+        self._jitter = 0.0
+        self._jitters = random.Random(0)
+        self._last = 0.0
+        """When the last answer that keeps its place leaves."""
+        self._count = 0
+        self._held: list[tuple[float, int, Write, Sequence[bytes]]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def set_delay(self, seconds: float) -> None:
-        """Seconds that each answer made from now on waits; those already waiting keep their time."""
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"a delay must be a number of seconds from 0 on, not {seconds}")
-        self._delay = seconds
+    def set_delay(self, seconds: float, jitter: float = 0.0, chance: random.Random | None = None) -> None:
+        """Seconds that each answer made from now on waits, and at most how many more ``chance`` draws for it; those already waiting
+        keep their time."""
+        for name, value in (("delay", seconds), ("jitter of a delay", jitter)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"a {name} must be a number of seconds from 0 on, not {value}")
+        self._delay, self._jitter = seconds, jitter
+        if chance is not None:
+            self._jitters = chance
+        self.apart = bool(jitter)
         self._update()
 
     def set_stalled(self, stalled: bool) -> None:
@@ -105,9 +119,18 @@ class Gate:
         if not stalled:
             self._arm()
 
-    def hold(self, write: Write, parts: Sequence[bytes]) -> None:
-        """Calls ``write(parts)`` when the time has come and the server is not stalled."""
-        self._held.append((asyncio.get_running_loop().time() + self._delay, write, parts))
+    def hold(self, write: Write, parts: Sequence[bytes], seconds: float = 0.0) -> None:
+        """Calls ``write(parts)`` when the time has come, ``seconds`` later than for others, and the server is not stalled."""
+        when = asyncio.get_running_loop().time() + self._delay + seconds
+        if self._jitter:
+            when += self._jitters.random() * self._jitter
+        elif not seconds:
+            when = self._last = max(when, self._last)
+        self._count += 1
+        heappush(self._held, (when, self._count, write, parts))
+        if self._timer is not None and self._held[0][1] == self._count:
+            self._timer.cancel()
+            self._timer = None
         self._arm()
 
     def close(self) -> None:
@@ -117,12 +140,12 @@ class Gate:
             self._timer = None
         self._held.clear()
         self.stalled = False
-        self.chance = None
-        self._delay = 0.0
-        self._update()
+        self.chance = self.slices = None
+        self.set_delay(0.0)
+        self._last = 0.0
 
     def _update(self) -> None:
-        self.open = not self.stalled and not self._delay
+        self.open = not self.stalled and not self._delay and not self._jitter
 
     def _arm(self) -> None:
         if self._held and self._timer is None and not self.stalled:
@@ -132,7 +155,7 @@ class Gate:
         self._timer = None
         now = asyncio.get_running_loop().time()
         while self._held and self._held[0][0] <= now:
-            _, write, parts = self._held.popleft()
+            _, _, write, parts = heappop(self._held)
             write(parts)
         self._arm()
 

@@ -25,6 +25,7 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
 from .faults import Gate, drawn
+from .slices import SlicedWriter
 from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 
 __all__ = ["Connection", "Listener", "Service"]
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
         "_listener",
         "_paused",
         "_service",
+        "_sliced",
         "_transport",
         "last_active",
         "local_ip",
@@ -94,6 +96,7 @@ class Connection(asyncio.Protocol):
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)
         self._frames: deque[Frame] = deque()
         self._paused = False
+        self._sliced: SlicedWriter | None = None
         self._transport: asyncio.Transport | None = None
         self.remote = self.local_ip = ""
         self.last_active = 0.0
@@ -111,7 +114,8 @@ class Connection(asyncio.Protocol):
     @property
     def unread(self) -> int:
         """Bytes of answers that are still here."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        sliced = 0 if self._sliced is None else len(self._sliced)
+        return 0 if self._transport is None else self._transport.get_write_buffer_size() + sliced
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
@@ -127,6 +131,9 @@ class Connection(asyncio.Protocol):
             self._serve(self._frames)
         self._transport = None
         self._frames.clear()
+        if self._sliced is not None:
+            self._sliced.cancel()
+            self._sliced = None
         self._listener.remove(self)
 
     def data_received(self, data: bytes) -> None:
@@ -186,7 +193,7 @@ class Connection(asyncio.Protocol):
     def _serve(self, frames: deque[Frame]) -> None:
         serve, gate = self._service.serve, self._listener.gate
         out: list[bytes] = []
-        size = 0
+        size, flush_size = 0, 0 if gate.apart else FLUSH_SIZE
         while frames and not self._paused and not gate.stalled:
             try:
                 parts = serve(self, frames.popleft())
@@ -197,7 +204,7 @@ class Connection(asyncio.Protocol):
             if parts is not None:
                 out += parts
                 size += len(parts[0]) + len(parts[-1])
-                if size >= FLUSH_SIZE:
+                if size >= flush_size:
                     self.send(out)
                     out, size = [], 0
         self.send(out)
@@ -211,12 +218,20 @@ class Connection(asyncio.Protocol):
         else:
             self._listener.gate.hold(self._write, parts)
 
+    def send_later(self, parts: Parts, seconds: float) -> None:
+        """Writes the parts of a whole frame after that many seconds."""
+        self._listener.gate.hold(self._write, parts, seconds)
+
     def _write(self, parts: Parts) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         self.last_active = self._listener.now()
-        if sum(map(len, parts)) <= FLUSH_SIZE:
+        if self._sliced is None and self._listener.gate.slices is not None:
+            self._sliced = SlicedWriter(transport, self._listener.gate)
+        if self._sliced is not None:
+            self._sliced.write(b"".join(parts))
+        elif sum(map(len, parts)) <= FLUSH_SIZE:
             transport.write(b"".join(parts))
         else:
             for part in parts:  # not writelines: asyncio of Python 3.12 and 3.13.0 does not call pause_writing there
@@ -225,6 +240,8 @@ class Connection(asyncio.Protocol):
     def stall(self, stalled: bool) -> None:
         self._read(not stalled and not self._paused)
         if not stalled:
+            if self._sliced is not None:
+                self._sliced.resume()
             self.work()
 
     def _read(self, on: bool) -> None:
@@ -243,6 +260,8 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         if self._transport is not None:
+            if self._sliced is not None:
+                self._sliced.flush()
             self._transport.close()
 
     def abort(self) -> None:

@@ -7,6 +7,7 @@ becomes a response with code 1, as in the reference servers, except that a heade
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -101,6 +102,14 @@ class BaseService:
     def crash(self) -> None:
         """Ends as a process does that is killed. What it had in memory is gone: a new object takes its place."""
         self.listener.crash()
+
+    def delay(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
+        """See ``EmbeddedRocketMQ.delay``."""
+        self.listener.gate.set_delay(seconds, jitter, random.Random(f"{seed} delay {self.name}"))
+
+    def slice(self, seed: int | None) -> None:
+        """See ``EmbeddedRocketMQ.slice``."""
+        self.listener.gate.slices = None if seed is None else random.Random(f"{seed} slice {self.name}")
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         """See ``server.Service``. Raises ProtocolError for a frame whose header is none."""

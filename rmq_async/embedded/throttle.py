@@ -1,0 +1,48 @@
+"""The queue of sends of a stock broker, as far as a client feels it: sends wait their turn, and those that would wait too long
+are refused with SYSTEM_BUSY (``BrokerFastFailure``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rmq_protocol.constants import RequestCode
+
+__all__ = ["LONGEST_WAIT", "THROTTLED", "SendQueue"]
+
+LONGEST_WAIT: Final = 0.2
+"""Seconds in the queue after which a send is refused (``waitTimeMillsInSendQueue``)."""
+THROTTLED: Final = frozenset(
+    {
+        int(RequestCode.SEND_MESSAGE),
+        int(RequestCode.SEND_MESSAGE_V2),
+        int(RequestCode.SEND_BATCH_MESSAGE),
+        int(RequestCode.CONSUMER_SEND_MSG_BACK),
+    }
+)
+"""Requests that wait in the queue of sends."""
+
+
+class SendQueue:
+    """``rate``: sends that the broker serves in a second, one after the other."""
+
+    def __init__(self, rate: float) -> None:
+        if not 0 < rate < float("inf"):
+            raise ValueError(f"a broker serves a positive number of sends a second, not {rate}")
+        self._seconds = 1 / rate
+        self._free = 0.0
+
+    def take(self, now: float) -> float | None:
+        """Seconds until a send that comes now is answered; None where it is refused."""
+        begins = max(self._free, now)
+        if begins - now > LONGEST_WAIT:
+            return None
+        self._free = begins + self._seconds
+        return self._free - now
+
+    def refusal(self, now: float) -> str:
+        """The remark to a send that is refused, in the words of a broker."""
+        waiting = int((self._free - now) / self._seconds)
+        return (
+            "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
+            f"period in queue: {int(LONGEST_WAIT * 1000)}ms, size of queue: {waiting}"
+        )
