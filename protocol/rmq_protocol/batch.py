@@ -24,6 +24,7 @@ __all__ = [
     "encode_batch",
     "encode_batch_message",
     "encode_batch_records",
+    "encode_batch_texts",
     "encode_plain_batch",
 ]
 
@@ -173,6 +174,21 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     head = tail = b""
     size = width = last = -1
     for flag, body, properties in records:
+        if len(body) != size or len(properties) != width or flag != last:
+            size, width, last = len(body), len(properties), flag
+            head = _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, flag, size)
+            tail = _LENGTH.pack(width)
+        parts += (head, body, tail, properties)
+    return b"".join(parts)
+
+
+def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
+    """The body of a batch of messages, each with the text that follows the id in its properties. Nothing is checked."""
+    parts: list[bytes] = []
+    head = tail = b""
+    size = width = last = -1
+    for (message, after_id), unique_id in zip(items, unique_ids, strict=True):
+        body, flag, properties = message.body, message.flag, f"{BEFORE_ID}{unique_id}{after_id}".encode()
         if len(body) != size or len(properties) != width or flag != last:
             size, width, last = len(body), len(properties), flag
             head = _HEAD.pack(BATCH_OVERHEAD + size + width, 0, 0, flag, size)

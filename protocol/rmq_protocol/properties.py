@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .constants import MAX_PROPERTIES_SIZE, RESERVED_NAMES
 from .errors import InvalidMessageError
-
-if TYPE_CHECKING:
-    from .message import Message
+from .message import GeneralKeys, Keys, Message
 
 __all__ = ["RESERVED_NAMES", "decode_properties", "encode_properties", "message_properties", "properties_text"]
 
@@ -33,29 +31,36 @@ def message_properties(message: Message, unique_id: str, extra: Mapping[str, str
     Raises ``InvalidMessageError`` (13) when it takes more than 32767 bytes: the store keeps their length as a signed 16-bit
     number.
     """
-    text = f"{BEFORE_ID}{unique_id}{AFTER_ID if message.wait_store else AFTER_ID_NO_WAIT}"
-    if tags := message.tags:
-        text += f"TAGS\x01{tags}\x02"
-    if keys := message.keys:
-        text += f"KEYS\x01{keys[0] if len(keys) == 1 else ' '.join(keys)}\x02"
-    if message.delay_level:
-        text += f"DELAY\x01{message.delay_level}\x02"
-    elif message.delay is not None:
-        text += f"TIMER_DELAY_MS\x01{round(message.delay * 1000)}\x02"
-    elif message.deliver_at is not None:
-        when = message.deliver_at
-        seconds = when.timestamp() if isinstance(when, datetime) else when
-        text += f"TIMER_DELIVER_MS\x01{round(seconds * 1000)}\x02"
-    if message.sharding_key:
-        text += f"__SHARDINGKEY\x01{message.sharding_key}\x02"
+    tags, keys = message.tags, message.keys
+    own = f"TAGS\x01{tags}\x02" if tags else ""
+    if keys:
+        own = f"{own}KEYS\x01{keys[0] if len(keys) == 1 else ' '.join(keys)}\x02"
+    if keys.__class__ is not tuple and keys.__class__ is not Keys:
+        if keys.__class__ is GeneralKeys:
+            own += _delay_text(message)
+        if message.sharding_key:
+            own = f"{own}__SHARDINGKEY\x01{message.sharding_key}\x02"
     if properties := message.properties:
         for name, value in properties.items():
-            text += f"{name}\x01{value}\x02"
+            own = f"{own}{name}\x01{value}\x02"
+    text = f"{BEFORE_ID}{unique_id}{AFTER_ID if message.wait_store else AFTER_ID_NO_WAIT}{own}"
     if extra:
         text += properties_text(extra)
     if len(text) > _SURELY_FITS:
         _check_size(text)
     return text
+
+
+def _delay_text(message: Message) -> str:
+    if message.delay_level:
+        return f"DELAY\x01{message.delay_level}\x02"
+    if message.delay is not None:
+        return f"TIMER_DELAY_MS\x01{round(message.delay * 1000)}\x02"
+    if message.deliver_at is None:
+        return ""
+    when = message.deliver_at
+    seconds = when.timestamp() if isinstance(when, datetime) else when
+    return f"TIMER_DELIVER_MS\x01{round(seconds * 1000)}\x02"
 
 
 _SURELY_FITS: Final = MAX_PROPERTIES_SIZE // 4

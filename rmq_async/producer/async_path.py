@@ -13,11 +13,11 @@ from .. import machine
 from ..results import SendResult
 from .calls import Call
 from .core import ProducerCore
-from .encoding import Outgoing, stored_message
+from .encoding import BatchItem, Outgoing, stored_message
 from .routing import Target
 from .send_async import AsyncAttempt, AsyncSend
 
-__all__ = ["room_of", "try_fast_send_async"]
+__all__ = ["batch_item", "try_fast_send_async"]
 
 
 def try_fast_send_async(
@@ -34,21 +34,19 @@ def try_fast_send_async(
     deadline = (started := machine.monotonic()) + sender.timeout
     accepted: AsyncSend[SendResult]
     plain, gathering = message.keys is NO_KEYS and message.wait_store, topic_queues.gathering
-    unique_id = properties = ""
-    if gathering is None or not plain:
-        unique_id = message.unique_id or sender.ids.next_at(started)
-        properties = message_properties(message, unique_id)
-    if (
-        gathering is not None
-        and (room := size + (sender.plain_size if plain else room_of(properties))) <= sender.batcher.max_bytes
-    ):
+    item: BatchItem | None = message
+    room = size + sender.plain_size
+    if gathering is not None and not plain:
+        item, room = batch_item(sender, message, size)
+    if gathering is not None and item is not None:
         credit.free -= 1
         credit.free_bytes -= size
         accepted = AsyncSend(credit, credit.epoch, 1, size, on_success, on_error)
         accepted.work = gathering
-        item = message if plain else Outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
         gathering.add_plain(accepted, item, room, deadline, plain=plain)
         return accepted.future, None
+    unique_id = message.unique_id or sender.ids.next_at(started)
+    properties = message_properties(message, unique_id)
     target = topic_queues.next()
     connection = sender.connections.get(target.address)
     if connection is None:
@@ -63,6 +61,17 @@ def try_fast_send_async(
     return accepted.future, None
 
 
-def room_of(properties: str) -> int:
-    """Returns the bytes that a message takes in a batch besides its body."""
-    return BATCH_OVERHEAD + (len(properties) if properties.isascii() else len(properties.encode()))
+def batch_item(sender: ProducerCore, message: Message, size: int) -> tuple[BatchItem | None, int]:
+    """Returns the message in the form that gathers, and its bytes in a batch; no form if it has to be sent alone.
+
+    ``size``: of its body. It gets its unique id with the others of its batch, unless it has one. Raises InvalidMessageError for
+    properties that are too large.
+    """
+    batcher, unique_id = sender.batcher, message.unique_id
+    text = message_properties(message, unique_id or batcher.stand_in)
+    room = BATCH_OVERHEAD + size + (len(text) if text.isascii() else len(text.encode()))
+    if room > batcher.max_bytes:
+        return None, 0
+    if unique_id is None:
+        return (message, text[batcher.after_id :]), room
+    return Outgoing(message.topic, unique_id, text, message.body, 0, message.flag), room

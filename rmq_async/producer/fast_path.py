@@ -20,10 +20,10 @@ from rmq_protocol.send_codec import SendReply
 
 from .. import machine
 from ..results import SendResult
-from .async_path import room_of, try_fast_send_async
+from .async_path import batch_item, try_fast_send_async
 from .calls import Call, RetryLoop, deliver_unconnected, end_if_late
 from .core import ProducerCore
-from .encoding import SEND_OK, Outgoing, stored, stored_message
+from .encoding import SEND_OK, BatchItem, Outgoing, stored, stored_message
 from .general_path import SendArguments, general_send, general_send_async, general_send_oneway
 from .life import ProducerLife
 from .oneway import OnewayPacing, Tally
@@ -65,7 +65,7 @@ class SendMethods(ProducerLife):
         sender = self._sender
         if (
             message.__class__ is not Message
-            or ((keys := message.keys) is not NO_KEYS and keys.__class__ is not Keys)
+            or ((keys := message.keys).__class__ is not tuple and keys.__class__ is not Keys)
             or queue is not None
             or selector is not None
             or key is not None
@@ -110,11 +110,15 @@ class SendMethods(ProducerLife):
         if topic_queues is None:
             sender.encoder.check(message)
         properties = None
+        item: BatchItem | None = message
         if keys is not NO_KEYS or not message.wait_store:
-            if sender.gathers and not message.wait_store:
+            if not sender.gathers:
+                unique_id = message.unique_id or ids.next_at(started)
+                properties = message_properties(message, unique_id)
+            elif message.wait_store:
+                item, room = batch_item(sender, message, size)
+            else:
                 return await general_send(sender, SendArguments(message, queue, selector, key, timeout))
-            unique_id = message.unique_id or ids.next_at(started)
-            properties = message_properties(message, unique_id)
         credit = sender.credits
         if credit.free > 0 and credit.free_bytes >= size and not credit.contended:
             credit.free -= 1
@@ -131,15 +135,12 @@ class SendMethods(ProducerLife):
                 started = machine.monotonic()
                 if sender.gathers:
                     sender.batcher.waited(deadline)
-            if (gathering := topic_queues.gathering) is not None and (
-                room := size + (sender.plain_size if properties is None else room_of(properties))
-            ) <= sender.batcher.max_bytes:
+            if (gathering := topic_queues.gathering) is not None and item is not None:
                 gathered: asyncio.Future[SendResult] = sender.create_future()
-                if properties is None:
-                    gathering.add_plain(gathered, message, room, deadline)
+                if item is message:
+                    gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
                 else:
-                    encoded = Outgoing(message.topic, unique_id, properties, body, 0, message.flag)
-                    gathering.add_plain(gathered, encoded, room, deadline, plain=False)
+                    gathering.add_plain(gathered, item, room, deadline, plain=False)
                 try:
                     return await gathered
                 except BaseException:
@@ -165,6 +166,9 @@ class SendMethods(ProducerLife):
                 started = machine.monotonic()
             if properties is None:
                 unique_id = ids.next_at(started)
+                if keys is not NO_KEYS:  # it gathers with no other
+                    unique_id = message.unique_id or unique_id
+                    properties = message_properties(message, unique_id)
             elif started + sender.timeout != deadline:
                 ids.now()  # the call has waited: born_ms is older than the frame
             future: asyncio.Future[SendReply] = sender.create_future()
@@ -249,7 +253,7 @@ class SendMethods(ProducerLife):
         turn: Target | None = None
         if (
             message.__class__ is Message
-            and ((keys := message.keys) is NO_KEYS or keys.__class__ is Keys)
+            and ((keys := message.keys).__class__ is tuple or keys.__class__ is Keys)
             and queue is None
             and selector is None
             and key is None
@@ -286,7 +290,7 @@ class SendMethods(ProducerLife):
         turn: Target | None = None
         if (
             message.__class__ is Message
-            and ((keys := message.keys) is NO_KEYS or keys.__class__ is Keys)
+            and ((keys := message.keys).__class__ is tuple or keys.__class__ is Keys)
             and queue is None
             and selector is None
             and key is None

@@ -111,7 +111,7 @@ def _topic_queues_of(sender: ProducerCore, arguments: SendArguments) -> TopicQue
     message, credit = arguments.message, sender.credits
     if (
         message.__class__ is not Message
-        or ((keys := message.keys) is not NO_KEYS and keys.__class__ is not Keys)
+        or ((keys := message.keys).__class__ is not tuple and keys.__class__ is not Keys)
         or arguments.queue is not None
         or arguments.selector is not None
         or arguments.key is not None

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rmq_async import Credentials, InvalidMessageError, Message, Producer
+from rmq_async import Batching, Credentials, InvalidMessageError, Message, Producer
 from rmq_async.results import SendResult
-from rmq_protocol.properties import RESERVED_NAMES
+from rmq_protocol.constants import RequestCode
+from rmq_protocol.properties import RESERVED_NAMES, decode_properties
 from rmq_protocol.signing import SIGNATURE, sign
 
 from ..calls import counted
@@ -45,6 +46,8 @@ FIELDS = st.fixed_dictionaries(
         "delay_level": st.integers(0, 3),
     },
 )
+
+GATHERED = st.builds(lambda fields, body: fields | {"body": body}, FIELDS, st.binary(min_size=1, max_size=300))
 
 Way = Callable[..., Awaitable[SendResult | None]]
 
@@ -118,3 +121,51 @@ async def test_the_fast_path_takes_fewer_calls(cluster: Cluster, name: str, sign
                 await WAYS[name](sender, message, timeout=timeout)
             figures.append(calls.count)
     assert figures[0] < figures[1]
+
+
+def gathered(sent: Sent) -> list[tuple[int, bytes, dict[str, str]]]:
+    """Flag, body and properties of each message of a request, without an id that was drawn."""
+    if sent.code == RequestCode.SEND_BATCH_MESSAGE:
+        parts = [(record.flag, record.body, decode_properties(record.properties)) for record in sent.batch]
+    else:
+        parts = [(int(sent.fields["h"]), sent.body, sent.properties)]
+    return [
+        (flag, body, {**own, "UNIQ_KEY": "drawn" if len(own["UNIQ_KEY"]) == 32 else own["UNIQ_KEY"]})
+        for flag, body, own in parts
+    ]
+
+
+async def all_at_once(cluster: Cluster, way: Way, sender: Producer, items: list[Message], **options: Any) -> Any:
+    """What the brokers got of messages that are there together, and what their calls returned."""
+    cluster.a.sends.clear()
+    results = await asyncio.gather(*[way(sender, item, **options) for item in items], return_exceptions=True)
+    assert [error for error in results if isinstance(error, BaseException) and not isinstance(error, InvalidMessageError)] == []
+    sent = [part for each in cluster.a.sends for part in gathered(each)]
+    ids = {each.unique_id for each in cluster.a.sends if each.code != RequestCode.SEND_BATCH_MESSAGE} | {
+        decode_properties(record.properties)["UNIQ_KEY"]
+        for each in cluster.a.sends
+        if each.code == RequestCode.SEND_BATCH_MESSAGE
+        for record in each.batch
+    }
+    stored = [result for result in results if isinstance(result, SendResult)]
+    assert {result.msg_id for result in stored} == ids
+    return sorted(sent, key=repr), [str(result) if isinstance(result, BaseException) else result.status for result in results]
+
+
+@pytest.mark.parametrize("name", ["send", "send_async"])
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@pytest.mark.parametrize("limit", [1024, 256 * 1024])
+@EXAMPLES
+@given(drawn=st.lists(GATHERED, min_size=1, max_size=8))
+def test_both_paths_gather_the_same(name: str, limit: int, drawn: list[dict[str, Any]]) -> None:
+    way = WAYS[name]
+
+    async def compare() -> None:
+        async with Cluster(1, queues=1) as cluster, producer(cluster, batching=Batching(max_bytes=limit)) as sender:
+            await sender.send(Message(TOPIC, b"makes route and connection"))
+            items = [Message(TOPIC, **fields) for fields in drawn]
+            fast = await all_at_once(cluster, way, sender, items)
+            assert all(len(sent.body) <= limit for sent in cluster.a.sends if sent.code == RequestCode.SEND_BATCH_MESSAGE)
+            assert fast == await all_at_once(cluster, way, sender, items, timeout=3.0)
+
+    asyncio.run(compare())

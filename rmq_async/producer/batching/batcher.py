@@ -77,6 +77,10 @@ class Batcher:
         self.lanes_per_broker = settings.lanes_per_broker
         self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + encoder.ids.length
         """Size in bytes that a message with only a topic and a body takes in a batch, less its body."""
+        self.stand_in = "0" * encoder.ids.length
+        """A text of the length of a unique id, for messages that get theirs when their batch leaves."""
+        self.after_id = len(BEFORE_ID) + encoder.ids.length
+        """Where in properties the text after the id begins."""
         self.requests: OrderedSet[BatchRequest] = OrderedSet()
         self.alarm = inf
         self._timer: asyncio.TimerHandle | None = None

@@ -22,7 +22,7 @@ from rmq_protocol.message import Message
 
 from ...errors import RequestTimeoutError
 from ...transport import Receiver
-from ..encoding import Encoder, Outgoing, stored_batch, stored_message
+from ..encoding import BatchItem, Encoder, Outgoing, stored_batch, stored_message
 from ..routing import Target, TopicQueues
 
 __all__ = ["Batches", "Entry", "Gathering", "Member", "Request", "TopicGathering", "alive", "replace", "shares"]
@@ -30,7 +30,7 @@ __all__ = ["Batches", "Entry", "Gathering", "Member", "Request", "TopicGathering
 SHARE: Final = 64
 
 Member = tuple[Receiver, Any, float]
-"""Receiver of the result, what is sent (a Message, or an Outgoing if it is encoded), and the caller's deadline (monotonic)."""
+"""Receiver of the result, what is sent (a ``BatchItem``), and the caller's deadline (monotonic)."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -144,9 +144,7 @@ class Gathering(ABC):
         self.stale = False
         self.timer: asyncio.TimerHandle | None = None
 
-    def add_plain(
-        self, receiver: Receiver, message: Message | Outgoing, size: int, deadline: float, *, plain: bool = True
-    ) -> None:
+    def add_plain(self, receiver: Receiver, message: BatchItem, size: int, deadline: float, *, plain: bool = True) -> None:
         """Adds a message with the producer's timeout. ``plain``: it has only a topic and a body.
 
         Later messages have later deadlines, so only the first one of an iteration needs a check against the timer.
@@ -317,8 +315,9 @@ class TopicGathering(Gathering):
     def request(self, entry: Entry, target: Target) -> tuple[Entry, Request | None]:
         messages = [member[1] for member in entry.members]
         outgoing = self._batcher.encoder.encode_gathered(messages, entry.ids, plain=entry.plain)
-        if outgoing.message is None and messages[0].__class__ is not Outgoing:
-            outgoing.message = messages[0]
+        first = messages[0]
+        if outgoing.message is None and first.__class__ is not Outgoing:
+            outgoing.message = first[0] if first.__class__ is tuple else first
         read = stored_message if outgoing.batch_ids is None else stored_batch
         self._batcher.show(outgoing, messages, read)
         return entry, Request(outgoing, read)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from .compressor import Compressor
 from .frames import SEND, Frames
-from .outgoing import AttemptWatch, CallWatch, Encoder, Outgoing, Watched, notify_failed
+from .outgoing import AttemptWatch, BatchItem, CallWatch, Encoder, Outgoing, Watched, notify_failed
 from .response import SEND_OK, reply_error, stored, stored_batch, stored_message
 
 __all__ = [
     "SEND",
     "SEND_OK",
     "AttemptWatch",
+    "BatchItem",
     "CallWatch",
     "Compressor",
     "Encoder",

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from rmq_protocol.batch import encode_batch, encode_batch_records, encode_plain_batch
+from rmq_protocol.batch import encode_batch, encode_batch_records, encode_batch_texts, encode_plain_batch
 from rmq_protocol.compression import CompressionType, compress
 from rmq_protocol.constants import SysFlag
 from rmq_protocol.errors import InvalidMessageError
 from rmq_protocol.message import Message
-from rmq_protocol.properties import AFTER_ID_NO_WAIT, NO_WAIT, WAIT, message_properties, properties_text
+from rmq_protocol.properties import AFTER_ID_NO_WAIT, BEFORE_ID, NO_WAIT, WAIT, message_properties, properties_text
 from rmq_protocol.send_codec import SendReply
 from rmq_protocol.validation import check_message
 
@@ -25,7 +25,7 @@ from ...transport import Receiver
 from ..config import ProducerConfig
 from ..routing import Target
 
-__all__ = ["AttemptWatch", "CallWatch", "Encoder", "Outgoing", "Watched", "notify_failed"]
+__all__ = ["AttemptWatch", "BatchItem", "CallWatch", "Encoder", "Outgoing", "Watched", "notify_failed"]
 
 
 class Outgoing(msgspec.Struct, gc=False):
@@ -47,6 +47,10 @@ class Outgoing(msgspec.Struct, gc=False):
     code: int = 0
     watch: CallWatch | None = None
     message: Message | None = None
+
+
+BatchItem = Message | Outgoing | tuple[Message, str]
+"""A message that gathers: one to be encoded, one that is encoded, or one with the text that follows the id in its properties."""
 
 
 class Watched(Outgoing, gc=True):
@@ -188,7 +192,7 @@ class Encoder:
         return self.outgoing(first.topic, first.unique_id, properties + self._instance_text, body, 0, 0, ids)
 
     def encode_gathered(
-        self, messages: Sequence[Message | Outgoing], ids: Sequence[str] | None = None, *, plain: bool = False
+        self, messages: Sequence[BatchItem], ids: Sequence[str] | None = None, *, plain: bool = False
     ) -> Outgoing:
         """Returns one message encoded, or a batch of several, all of them valid; some may be encoded already.
 
@@ -198,24 +202,39 @@ class Encoder:
             return self._encoded(messages[0], None if ids is None else ids[0])
         return self.batch_of(messages, ids, plain=plain)
 
-    def _encoded(self, message: Message | Outgoing, unique_id: str | None) -> Outgoing:
-        return message if isinstance(message, Outgoing) else self.encode(message, unique_id=unique_id)
+    def _encoded(self, item: BatchItem, unique_id: str | None) -> Outgoing:
+        if isinstance(item, Outgoing):
+            return item
+        if isinstance(item, Message):
+            return self.encode(item, unique_id=unique_id)
+        message, after_id = item
+        unique_id = unique_id or self.ids.next()
+        return self.outgoing(message.topic, unique_id, f"{BEFORE_ID}{unique_id}{after_id}", message.body, 0, message.flag)
 
     def batch_of(self, messages: Sequence[Any], ids: Sequence[str] | None, *, plain: bool) -> Outgoing:
         """Returns the messages encoded as a batch, also a single one (see ``encode_gathered``)."""
-        if not plain and (number := [message.__class__ for message in messages].count(Outgoing)):
-            if number < len(messages):
-                taken: Sequence[str | None] = ids or [None] * len(messages)
-                messages = [self._encoded(each, own) for each, own in zip(messages, taken, strict=True)]
-            return self.together(messages)
+        kind = None if plain else _kind(messages)
+        if kind is Outgoing:
+            taken: Sequence[str | None] = ids or [None] * len(messages)
+            return self.together([self._encoded(each, own) for each, own in zip(messages, taken, strict=True)])
         unique_ids = self.ids.take(len(messages)) if ids is None else list(ids)
+        first: Message = messages[0]
         if plain:
-            body = encode_plain_batch([message.body for message in messages], unique_ids, wait_store=messages[0].wait_store)
+            body = encode_plain_batch([message.body for message in messages], unique_ids, wait_store=first.wait_store)
+        elif kind is tuple:
+            first = messages[0][0]
+            body = encode_batch_texts(messages, unique_ids)
         else:
             body = encode_batch(messages, unique_ids, self.max_size)
-        properties = WAIT if messages[0].wait_store else NO_WAIT
-        topic, first = messages[0].topic, unique_ids[0]
-        return self.outgoing(topic, first, properties + self._instance_text, body, 0, 0, tuple(unique_ids))
+        properties = WAIT if first.wait_store else NO_WAIT
+        ids = tuple(unique_ids)
+        return self.outgoing(first.topic, ids[0], properties + self._instance_text, body, 0, 0, ids)
+
+
+def _kind(items: Sequence[BatchItem]) -> type:
+    """Returns the class of the items, Outgoing if they differ."""
+    kinds = [item.__class__ for item in items]
+    return kinds[0] if kinds.count(kinds[0]) == len(kinds) else Outgoing
 
 
 def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:
