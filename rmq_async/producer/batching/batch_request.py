@@ -211,7 +211,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
             return
         self._settled = self._resolved = True  # what ``stored`` and ``_succeed`` do, nearly always for a single message
         self._pending = None
-        self._batcher.requests.discard(self)
+        self._batcher.requests.pop(self, None)
         receiver = members[0][0]
         if not receiver.done():
             receiver.set_result(
@@ -228,7 +228,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         if self._resolved:
             return
         self._resolved = True
-        self._batcher.requests.discard(self)
+        self._batcher.requests.pop(self, None)
         members = self.entry.members
         if len(members) == 1:
             receiver = members[0][0]
@@ -268,7 +268,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     def _end(self) -> None:
         self._resolved = True
-        self._batcher.requests.discard(self)
+        self._batcher.requests.pop(self, None)
 
     def _dropped(self) -> None:
         error = ClientStateError("the task that sent the batch was cancelled; the message may have been stored")

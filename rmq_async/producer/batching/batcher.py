@@ -236,7 +236,7 @@ class Batcher:
         retries = self._retries_in_order if fixed else self._retries
         call = Call(made.outgoing, made.read, machine.monotonic(), deadline, retries)
         request = BatchRequest(self, self._dispatch, gathering, entry, call, (topic_queues, target), fixed=fixed)
-        self.requests.add(request)
+        self.requests[request] = None
         if request.makes_room_at < request.deadline:
             self.look_at(request.makes_room_at)
         try:
