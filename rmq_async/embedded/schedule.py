@@ -76,7 +76,8 @@ class Schedule:
         self._next = [0] * len(self._delays)
         self._next[: len(done.levels)] = done.levels[: len(self._delays)]
         self._heap = self._waiting_timers(done.timers)
-        self._second = 0
+        self._second = done.timers - 1
+        """Due time of the timer that came due last; before the first, one that no timer here has."""
         self._recalled: set[int] = set()
         """Of the second ``_second``: hashes of topic and unique id."""
         self._alarm = Alarm(clock, self._ring)

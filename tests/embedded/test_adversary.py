@@ -280,6 +280,19 @@ async def test_consumer_sees_the_end_of_a_queue_go_back() -> None:
         assert server.truncate("broker-a", 99) == 7
 
 
+async def test_pull_that_waits_beyond_the_end_hears_where_it_is(server: EmbeddedRocketMQ, broker: RawClient) -> None:
+    for _ in range(3):
+        await broker.send("T")
+    held = broker.write(RequestCode.PULL_MESSAGE, pull_fields("T", 0, 3, sysFlag="6", suspendTimeoutMillis="15000"))
+    async with RawClient(broker.address) as sender:
+        await broker.ask(9999)
+        server.truncate("broker-a", 2)
+        await sender.send("T")
+        answer = await broker.read()
+    assert (answer.opaque, answer.code, answer.remark) == (held, 21, "OFFSET_OVERFLOW_BADLY")
+    assert (answer.ext_fields or {})["nextBeginOffset"] == "2"
+
+
 async def test_truncate_takes_messages_that_wait() -> None:
     clock = ManualClock(START)
     async with EmbeddedRocketMQ(clock=clock) as server, RawClient(server.brokers["broker-a"]) as broker:

@@ -262,6 +262,23 @@ async def test_timers_wait_on_after_a_crash(machine: Machine) -> None:
     assert machine.bodies() == [b"a", b"b", b"b", b"c"]
 
 
+async def test_each_crash_keeps_what_was_saved_before_it(machine: Machine) -> None:
+    async with machine.client() as client:
+        for number in range(4):
+            body = b"%d" % number
+            wait = {"TIMER_DELAY_SEC": "5"} if number % 2 else {"DELAY": "2"}
+            await client.send("T", body, properties={"UNIQ_KEY": body.decode(), **wait})
+    await machine.clock.advance(20)
+    delivered = machine.bodies()
+    assert sorted(delivered) == [b"0", b"1", b"2", b"3"]
+    for _ in range(3):
+        machine.broker.tick()
+        machine.broker.crash()
+        await machine.restart()
+        await machine.clock.advance(20)
+    assert machine.bodies() == delivered
+
+
 async def test_loss_of_power_takes_delayed_messages_too(machine: Machine) -> None:
     """What is stored later at their offsets is delivered once, at its own time."""
 
