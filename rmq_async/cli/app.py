@@ -29,6 +29,7 @@ from .pull import pull
 from .security import security_given, security_options, security_settings
 from .send import send
 from .server import MAX_BROKERS, MAX_MEGABYTES, run_server
+from .simulate import simulate
 from .spark import needs_spark, spark
 from .topic import topic
 
@@ -197,5 +198,5 @@ def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -
     return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
 
 
-for command in (send, pull, bench, topic, message, outbox, spark):
+for command in (send, pull, bench, topic, message, outbox, simulate, spark):
     rmq.add_command(command)

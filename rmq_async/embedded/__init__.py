@@ -33,6 +33,7 @@ from .faults import FailureScript as FailureScript
 from .live import LiveBrokers
 from .nameserver import NameServer as NameServer
 from .schedule import DELAY_LEVELS
+from .server import Connection as Connection
 from .server import Listener
 from .service import BaseService
 from .store import CommitLog

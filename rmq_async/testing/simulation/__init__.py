@@ -1,10 +1,20 @@
-"""Simulated processes in one thread, under a virtual clock: the event loops and the scheduler of their calls."""
+"""A cluster of RocketMQ, its clients and the network between them in one thread, under virtual time: one seed gives one run."""
 
 from __future__ import annotations
 
+from .campaign import Outcome as Outcome
+from .campaign import minimised as minimised
+from .campaign import run_seed as run_seed
 from .errors import SimulationError as SimulationError
+from .faults import KINDS as KINDS
+from .faults import Faults as Faults
+from .history import Event as Event
 from .loop import SimulatedLoop as SimulatedLoop
+from .machines import Machine as Machine
+from .network import Link as Link
 from .running import run_task as run_task
+from .scenarios import SCENARIOS as SCENARIOS
 from .scheduler import Scheduler as Scheduler
+from .simulation import Simulation as Simulation
 
-__all__ = ["Scheduler", "SimulatedLoop", "SimulationError", "run_task"]
+__all__ = ["KINDS", "SCENARIOS", "Event", "Faults", "Link", "Machine", "Simulation", "SimulationError"]

@@ -7,7 +7,6 @@ leave the simulation (threads of users, sockets, subprocesses, signals, TLS) rai
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import threading
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from random import Random
-from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from .errors import SimulationError
 from .refused import Refused
@@ -26,6 +25,8 @@ __all__ = ["Network", "SimulatedLoop"]
 
 logger = logging.getLogger("rmq_async.testing.simulation")
 
+CLOSED_AT_MOST: Final = 1000
+"""Awaits in the last steps of a coroutine that is closed."""
 LONGEST_JOB = 0.005
 """Seconds of a job in an executor, at most."""
 
@@ -256,8 +257,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         while left:
             asyncio._set_running_loop(self)
             for task in sorted(left, key=lambda task: task.get_name()):
-                with contextlib.suppress(Exception):  # of a process that is gone
-                    cast("Coroutine[Any, Any, object]", task.get_coro()).close()
+                _close(cast("Coroutine[Any, Any, object]", task.get_coro()))
             self._buried |= left
             left = asyncio.all_tasks(self) - self._buried
         asyncio._set_running_loop(None)
@@ -290,3 +290,15 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
             self._handler(self, context)
         except Exception:
             logger.exception("%s: the exception handler failed", self.name)
+
+
+def _close(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Ends a coroutine of a process that is gone, also one that awaits in its last steps."""
+    for _ in range(CLOSED_AT_MOST):
+        try:
+            coroutine.close()
+        except RuntimeError:
+            continue  # it has awaited once more
+        except Exception:  # noqa: BLE001 - of a process that is gone
+            return
+        return

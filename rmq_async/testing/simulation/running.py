@@ -26,11 +26,13 @@ def run_task(
     *,
     seed: int,
     limit: float = LIMIT,
-) -> T:
+    failed: Callable[[], bool] = lambda: False,
+) -> T | None:
     """Runs the scheduler until ``task`` is done, then ends all processes; returns the task's result or raises its error.
 
-    ``loops``: returns all loops there were, closed ones included. ``limit``: real seconds of one callback. Raises SimulationError
-    with the seed when a callback does not end, time does not move, or nothing is left to run.
+    ``loops``: returns all loops there were, closed ones included. ``limit``: real seconds of one callback. ``failed``: ends the
+    run before the task is done, which then returns None. Raises SimulationError with the seed when a callback does not end, time
+    does not move, or nothing is left to run.
     """
     hooks, collecting = sys.get_asyncgen_hooks(), gc.isenabled()
     gc.collect()
@@ -38,10 +40,10 @@ def run_task(
     watchdog = Watchdog(limit)
     try:
         with watchdog:
-            scheduler.run(task.done, watchdog)
+            scheduler.run(lambda: task.done() or failed(), watchdog)
         if watchdog.stack:
             raise Frozen
-        return task.result()
+        return task.result() if task.done() else None
     except Frozen:
         raise SimulationError(
             f"seed {seed}: a callback ran for more than {limit:g} real seconds, at {_now(scheduler)}; its stack:\n{watchdog.stack}"

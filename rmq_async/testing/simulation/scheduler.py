@@ -134,6 +134,10 @@ class Scheduler:
         """Calls ``delay`` nanoseconds from now, outside of any loop: an event of the network or of a machine."""
         return self.call_at(self.now + delay, None, callback, args, self._plain)
 
+    def left(self) -> None:
+        """Enters the next runner anew, whichever it is: another one's code has run outside of its calls."""
+        self._entered = None
+
     def forget(self, call: Call) -> None:
         """Counts a timer that was cancelled, and drops those when they are the half of all."""
         self._cancelled += 1

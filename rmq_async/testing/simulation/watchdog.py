@@ -19,6 +19,8 @@ LIMIT: Final = 5.0
 LOOKS: Final = 10
 """Looks at the counter within the limit. They are counted, so that a process that was stopped meanwhile is not frozen."""
 
+_start_thread = threading.Thread.start  # a simulation refuses it to everybody else
+
 
 class Watchdog:
     """Watches the thread that enters it. ``beats``: any value that each callback changes.
@@ -37,7 +39,7 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         self._watched = threading.get_ident()
-        self._thread.start()
+        _start_thread(self._thread)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:

@@ -1,0 +1,161 @@
+"""``rmq simulate``: seeds of a scenario on a simulated cluster, until one fails or the time is over."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, Final
+
+import click
+
+from rmq_async.testing.simulation import KINDS, SCENARIOS, Outcome, minimised, run_seed
+
+from .options import FAILED, json_option, pass_options
+from .output import Output
+
+__all__ = ["simulate"]
+
+DEFAULT_SEEDS: Final = 100
+MAX_JOBS: Final = 256
+MAX_SEEDS: Final = 1 << 32
+UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # a generic class from click 8.3 on
+    """A duration such as 90s, 10m or 5h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        text = str(value)
+        try:
+            seconds = float(text[:-1]) * UNITS[text[-1:]]
+        except (KeyError, ValueError):
+            self.fail(f"{text!r} is no duration; write a number and s, m or h, such as 90s or 10m", param, ctx)
+        if not 0 < seconds < 1e9:
+            self.fail(f"{text!r} is no positive duration", param, ctx)
+        return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SimulateOptions:
+    as_json: bool
+    scenario: str
+    seed: int | None
+    seeds: int | None
+    seconds: float | None
+    first: int | None
+    jobs: int
+    without: tuple[str, ...]
+    trace: bool
+
+    def check(self) -> None:
+        """Raises UsageError for options that contradict each other."""
+        if self.seed is not None and (self.seeds, self.seconds, self.first) != (None, None, None):
+            raise click.UsageError("--seed runs one seed; leave out --seeds, --for and --first")
+        if self.trace and self.seed is None:
+            raise click.UsageError("--trace prints the frames of one run; name it with --seed")
+
+
+@click.command(short_help="Run scenarios on a simulated cluster with faults.")
+@json_option
+@click.option("--scenario", type=click.Choice(list(SCENARIOS)), default="mixed", show_default=True, help="What runs.")
+@click.option("--seed", type=click.IntRange(0), help="Run this seed only.")
+@click.option("--seeds", type=click.IntRange(1, MAX_SEEDS), help="Number of seeds.  [default: 100]")
+@click.option("--for", "seconds", type=Duration(), help="Run seeds for a time, such as 90s, 10m or 5h.")
+@click.option("--first", type=click.IntRange(0), help="First seed of --seeds and --for.  [default: drawn]")
+@click.option("--jobs", type=click.IntRange(1, MAX_JOBS), default=1, show_default=True, help="Processes that run seeds.")
+@click.option("--without", multiple=True, type=click.Choice(KINDS), help="Leave out a kind of fault. May be repeated.")
+@click.option("--trace", is_flag=True, help="Print each frame that the network delivers; needs --seed.")
+@pass_options(_SimulateOptions)
+def simulate(given: _SimulateOptions) -> int:
+    """Run a scenario of the library on a simulated cluster, under virtual time, with faults that each seed draws.
+
+    Ends at the first seed that violates a promise (exit code 1), and prints the command that repeats it with as few kinds of
+    faults as possible. The same seed gives the same run on every machine.
+    """
+    given.check()
+    output = Output(as_json=given.as_json)
+    if given.seed is not None:
+        outcome = run_seed(given.scenario, given.seed, without=given.without, trace=given.trace)
+        return _report(iter([outcome]), 1, output)
+    start = random.SystemRandom().getrandbits(31) if given.first is None else given.first
+    number = given.seeds or (None if given.seconds is not None else DEFAULT_SEEDS)
+    seeds = itertools.count(start) if number is None else range(start, start + number)
+    return _report(_outcomes(seeds, given), number, output)
+
+
+def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
+    """Returns the outcomes as they come. The last seeds are begun before the time of ``--for`` is over."""
+    over = float("inf") if given.seconds is None else time.monotonic() + given.seconds
+    left = iter(seeds)
+    if given.jobs == 1:
+        for seed in left:
+            if time.monotonic() >= over:
+                return
+            yield run_seed(given.scenario, seed, without=given.without)
+        return
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        running: set[Future[Outcome]] = set()
+        try:
+            while True:
+                room = 2 * given.jobs - len(running) if time.monotonic() < over else 0
+                for seed in itertools.islice(left, room):
+                    running.add(pool.submit(run_seed, given.scenario, seed, without=given.without))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from sorted((each.result() for each in done), key=lambda outcome: outcome.seed)
+        finally:
+            for each in running:
+                each.cancel()
+
+
+def _report(outcomes: Iterator[Outcome], number: int | None, output: Output) -> int:
+    began, met, count, hours, operations = time.monotonic(), Counter[str](), 0, 0.0, 0
+    failed: Outcome | None = None
+    outcome: Outcome | None = None
+    with output.progress() as progress:
+        task = progress.add_task("seeds", total=number)
+        for outcome in outcomes:
+            count += 1
+            hours += outcome.seconds / 3600
+            operations += outcome.operations
+            met.update(outcome.met)
+            progress.advance(task)
+            if outcome.violation:
+                failed = outcome
+                break
+    minutes = (time.monotonic() - began) / 60
+    summary: dict[str, object] = {
+        "seeds": count,
+        "seeds_per_minute": round(count / minutes, 1) if minutes else 0.0,
+        "virtual_hours": round(hours, 3),
+        "operations": operations,
+        "faults_met": dict(sorted(met.items())),
+    }
+    if failed is not None:
+        failed, left_out = minimised(failed)
+        line = f"rmq simulate --scenario {failed.scenario} --seed {failed.seed}"
+        summary["violation"] = failed.violation
+        summary["repeat"] = " ".join([line, *(f"--without {kind}" for kind in left_out)])
+    elif count == 1 and outcome is not None:
+        summary["trace_hash"], summary["faults_unmet"] = outcome.trace_hash, list(outcome.unmet)
+    output.record(summary)
+    for name, value in summary.items():
+        output.line(f"{name.replace('_', ' ')}: {_shown(value)}")
+    return FAILED if failed is not None else 0
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number}" for name, number in value.items()) or "none"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

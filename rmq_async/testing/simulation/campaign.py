@@ -1,0 +1,82 @@
+"""Runs a scenario under many seeds, and finds the fewest kinds of faults under which a seed still fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from .errors import SimulationError
+from .faults import Faults
+from .scenarios import SCENARIOS
+from .simulation import Simulation
+
+__all__ = ["Outcome", "minimised", "run_seed"]
+
+RATE: Final = 8.0
+"""Faults per virtual minute, on average over the seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of one seed. ``seconds``: virtual time. ``cpu``: real seconds of the processor. ``met``: faults that had an effect,
+    by kind. ``unmet``: kinds that were drawn and had none. ``violation``: empty where everything held."""
+
+    scenario: str
+    seed: int
+    operations: int
+    seconds: float
+    cpu: float
+    kinds: tuple[str, ...]
+    met: dict[str, int]
+    unmet: tuple[str, ...]
+    trace_hash: str
+    violation: str = ""
+
+
+def run_seed(scenario: str, seed: int, *, without: Iterable[str] = (), trace: bool = False) -> Outcome:
+    """Runs one seed of a scenario. ``without``: kinds of faults to leave out of those that the seed draws.
+
+    Raises SimulationError for an unknown scenario.
+    """
+    played = SCENARIOS.get(scenario)
+    if played is None:
+        raise SimulationError(f"there is no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+    began = time.process_time()
+    faults = Simulation(seed, faults=Faults.swarm(rate=RATE)).faults
+    for kind in without:
+        faults = faults.without(kind)
+    simulation = Simulation(seed, brokers=played.brokers, name_servers=played.name_servers, faults=faults, trace=trace)
+    violation, level = "", logging.root.manager.disable
+    logging.disable()  # thousands of warnings about faults that are meant
+    try:
+        simulation.run(played.play)
+        simulation.check()
+    except Exception as error:  # noqa: BLE001 - any error is a violation of this seed
+        violation = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    finally:
+        logging.disable(level)
+    return Outcome(
+        scenario,
+        seed,
+        simulation.operations,
+        simulation.now,
+        time.process_time() - began,
+        tuple(sorted(faults.kinds)),
+        dict(sorted((kind, number) for kind, number in simulation.faults_met.items() if number)),
+        tuple(simulation.faults_unmet),
+        simulation.trace_hash,
+        violation,
+    )
+
+
+def minimised(failed: Outcome) -> tuple[Outcome, tuple[str, ...]]:
+    """Returns the outcome of the same seed with as few kinds of faults as it still fails with, and the kinds left out."""
+    left_out: tuple[str, ...] = ()
+    for kind in failed.kinds:
+        outcome = run_seed(failed.scenario, failed.seed, without=(*left_out, kind))
+        if outcome.violation:
+            failed, left_out = outcome, (*left_out, kind)
+    return failed, left_out

@@ -1,0 +1,129 @@
+"""Checks a history against what the brokers have stored. Each function returns a line for each violation.
+
+They are pure: a run hands them its calls, the messages on the brokers' disks, and what is excused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ...results import TransactionSendResult, TransactionStatus
+from .history import Call
+
+__all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "surprises", "unfinished"]
+
+LATE: Final = 0.05
+"""Virtual seconds by which a call may end after its budget: jobs of the executor and hops of the loop."""
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+_TEMPORARY: Final = (HALF_TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
+_TRANSACTION: Final = "send_in_transaction"
+"""Its budget ends where the local transaction begins."""
+
+
+class Stored(NamedTuple):
+    """A message on a broker's disk."""
+
+    broker: str
+    topic: str
+    queue_id: int
+    offset: int
+    unique_id: str
+    body: bytes
+    """Digest."""
+
+
+def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[str]) -> list[str]:
+    """Acknowledged messages that no broker has. ``excused``: unique ids that a power loss took, or that a rollback took back."""
+    kept = {each.unique_id for each in stored}
+    return [
+        f"lost: {call.what}() of {call.machine} at {call.began:.6f} s was acknowledged, and no broker has {result.msg_id}"
+        for call in calls
+        for result in call.results
+        if result.msg_id not in kept and result.msg_id not in excused
+        if not (isinstance(result, TransactionSendResult) and result.local_status is not TransactionStatus.COMMIT)
+    ]
+
+
+def copies(calls: Iterable[Call], stored: Sequence[Stored], *, restarts: bool) -> list[str]:
+    """Messages that are stored more often than the call that sent them made attempts.
+
+    ``restarts``: a broker's process has ended without a word. It may then deliver a delayed message again, and check a transaction
+    again that was committed, because brokers write every few seconds how far delays have come (``flushDelayOffsetInterval``) and
+    which transactions have ended (``transactionOpBatchInterval``, from 5.0 on).
+    """
+    number = Counter(each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY))
+    return [
+        f"copies: {result.msg_id} of {call.machine} is stored {number[result.msg_id]} times after {result.attempts} attempts"
+        for call in calls
+        if not (restarts and (call.delayed or call.what == _TRANSACTION))
+        for result in call.results
+        if number[result.msg_id] > result.attempts
+    ]
+
+
+def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
+    """Messages that are stored although their call failed and said that they were not.
+
+    Only calls whose bodies no other call has are looked at.
+    """
+    uses = Counter(body for call in calls for body in call.bodies)
+    kept = {each.body for each in stored if each.topic != HALF_TOPIC}
+    return [
+        f"surprise: {call.what}() of {call.machine} at {call.began:.6f} s failed with {call.error!r}, which is not maybe_stored, "
+        "and its message is stored"
+        for call in calls
+        if call.ended is not None and call.error is not None and not call.maybe_stored
+        if any(uses[body] == 1 and body in kept for body in call.bodies)
+    ]
+
+
+def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
+    """Calls that ended after their budget. ``stopped``: times at which the process of a machine did not run."""
+    return [
+        f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
+        for call in calls
+        if call.ended is not None and call.ended - call.began > call.budget + LATE and call.what != _TRANSACTION
+        if not any(first < call.ended and last > call.began for first, last in stopped.get(call.machine, ()))
+    ]
+
+
+def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over: float) -> list[str]:
+    """Calls without an end long after their budget on a machine that went on. ``ends``: times at which a process ended."""
+    return [
+        f"unfinished: {call.what}() of {call.machine} at {call.began:.6f} s has no end {over - call.began:.3f} s later"
+        for call in calls
+        if call.ended is None and over - call.began > call.budget + LATE
+        if not any(call.began <= end for end in ends.get(call.machine, ()))
+    ]
+
+
+def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
+    """Messages of one producer for one queue, key or sharding key that are stored in another order than their calls began.
+
+    The promise ends with the first call of the key that may be stored without its end being known. Messages that a power loss
+    took are not compared: the queue counted from there again.
+    """
+    kept = {each.unique_id for each in stored}
+    found: list[str] = []
+    lines: defaultdict[tuple[int, str, str], list[Call]] = defaultdict(list)
+    for call in calls:
+        if call.ordered_by is not None and call.what in ("send", "send_async"):
+            lines[call.producer, call.topic, call.ordered_by].append(call)
+    for (_, topic, key), line in lines.items():
+        ends: dict[object, tuple[int, Call]] = {}
+        for call in line:
+            if call.maybe_stored:
+                break
+            for result in call.results:
+                if result.msg_id not in kept:
+                    continue
+                before = ends.get(result.queue)
+                if before is not None and result.queue_offset <= before[0]:
+                    found.append(
+                        f"disorder: {call.what}() of {call.machine} at {call.began:.6f} s with {key!r} in {topic} was stored at "
+                        f"{result.queue_offset}, before {before[0]} of the call at {before[1].began:.6f} s"
+                    )
+                ends[result.queue] = (result.queue_offset, call)
+    return found

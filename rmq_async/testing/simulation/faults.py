@@ -1,0 +1,145 @@
+"""Faults of a run: which kinds, how often and when. Each kind draws from a generator of its own.
+
+A fault begins, lasts for a drawn time and ends by itself. It was met when it had an effect that the simulation can see, for example
+bytes that a cut link held back; a cut link over which nothing was sent does not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from random import Random
+from typing import Final, Protocol, Self
+
+from .errors import SimulationError
+from .scheduler import Scheduler, nanoseconds
+
+__all__ = ["KINDS", "Effect", "Faults", "Injector"]
+
+KINDS: Final = (
+    "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-pause", "broker-power-loss",
+    "client-pause", "clock-jump", "link-cut", "link-half-cut", "link-hang", "link-reset", "link-slow", "name-server-crash",
+    "name-server-pause",
+)  # fmt: skip
+"""Names of the kinds of faults."""
+MEAN_DURATION: Final = 2.0
+LONG_DURATION: Final = 40.0
+"""Mean seconds of short and of long faults."""
+LONG_SHARE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Faults of a run. ``kinds``: names out of ``KINDS``. ``rate``: faults per virtual minute, all kinds together, on average.
+    ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: each seed draws its own subset of the
+    kinds, and a rate of up to twice the given one.
+
+    Raises SimulationError for an unknown kind and for numbers below 0.
+    """
+
+    kinds: frozenset[str] = frozenset(KINDS)
+    rate: float = 4.0
+    start: float = 0.0
+    end: float = inf
+    drawn: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.kinds) - set(KINDS))
+        if unknown:
+            raise SimulationError(f"there is no kind of fault {unknown[0]!r}; there are {', '.join(KINDS)}")
+        if not self.rate >= 0 or not 0 <= self.start <= self.end:
+            raise SimulationError(
+                f"rate and times of faults are numbers from 0 on, not {self.rate}, {self.start} to {self.end}"
+            )
+
+    @classmethod
+    def swarm(cls, *, rate: float = 4.0, start: float = 0.0, end: float = inf) -> Self:
+        """Returns all kinds, of which each seed draws a subset and a rate of its own (swarm testing)."""
+        return cls(rate=rate, start=start, end=end, drawn=True)
+
+    @classmethod
+    def none(cls) -> Self:
+        """Returns no faults."""
+        return cls(frozenset(), 0.0)
+
+    def draw(self, chance: Random) -> Faults:
+        """Returns the faults of one seed."""
+        if not self.drawn:
+            return self
+        kinds = frozenset(kind for kind in sorted(self.kinds) if chance.random() < 0.5)
+        return replace(self, kinds=kinds or self.kinds, rate=self.rate * 2 * chance.random(), drawn=False)
+
+    def without(self, kind: str) -> Faults:
+        """Returns the same faults without one kind, at the same rate of each of the others."""
+        left = self.kinds - {kind}
+        return replace(self, kinds=left, rate=self.rate * len(left) / max(1, len(self.kinds)))
+
+
+class Effect(Protocol):
+    """A fault under way."""
+
+    def end(self) -> None:
+        """Ends the fault."""
+
+    def met(self) -> bool:
+        """Returns whether the fault had an effect; called after ``end``."""
+
+
+Begin = Callable[[Random, float], Effect | None]
+"""Begins a fault of so many seconds and returns it; None where nothing can be done, such as a crash while all brokers are down."""
+
+
+class Injector:
+    """Begins and ends the faults of one run. ``generator``: returns the generator of a name."""
+
+    def __init__(
+        self, scheduler: Scheduler, faults: Faults, begin: dict[str, Begin], generator: Callable[[str], Random]
+    ) -> None:
+        self.begun: Counter[str] = Counter()
+        self.met: Counter[str] = Counter()
+        self._scheduler = scheduler
+        self._faults = faults
+        self._begin = begin
+        self._generators = {kind: generator(f"fault {kind}") for kind in sorted(faults.kinds)}
+        self._under_way: dict[int, tuple[str, Effect]] = {}
+        self._number = 0
+
+    def start(self) -> None:
+        if self._faults.rate:
+            for kind in self._generators:
+                self._next(kind, self._faults.start)
+
+    def close(self) -> None:
+        """Ends all faults that are under way."""
+        for number in list(self._under_way):
+            self._end(number)
+
+    def unmet(self) -> Iterable[str]:
+        """Returns the kinds that were asked for and never met."""
+        return [kind for kind in self._generators if not self.met[kind]]
+
+    def _next(self, kind: str, earliest: float) -> None:
+        mean = 60.0 * len(self._generators) / self._faults.rate
+        at = max(earliest, self._scheduler.now / 1e9) + self._generators[kind].expovariate(1 / mean)
+        if at <= self._faults.end:
+            self._scheduler.after(nanoseconds(at) - self._scheduler.now, self._strike, kind)
+
+    def _strike(self, kind: str) -> None:
+        chance = self._generators[kind]
+        mean = LONG_DURATION if chance.random() < LONG_SHARE else MEAN_DURATION
+        duration = chance.expovariate(1 / mean)
+        effect = self._begin[kind](chance, duration)
+        if effect is not None:
+            self.begun[kind] += 1
+            self._number += 1
+            self._under_way[self._number] = (kind, effect)
+            self._scheduler.after(nanoseconds(duration), self._end, self._number)
+        self._next(kind, 0.0)
+
+    def _end(self, number: int) -> None:
+        kind, effect = self._under_way.pop(number, (None, None))
+        if kind is not None and effect is not None:
+            effect.end()
+            self.met[kind] += effect.met()

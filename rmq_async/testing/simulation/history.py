@@ -1,0 +1,212 @@
+"""The history of a run: calls of all producers with their ends, and what happened to machines and links."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rmq_protocol.message import Message
+
+from ...errors import SendError
+from ...producer import Producer, TransactionProducer
+from ...results import SendResult
+
+__all__ = ["Call", "Event", "History", "Recording", "digest"]
+
+_COROUTINES: Final = (
+    (Producer, "send"), (Producer, "send_batch"), (Producer, "send_oneway"), (Producer, "request"), (Producer, "recall"),
+    (TransactionProducer, "send_in_transaction"),
+)  # fmt: skip
+_CALLBACKS: Final = ((Producer, "send_async"), (Producer, "send_batch_async"))
+
+
+@dataclass(slots=True)
+class Event:
+    """``time``: seconds since the beginning of the simulation. ``machine``: name of the machine or link it belongs to. ``what``:
+    a method of a producer ("send"), or what befell the machine ("crash"). ``details``: for a call its topic, the time it ended
+    and its result or error."""
+
+    time: float
+    machine: str
+    what: str
+    details: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a producer. ``ended``: None for a call that was under way when its machine crashed, or the run ended."""
+
+    began: float
+    machine: str
+    what: str
+    producer: int
+    topic: str
+    bodies: tuple[bytes, ...]
+    """Digests."""
+    budget: float
+    """Seconds of the whole call."""
+    delayed: bool = False
+    ordered_by: str | None = None
+    """The key, sharding key or queue that the call gave."""
+    ended: float | None = None
+    results: tuple[SendResult, ...] = ()
+    error: BaseException | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.ended is not None and self.error is None
+
+    @property
+    def maybe_stored(self) -> bool:
+        """Whether the messages may be stored although the call did not succeed."""
+        if self.succeeded:
+            return False
+        return (
+            self.ended is None
+            or isinstance(self.error, asyncio.CancelledError)
+            or bool(getattr(self.error, "maybe_stored", False))
+        )
+
+    @property
+    def attempts(self) -> int | None:
+        """Number of requests that carried the messages; None where the call does not say."""
+        if self.results:
+            return self.results[0].attempts
+        if isinstance(self.error, SendError):
+            return len(self.error.attempts)
+        return None
+
+
+class History:
+    """``now``: returns the seconds since the beginning; ``current``: the name of the machine whose code runs."""
+
+    def __init__(self, now: Callable[[], float], current: Callable[[], str]) -> None:
+        self.calls: list[Call] = []
+        self.happened: list[Event] = []
+        self.open = True
+        """False while the coroutines of a dead process end: what they do in their last steps has not happened."""
+        self._now = now
+        self._current = current
+        self._producers: dict[Producer, int] = {}
+
+    def record(self, machine: str, what: str, **details: object) -> None:
+        self.happened.append(Event(self._now(), machine, what, details))
+
+    def events(self) -> list[Event]:
+        """Returns calls and other events in the order of their times."""
+        calls = [Event(call.began, call.machine, call.what, _details(call)) for call in self.calls]
+        return sorted([*self.happened, *calls], key=lambda event: event.time)
+
+    def begin(self, producer: Producer, what: str, messages: Any, options: Mapping[str, Any]) -> Call:
+        given = [each for each in _each(messages) if isinstance(each, Message)]
+        first = given[0] if given else None
+        by = options.get("queue") or options.get("key") or (None if first is None else first.sharding_key)
+        call = Call(
+            self._now(),
+            self._current(),
+            what,
+            self._producers.setdefault(producer, len(self._producers)),
+            "" if first is None else first.topic,
+            tuple(digest(each.body) for each in given),
+            options.get("timeout") or producer.config.timeout,
+            any(each.delay_level or each.delay is not None or each.deliver_at is not None for each in given),
+            None if by is None else str(by),
+        )
+        if self.open:
+            self.calls.append(call)
+        return call
+
+    def end(self, call: Call, result: Any, error: BaseException | None) -> None:
+        if not self.open:
+            return
+        call.ended, call.error = self._now(), error
+        results = getattr(result, "results", None)
+        if isinstance(result, SendResult):
+            call.results = (result,)
+        elif results is not None:
+            call.results = tuple(results)
+
+
+class Recording(AbstractContextManager["Recording"]):
+    """Adds every call of a producer to a history while it is entered."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._before: list[tuple[type, str, Any]] = []
+
+    def __enter__(self) -> Self:
+        for owner, name in _COROUTINES:
+            self._replace(owner, name, self._coroutine)
+        for owner, name in _CALLBACKS:
+            self._replace(owner, name, self._callback)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        while self._before:
+            owner, name, method = self._before.pop()
+            if method is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, method)
+
+    def _replace(self, owner: type, name: str, wrapped: Callable[[str, Any], Any]) -> None:
+        self._before.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, wrapped(name, getattr(owner, name)))
+
+    def _coroutine(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        history = self._history
+
+        @wraps(method)
+        async def recorded(self: Producer, messages: Any, *args: Any, **options: Any) -> Any:
+            call = history.begin(self, name, messages, options)
+            try:
+                result = await method(self, messages, *args, **options)
+            except BaseException as error:
+                history.end(call, None, error)
+                raise
+            history.end(call, result, None)
+            return result
+
+        return recorded
+
+    def _callback(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        history = self._history
+
+        @wraps(method)
+        async def recorded(self: Producer, messages: Any, *args: Any, **options: Any) -> Any:
+            call = history.begin(self, name, messages, options)
+            try:
+                future: asyncio.Future[Any] = await method(self, messages, *args, **options)
+            except BaseException as error:
+                history.end(call, None, error)
+                raise
+            future.add_done_callback(lambda done: _end_of(history, call, done))
+            return future
+
+        return recorded
+
+
+def digest(body: Any) -> bytes:
+    return hashlib.blake2b(bytes(body), digest_size=12).digest()
+
+
+def _end_of(history: History, call: Call, done: asyncio.Future[Any]) -> None:
+    if done.cancelled():
+        history.end(call, None, asyncio.CancelledError())
+    else:
+        error = done.exception()
+        history.end(call, None if error is not None else done.result(), error)
+
+
+def _each(messages: Any) -> Iterable[Any]:
+    return (messages,) if isinstance(messages, Message) else messages if isinstance(messages, list | tuple) else ()
+
+
+def _details(call: Call) -> dict[str, Any]:
+    return {"topic": call.topic, "ended": call.ended, "results": call.results, "error": call.error}

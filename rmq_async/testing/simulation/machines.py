@@ -1,0 +1,321 @@
+"""Simulated machines: each runs one process at a time, with an event loop, clocks and random sources of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
+from random import Random
+from typing import Any, Final, Protocol
+
+from ... import machine as library
+from .errors import SimulationError
+from .loop import Network, SimulatedLoop
+from .scheduler import Scheduler
+
+__all__ = ["EPOCH", "Host", "Machine", "World"]
+
+EPOCH: Final = 1_750_000_000.0
+"""Seconds since the epoch at which each simulation begins."""
+LONGEST_UPTIME: Final = 1_000_000.0
+"""Seconds that a machine has been up at most when the simulation begins."""
+FIRST_PROCESS_ID: Final = 1000
+
+Factory = Callable[[], Awaitable[Any]]
+
+
+class Host(Network, Protocol):
+    """The network side of a machine."""
+
+    address: str
+
+    def crash(self) -> None: ...
+    def power_off(self) -> None: ...
+    def power_on(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def move(self, address: str) -> None: ...
+
+
+class World(Protocol):
+    """What the machines of a simulation share."""
+
+    scheduler: Scheduler
+
+    def generator(self, name: str) -> Random:
+        """Returns a new generator, seeded with the seed of the run and ``name``."""
+
+    def entered(self, machine: Machine) -> None:
+        """Makes a machine the one whose code runs."""
+
+    def record(self, machine: str, what: str, **details: object) -> None:
+        """Adds an event to the history."""
+
+    def failed(self, machine: Machine, error: BaseException) -> None:
+        """Ends the run: an error has left the code of a machine."""
+
+    def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
+        """Ends the coroutines of a process that is gone and calls ``ended``, both in the clocks of the machine."""
+
+    def loop_made(self, loop: SimulatedLoop) -> None:
+        """Keeps the loop of a new process until the end of the run."""
+
+
+class _Executor(Executor):
+    """Runs the library's jobs on the loop, each after a drawn delay."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        job: Future[Any] = Future()
+        self._loop.call_later(self._loop.job_delay(), self._run, job, lambda: fn(*args, **options))
+        return job
+
+    def _run(self, job: Future[Any], work: Callable[[], Any]) -> None:
+        if not job.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - the error belongs to the job
+            job.set_exception(error)
+        else:
+            job.set_result(result)
+
+
+class Machine:
+    """One machine: what runs on it, its clocks, and what can befall it.
+
+    ``crash``, ``restart`` and the others take effect when the running callback is over, at the same virtual time.
+    """
+
+    def __init__(self, name: str, world: World, host: Host) -> None:
+        self.name = name
+        self.random = world.generator(f"random of {name}")
+        self.entropy = world.generator(f"entropy of {name}")
+        self.paused = False
+        self._world = world
+        self._host = host
+        self._chance = world.generator(f"machine {name}")
+        self._booted = self._chance.random() * LONGEST_UPTIME
+        self._skew = 0.0
+        self._instance_name = ""
+        self._processes = 0
+        self._factories: list[tuple[Factory, asyncio.Future[Any] | None]] = []
+        self._loop: SimulatedLoop | None = None
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """What the factories of the current process have begun and not ended."""
+        self._executor: _Executor | None = None
+        self._pauses: list[list[float]] = []
+        self.ends: list[float] = []
+        """Times at which a process has ended."""
+        self._start()
+
+    def __repr__(self) -> str:
+        return f"<Machine {self.name}>"
+
+    @property
+    def address(self) -> str:
+        """IPv4 address."""
+        return self._host.address
+
+    @property
+    def running(self) -> bool:
+        """Whether a process runs; a paused one does."""
+        return self._loop is not None
+
+    @property
+    def loop(self) -> SimulatedLoop:
+        """The event loop of the process. Raises SimulationError while none runs."""
+        if self._loop is None:
+            raise SimulationError(f"{self.name} does not run; restart() it first")
+        return self._loop
+
+    # -- clocks
+
+    def monotonic(self) -> float:
+        """Returns seconds of a clock that is never set."""
+        return self._booted + self._world.scheduler.now / 1e9
+
+    def time(self) -> float:
+        """Returns seconds since the epoch, as this machine's clock shows them."""
+        return EPOCH + self._skew + self._world.scheduler.now / 1e9
+
+    def process_id(self) -> int:
+        return FIRST_PROCESS_ID + self._processes
+
+    def skew(self, seconds: float) -> None:
+        """Sets the machine's wall clock that much before (positive) or behind (negative) the time of the simulation."""
+        self._world.record(self.name, "skew", seconds=seconds)
+        self._skew = seconds
+
+    # -- processes
+
+    def run(self, factory: Factory) -> asyncio.Future[Any]:
+        """Starts a coroutine function on the machine, and again after each restart.
+
+        Returns a future of the caller's loop with the result of the first coroutine that ends by itself. An error that leaves
+        the coroutine ends the simulation with that error.
+        """
+        if not inspect.iscoroutinefunction(factory) and not callable(factory):
+            raise SimulationError(f"run() of {self.name} takes a coroutine function, not {factory!r}")
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._factories.append((factory, result))
+        if self._loop is not None:
+            self._begin(factory, result)
+        return result
+
+    def serve(self, factory: Factory) -> None:
+        """Starts a coroutine function of the simulation's own on the machine, and again after each restart."""
+        self._factories.append((factory, None))
+        if self._loop is not None:
+            self._begin(factory, None)
+
+    def crash(self) -> None:
+        """Ends the process at once. Its kernel closes the connections; what is on disk stays."""
+        self._soon(self._crash)
+
+    def power_loss(self) -> None:
+        """Ends the process and the kernel at once: peers see silence, and what was not flushed to the disk is lost."""
+        self._soon(self._power_loss)
+
+    def restart(self) -> None:
+        """Starts the process again; ends one that runs as ``crash`` does."""
+        self._soon(self._restart)
+
+    def pause(self) -> None:
+        """Stops the process as SIGSTOP does: its code does not run, its connections stay."""
+        self._soon(self._pause)
+
+    def resume(self) -> None:
+        """Lets a paused process go on. Timers that have become due meanwhile run at once."""
+        self._soon(self._resume)
+
+    def move(self, address: str) -> None:
+        """Gives the machine another IPv4 address, to which its name resolves from now on; old connections fall silent."""
+        self._soon(self._move, address)
+
+    # -- as the loop and the simulation use it
+
+    def enter(self) -> None:
+        """Gives the library the clocks, random sources and names of this machine. Called before code of the machine runs."""
+        library.random, library.entropy = self.random, self.entropy
+        library.process_id, library.address = self.process_id, self.address
+        library.instance_name = self._instance_name
+        library.executor = self._executor
+
+    def leave(self) -> None:
+        """Keeps the instance name that the process has drawn."""
+        self._instance_name = library.instance_name
+
+    def stopped(self, now: float) -> list[tuple[float, float]]:
+        """Returns the times between which a process was paused, in seconds of the simulation."""
+        return [(began, ended) for began, ended in ([*pause, now][:2] for pause in self._pauses)]
+
+    @property
+    def unfinished(self) -> int:
+        """Number of coroutines of ``run`` and ``serve`` that have not ended."""
+        return len(self._tasks)
+
+    def _now(self) -> float:
+        return self._world.scheduler.now / 1e9
+
+    def _soon(self, change: Callable[..., None], *args: Any) -> None:
+        self._world.scheduler.after(0, change, *args)
+
+    def _start(self) -> None:
+        self._processes += 1
+        self._instance_name = ""
+        name = self.name if self._processes == 1 else f"{self.name} process {self._processes}"
+        self._loop = loop = SimulatedLoop(  # type: ignore[abstract]  # Refused has the rest
+            self._world.scheduler,
+            name,
+            chance=self._chance,
+            booted=self._booted,
+            network=self._host,
+            entered=lambda: self._world.entered(self),
+        )
+        self._executor = _Executor(loop)
+        self._world.loop_made(loop)
+        for factory, result in self._factories:
+            if result is None or not result.done():
+                self._begin(factory, result)
+
+    def _begin(self, factory: Factory, result: asyncio.Future[Any] | None) -> None:
+        task = self.loop.create_task(_awaited(factory), name=f"{self.name} {getattr(factory, '__name__', 'main')}")
+        self._tasks[task] = None
+        task.add_done_callback(lambda task: self._ended(task, result))
+
+    def _ended(self, task: asyncio.Task[Any], result: asyncio.Future[Any] | None) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            self._world.failed(self, SimulationError(f"{task.get_name()} was cancelled"))
+        elif (error := task.exception()) is not None:
+            self._world.failed(self, error)
+        elif result is not None:
+            result.get_loop().call_soon(_set_result, result, task.result())
+
+    def _end(self) -> None:
+        loop, self._loop = self._loop, None
+        self._tasks.clear()
+        if self.paused:
+            self.paused = False
+            self._pauses[-1].append(self._now())
+        if loop is not None:
+            self.ends.append(self._now())
+            loop.close()
+            self._world.bury(self, loop, self.process_ended)
+
+    def _crash(self) -> None:
+        if self._loop is not None:
+            self._world.record(self.name, "crash")
+            self._end()
+            self._host.crash()
+
+    def _power_loss(self) -> None:
+        if self._loop is not None:
+            self._world.record(self.name, "power_loss")
+            self._end()
+            self._host.power_off()
+            self.power_lost()
+
+    def process_ended(self) -> None:
+        """Called when a process has ended, in its clocks."""
+
+    def power_lost(self) -> None:
+        """Called after a power loss: what was not flushed is gone."""
+
+    def _restart(self) -> None:
+        self._crash()
+        self._world.record(self.name, "restart")
+        self._host.power_on()
+        self._start()
+
+    def _pause(self) -> None:
+        if self._loop is not None and not self.paused:
+            self._world.record(self.name, "pause")
+            self.paused = self._loop.suspended = True
+            self._pauses.append([self._now()])
+            self._host.pause()
+
+    def _resume(self) -> None:
+        if self._loop is not None and self.paused:
+            self._world.record(self.name, "resume")
+            self.paused = False
+            self._pauses[-1].append(self._now())
+            self._host.resume()
+            self._world.scheduler.resume(self._loop)
+
+    def _move(self, address: str) -> None:
+        self._world.record(self.name, "move", address=address)
+        self._host.move(address)
+
+
+async def _awaited(factory: Factory) -> Any:
+    return await factory()
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)

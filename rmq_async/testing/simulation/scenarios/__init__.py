@@ -1,0 +1,63 @@
+"""Scenarios of the library: which services run on which cluster, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
+
+from .workloads import WORKLOADS as WORKLOADS
+from .workloads import Cluster
+
+__all__ = ["SCENARIOS", "Scenario"]
+
+
+class Machine(Protocol):
+    """A client machine."""
+
+    def run(self, factory: Callable[[], Awaitable[None]]) -> asyncio.Future[None]: ...
+
+
+class Simulated(Cluster, Protocol):
+    """A simulation that runs."""
+
+    def machine(self, name: str) -> Machine: ...
+
+
+class Scenario(NamedTuple):
+    """``about``: one line. ``workloads``: names of services, each on a machine of its own. ``duration``: virtual seconds."""
+
+    about: str
+    workloads: tuple[str, ...]
+    duration: float = 300.0
+    brokers: int = 2
+    name_servers: int = 1
+
+    async def play(self, simulation: Simulated) -> None:
+        """Runs the services on their machines until their time is over."""
+        until = simulation.now + self.duration
+        await asyncio.gather(*(simulation.machine(name).run(_started(name, simulation, until)) for name in self.workloads))
+
+
+def _started(name: str, simulation: Simulated, until: float) -> Callable[[], Awaitable[None]]:
+    async def service() -> None:
+        await WORKLOADS[name](simulation, until)
+
+    service.__name__ = "service"
+    return service
+
+
+SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
+    {
+        "mixed": Scenario("all services at once, two name servers", tuple(WORKLOADS), name_servers=2),
+        **{
+            name: Scenario((workload.__doc__ or "").partition("\n")[0], (name,))
+            for name, workload in WORKLOADS.items()
+            if name not in ("requests", "replies", "reading")
+        },
+        "requests": Scenario("sends requests to a service that replies", ("requests", "replies")),
+        "reading": Scenario("reads a topic while it is written", ("plain", "reading")),
+    }
+)
+"""By name."""

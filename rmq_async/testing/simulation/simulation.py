@@ -1,0 +1,297 @@
+"""A cluster, its clients and the network between them in one thread, under virtual time; one seed gives one run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import string
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from ... import machine as library
+from .checkers import copies, disorder, late, lost, surprises, unfinished
+from .effects import beginnings
+from .errors import SimulationError
+from .faults import Faults, Injector
+from .history import Event, History, Recording
+from .loop import SimulatedLoop
+from .machines import Machine
+from .network import Link, SimulatedNetwork
+from .running import run_task
+from .scheduler import Scheduler
+from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine
+from .standard_library import StandardLibrary
+from .trace import Trace
+
+__all__ = ["Simulation"]
+
+MAX_BROKERS: Final = 26
+MAX_NAME_SERVERS: Final = 8
+STEP: Final = 0.01
+"""Virtual seconds between two looks at the brokers' registrations."""
+SWARM: Final = Faults.swarm()
+MAIN: Final = "main"
+"""Name of the machine on which the function given to ``run`` runs."""
+
+T = TypeVar("T")
+_KEPT: Final = ("monotonic", "time", "random", "entropy", "process_id", "executor", "instance_name", "address")
+
+
+class Simulation:
+    """A simulated cluster of ``brokers`` brokers ("broker-a", ...) and ``name_servers`` name servers ("namesrv-0", ...).
+
+    ``seed``: decides everything that is drawn. ``faults``: what befalls the cluster; None means none. ``trace``: prints each frame.
+
+    Raises SimulationError for values out of range.
+    """
+
+    def __init__(
+        self, seed: int, *, brokers: int = 2, name_servers: int = 1, faults: Faults | None = SWARM, trace: bool = False
+    ) -> None:
+        for name, number, most in (("brokers", brokers, MAX_BROKERS), ("name_servers", name_servers, MAX_NAME_SERVERS)):
+            if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+                raise SimulationError(f"{name} must be a number from 1 to {most}, not {number!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise SimulationError(f"seed must be an int, not {seed!r}")
+        self.seed = seed
+        self.scheduler = Scheduler()
+        self.network: SimulatedNetwork
+        self._numbers = brokers, name_servers
+        self._faults = (Faults.none() if faults is None else faults).draw(self.generator("faults"))
+        self._trace = Trace(print_frames=trace)
+        self._history = History(lambda: self.now, lambda: self._current.name)
+        self._machines: dict[str, Machine] = {}
+        self._loops: list[SimulatedLoop] = []
+        self._failure: tuple[Machine, BaseException] | None = None
+        self._ran = self._running = False
+        self._number = 0
+        self._violations: list[str] = []
+        self._current: Machine
+        self._injector: Injector
+        self.brokers: tuple[BrokerMachine, ...] = ()
+        self.name_servers: tuple[NameServerMachine, ...] = ()
+
+    @property
+    def namesrv(self) -> str:
+        """Addresses of all name servers: what clients are given as ``namesrv``."""
+        return ";".join(f"namesrv-{number}:{NAME_SERVER_PORT}" for number in range(self._numbers[1]))
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning of the simulation."""
+        return self.scheduler.now / 1e9
+
+    @property
+    def trace_hash(self) -> str:
+        """Digest of all frames that were delivered: times, links, codes, header fields, bodies. Equal for equal runs."""
+        return self._trace.digest()
+
+    @property
+    def faults(self) -> Faults:
+        """The faults of this seed, as drawn."""
+        return self._faults
+
+    @property
+    def faults_met(self) -> Mapping[str, int]:
+        """Number of faults that had an effect, by kind."""
+        return MappingProxyType(dict(self._injector.met)) if self._ran else MappingProxyType({})
+
+    @property
+    def faults_unmet(self) -> Sequence[str]:
+        """Kinds of faults that were drawn for this run and never had an effect."""
+        return list(self._injector.unmet()) if self._ran else []
+
+    @property
+    def history(self) -> Sequence[Event]:
+        """All calls of producers, and what befell machines, in the order of their times."""
+        return self._history.events()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of all machines."""
+        return list(self._machines)
+
+    @property
+    def clients(self) -> Sequence[Machine]:
+        """Client machines, except the one on which ``run``'s function runs."""
+        return [each for each in self._machines.values() if type(each) is Machine and each.name != MAIN]
+
+    @property
+    def operations(self) -> int:
+        """Number of calls in the history."""
+        return len(self._history.calls)
+
+    def run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
+        """Runs ``main(simulation)`` on a machine of its own until it ends; returns its result or raises its error.
+
+        Can be called once, outside of any event loop. Raises SimulationError, which names the seed, where the run cannot go on or
+        an error leaves the code of another machine.
+        """
+        if self._ran:
+            raise SimulationError("this simulation has run; make a new one")
+        if asyncio._get_running_loop() is not None:
+            raise SimulationError("run() was called inside a running event loop; call it from a plain function")
+        if not callable(main):
+            raise SimulationError(f"run() takes a coroutine function of one argument, not {main!r}")
+        self._ran = self._running = True
+        before = {name: getattr(library, name) for name in _KEPT}
+        try:
+            with StandardLibrary(self), Recording(self._history):
+                return self._run(main)
+        finally:
+            self._history.open = False
+            self._running = False
+            for name, value in before.items():
+                setattr(library, name, value)
+
+    def machine(self, name: str) -> Machine:
+        """Returns the machine of a name: a broker, a name server, or a client machine, which is made when first asked for.
+
+        Raises SimulationError outside of ``run``, and for a server that the cluster does not have.
+        """
+        if not self._running:
+            raise SimulationError(f"machine({name!r}) outside of run(): machines exist while the simulation runs")
+        found = self._machines.get(name)
+        if found is not None:
+            return found
+        if not name or name.startswith(("broker-", "namesrv-")):
+            raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines)}")
+        return self._add(Machine(name, self, self.network.host(name)))
+
+    def link(self, a: str, b: str) -> Link:
+        """Returns the link between two machines. Raises SimulationError outside of ``run`` and for unknown machines."""
+        for name in (a, b):
+            if name not in self._machines:
+                raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines) or 'none yet'}")
+        return self.network.link(a, b)
+
+    def check(self) -> None:
+        """Checks the history against what the brokers have on disk. Raises SimulationError with all violations."""
+        if not self._ran or self._running:
+            raise SimulationError("check() is called after run()")
+        if self._violations:
+            listed = "\n".join(self._violations[:20])
+            raise SimulationError(f"seed {self.seed}: {len(self._violations)} violations\n{listed}")
+
+    def number(self) -> int:
+        """Returns a number that no other call of this simulation has returned."""
+        self._number += 1
+        return self._number
+
+    def violation(self, text: str) -> None:
+        """Adds a violation, for checks of one's own; ``check`` raises it with the others."""
+        self._violations.append(f"{text} ({self._current.name}, {self.now:.6f} s)")
+
+    # -- as machines and faults use it
+
+    def generator(self, name: str) -> Random:
+        """Returns a new generator, seeded with the seed of the run and ``name``."""
+        return Random(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
+
+    def entered(self, machine: Machine) -> None:
+        current = self._current
+        if current is not machine:
+            current.leave()
+            self._current = machine
+        machine.enter()
+
+    def record(self, machine: str, what: str, **details: object) -> None:
+        self._history.record(machine, what, **details)
+
+    def failed(self, machine: Machine, error: BaseException) -> None:
+        if machine.name != MAIN and self._failure is None:
+            self._failure = (machine, error)
+
+    def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
+        self.entered(machine)
+        self._history.open = False
+        ended()
+        loop.bury()
+        self._history.open = True
+        self.scheduler.left()
+
+    def loop_made(self, loop: SimulatedLoop) -> None:
+        loop.set_exception_handler(self._report)
+        self._loops = [each for each in self._loops if not each.dead]
+        self._loops.append(loop)
+
+    def monotonic(self) -> float:
+        return self._current.monotonic()
+
+    def time(self) -> float:
+        return self._current.time()
+
+    @property
+    def random(self) -> Random:
+        return self._current.random
+
+    @property
+    def entropy(self) -> Random:
+        return self._current.entropy
+
+    # -- inside
+
+    def _add(self, machine: Machine) -> Machine:
+        self._machines[machine.name] = machine
+        return machine
+
+    def _run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
+        self.network = network = SimulatedNetwork(self.scheduler, self.generator, self._trace.add)
+        library.monotonic, library.time = self.monotonic, self.time
+        first = self._current = Machine(MAIN, self, network.host(MAIN))
+        self._add(first)
+        brokers, name_servers = self._numbers
+        self.name_servers = tuple(
+            NameServerMachine(f"namesrv-{index}", self, network.host(f"namesrv-{index}")) for index in range(name_servers)
+        )
+        names = [each.name for each in self.name_servers]
+        self.brokers = tuple(
+            BrokerMachine(f"broker-{letter}", self, network.host(f"broker-{letter}"), names)
+            for letter in string.ascii_lowercase[:brokers]
+        )
+        for server in (*self.name_servers, *self.brokers):
+            self._add(server)
+        self._injector = Injector(self.scheduler, self._faults, beginnings(self), self.generator)
+        task = first.loop.create_task(self._main(main), name=MAIN)
+        try:
+            result = run_task(
+                self.scheduler, task, lambda: self._loops, seed=self.seed, failed=lambda: self._failure is not None
+            )
+        except Exception as error:
+            error.add_note(f"seed {self.seed}, {self.now:.6f} virtual seconds")
+            raise
+        if self._failure is not None:
+            machine, cause = self._failure
+            raise SimulationError(f"seed {self.seed}: {machine.name} failed at {self.now:.6f} s: {cause!r}") from cause
+        return result  # type: ignore[return-value]
+
+    async def _main(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
+        while any(len(broker.registered) < len(self.name_servers) for broker in self.brokers):  # noqa: ASYNC110 - at the start
+            await asyncio.sleep(STEP)
+        self._injector.start()
+        result = await main(self)
+        self._injector.close()
+        self._violations += self._checked()
+        return result
+
+    def _checked(self) -> list[str]:
+        calls = self._history.calls
+        stored = [message for broker in self.brokers for message in broker.stored()]
+        excused = {unique_id for broker in self.brokers for unique_id in broker.lost}
+        stopped = {machine.name: machine.stopped(self.now) for machine in self._machines.values()}
+        ends = {machine.name: machine.ends for machine in self._machines.values()}
+        return [
+            *lost(calls, stored, excused),
+            *copies(calls, stored, restarts=any(broker.ends for broker in self.brokers)),
+            *surprises(calls, stored),
+            *disorder(calls, stored),
+            *late(calls, stopped),
+            *unfinished(calls, ends, self.now),
+        ]
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Counts what a loop's exception handler gets as a violation: an error that no code has handled."""
+        error = context.get("exception")
+        self._violations.append(f"unhandled: {self._current.name} at {self.now:.6f} s: {context.get('message')}: {error!r}")

@@ -1,0 +1,188 @@
+"""Clocks, random sources and refusals of the standard library while a simulation runs.
+
+Modules that have bound such a function or class under a name of their own (``from time import monotonic``) get the replacement
+too, except the standard library, whose threads wait for real time, and the test runner. All is as before after the run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from types import ModuleType, TracebackType
+from typing import Any, Final, Protocol, Self
+
+from .errors import SimulationError
+
+__all__ = ["Clocks", "StandardLibrary"]
+
+_LEFT_ALONE: Final = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "hypothesis", "coverage", "pytest_timeout"})
+_NANO: Final = 1_000_000_000
+
+
+class Clocks(Protocol):
+    """Clocks and random sources of the process whose code runs."""
+
+    def monotonic(self) -> float:
+        """Returns seconds of a clock that is never set."""
+
+    def time(self) -> float:
+        """Returns seconds since the epoch."""
+
+    @property
+    def random(self) -> Random:
+        """The generator behind ``random.random`` and the like."""
+
+    @property
+    def entropy(self) -> Random:
+        """The generator behind ``os.urandom``, ``secrets`` and ``uuid.uuid4``."""
+
+
+class StandardLibrary:
+    """A context in which the standard library shows the time of ``clocks`` and draws from their generators.
+
+    Inside, threads, sockets, subprocesses, forks and blocking sleeps raise SimulationError.
+    """
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._replaced = {
+            **_clock_functions(clocks),
+            **_random_functions(clocks),
+            (datetime, "datetime"): _datetime_class(clocks),
+            (time, "sleep"): _refusal("time.sleep", "it blocks the process; await asyncio.sleep"),
+            (threading.Thread, "start"): _refusal("Thread.start", "a simulation has one thread"),
+            (socket.socket, "__init__"): _refusal("socket.socket", "sockets of the system are not simulated"),
+            (subprocess.Popen, "__init__"): _refusal("subprocess.Popen", "a simulation has one process of the system"),
+            (os, "fork"): _refusal("os.fork", "a simulation has one process of the system"),
+        }
+        self._before: list[tuple[Any, str, Any]] = []
+        self._zone: str | None = None
+
+    def __enter__(self) -> Self:
+        by_id = {
+            id(getattr(owner, name)): new for (owner, name), new in self._replaced.items() if isinstance(owner, ModuleType)
+        }
+        bound = [(module, name, by_id[id(value)]) for module, name, value in _bindings() if id(value) in by_id]
+        for (owner, name), new in self._replaced.items():
+            self._set(owner, name, new)
+        for module, name, new in bound:
+            self._set(module, name, new)
+        self._zone = os.environ.get("TZ")
+        _set_zone("UTC")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        while self._before:
+            owner, name, old = self._before.pop()
+            setattr(owner, name, old)
+        _set_zone(self._zone)
+
+    def _set(self, owner: Any, name: str, new: Any) -> None:
+        self._before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+
+def _bindings() -> Iterator[tuple[ModuleType, str, object]]:
+    """Returns all global names of the modules that are not left alone."""
+    for full_name, module in list(sys.modules.items()):
+        package = full_name.partition(".")[0]
+        if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:
+            for name, value in list(vars(module).items()):
+                yield module, name, value
+
+
+def _clock_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any]]:
+    def monotonic_ns() -> int:
+        return round(clocks.monotonic() * _NANO)
+
+    def time_ns() -> int:
+        return round(clocks.time() * _NANO)
+
+    def at(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda seconds=None: function(clocks.time() if seconds is None else seconds)
+
+    strftime = time.strftime
+    functions: dict[str, Callable[..., Any]] = {
+        "monotonic": clocks.monotonic, "monotonic_ns": monotonic_ns, "perf_counter": clocks.monotonic,
+        "perf_counter_ns": monotonic_ns, "time": clocks.time, "time_ns": time_ns, "localtime": at(time.localtime),
+        "gmtime": at(time.gmtime), "ctime": at(time.ctime),
+        "strftime": lambda text, moment=None: strftime(text, time.localtime() if moment is None else moment),
+    }  # fmt: skip
+    return {(time, name): function for name, function in functions.items()}
+
+
+def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any]]:
+    def drawing(name: str) -> Callable[..., Any]:
+        return lambda *args, **options: getattr(clocks.random, name)(*args, **options)
+
+    def urandom(size: int) -> bytes:
+        return clocks.entropy.randbytes(size)
+
+    seed = Random.seed
+
+    def seeded(self: Random, a: Any = None, version: int = 2) -> None:
+        """An unseeded generator is seeded by the process that makes it."""
+        seed(self, clocks.entropy.getrandbits(128) if a is None else a, version)
+
+    names = [name for name in random.__all__ if hasattr(random, name) and not isinstance(getattr(random, name), type)]
+    return {
+        **{(random, name): drawing(name) for name in names},
+        (random, "_urandom"): urandom,
+        (os, "urandom"): urandom,
+        (Random, "seed"): seeded,
+    }
+
+
+def _datetime_class(clocks: Clocks) -> type:
+    real: Any = datetime.datetime
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, real)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return bool(issubclass(subclass, real))
+
+    class VirtualDatetime(real, metaclass=Meta):  # type: ignore[misc]
+        """``datetime.datetime`` whose current time is that of the process; its objects are ordinary ones."""
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            return real(*args, **options)
+
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return real.fromtimestamp(clocks.time(), tz)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return real.fromtimestamp(clocks.time(), datetime.UTC).replace(tzinfo=None)
+
+        @classmethod
+        def today(cls) -> Any:
+            return real.fromtimestamp(clocks.time())
+
+    VirtualDatetime.__name__ = VirtualDatetime.__qualname__ = "datetime"
+    return VirtualDatetime
+
+
+def _refusal(name: str, reason: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise SimulationError(f"{name}(): {reason}")
+
+    return refuse
+
+
+def _set_zone(name: str | None) -> None:
+    if name is None:
+        os.environ.pop("TZ", None)
+    else:
+        os.environ["TZ"] = name
+    if hasattr(time, "tzset"):
+        time.tzset()
