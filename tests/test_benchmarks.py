@@ -144,6 +144,16 @@ async def test_the_steps_of_a_send_are_timed_one_by_one() -> None:
     assert (code, out) == (2, "")
 
 
+async def test_the_steps_of_a_message_of_a_batch_are_timed_one_by_one() -> None:
+    code, out, error = await run("batch_steps.py", "--rounds", "3", "--json")
+    assert (code, error) == (0, "")
+    steps = json.loads(out)
+    assert len(steps) == 7
+    assert all(microseconds > 0 for microseconds in steps.values())
+    code, out, error = await run("batch_steps.py", "--rounds", "0")
+    assert (code, out) == (2, "")
+
+
 def check_side(mode: str, figures: dict[str, object]) -> None:
     assert figures["failures"] == {}
     assert figures["stored"] == figures["acknowledged"]
