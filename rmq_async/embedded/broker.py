@@ -179,12 +179,14 @@ class Broker(BaseService):
         self._transactions.start()
 
     async def stop(self) -> None:
-        """Stops in order: everything is on the disk afterwards."""
+        """Stops in order: everything is on the disk afterwards. Does nothing where nothing runs, after ``crash`` above all."""
+        running = self.listener.running
         self._end()
         await super().stop()
         self._forget_waiting()
-        self._save()
-        self.state.log.flush()
+        if running:
+            self._save()
+            self.state.log.flush()
 
     def crash(self) -> None:
         """Ends the broker as the end of its process does, also where its event loop does not run any more: nothing is saved."""

@@ -44,7 +44,7 @@ _STANDARD_JSON_FROM: Final = 401
 
 class NameServer(BaseService):
     """A name server. ``directory``: the brokers that it knows. ``failures``: by default a script of its own. See ``Broker`` for one
-    that is built alone, and for its brokers; after a crash a new one is made, with a new directory."""
+    that is built alone, and for its brokers; after a crash a new one is made, with a new directory and no settings."""
 
     named_failures_only = True
 
