@@ -23,10 +23,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from rmq_protocol.batch import decode_batch, encode_batch
+from rmq_protocol.columns import StoredColumns, read_columns
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command
-from rmq_protocol.constants import RequestCode, ResponseCode, SerializeType
+from rmq_protocol.constants import RequestCode, ResponseCode, SerializeType, SysFlag
 from rmq_protocol.frame import FrameDecoder
-from rmq_protocol.message import Message
+from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.send_codec import FIRST_OPAQUE, SendTemplate, decode_send_reply
 from rmq_protocol.stored import decode_messages, encode_stored
 
@@ -120,12 +121,31 @@ def _batches() -> list[Way]:
 
 
 def _stored() -> list[Way]:
-    record = encode_stored(topic="OrderTopic", body=BODY, properties=PROPERTIES.encode(), queue_id=3, queue_offset=123456)
-    block = record * BATCH
+    record = _record(BODY)
+    block, queue = record * BATCH, MessageQueue("OrderTopic", "broker-a", 3)
+    batch = encode_batch([Message("OrderTopic", BODY) for _ in range(BATCH)], [UNIQUE_ID] * BATCH, 1 << 22)
+    inner = _record(batch, SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+    compressed = _record(zlib.compress(BODY * 16), SysFlag.COMPRESSED) * BATCH
+
+    def columns() -> StoredColumns:
+        into = StoredColumns()
+        read_columns(block, into, queue)
+        return into
+
+    group = "stored message, decode"
     return [
-        Way("stored message, decode", f"{BATCH} of one pull, each", lambda: decode_messages(block), BATCH),
-        Way("stored message, decode", "alone", lambda: decode_messages(record)),
+        Way(group, f"{BATCH} of one pull, each", lambda: decode_messages(block), BATCH),
+        Way(group, "alone", lambda: decode_messages(record)),
+        Way(group, f"{BATCH} into columns, each", columns, BATCH),
+        Way(group, f"{BATCH} of an inner batch, each", lambda: decode_messages(inner), BATCH),
+        Way(group, f"{BATCH} compressed ones, each", lambda: decode_messages(compressed), BATCH),
     ]
+
+
+def _record(body: bytes, sys_flag: int = 0) -> bytes:
+    return encode_stored(
+        topic="OrderTopic", body=body, properties=PROPERTIES.encode(), queue_id=3, queue_offset=123456, sys_flag=sys_flag
+    )
 
 
 def _checksums() -> list[Way]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_protocol.columns import StoredColumns
 from rmq_protocol.command import decode_command
 from rmq_protocol.frame import FrameDecoder
 
@@ -31,6 +32,17 @@ async def test_a_small_run_times_every_way(tmp_path: Path) -> None:
         assert 0 < row["lowest"] <= row["ns"] <= row["highest"]
     assert {"template", "generic (msgspec)", "stdlib json"} <= {row["way"] for row in rows if row["what"] == GROUPS[0]}
     assert len(out.splitlines()) == len(rows) + 2
+
+
+def test_all_ways_decode_as_many_stored_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import codec
+
+    for way in codec.ways():
+        if way.group == GROUPS[4]:
+            found = way.call()
+            decoded = found if isinstance(found, StoredColumns) else found.messages
+            assert len(decoded) == way.each, way.name
 
 
 async def test_an_option_that_cannot_work_is_refused() -> None:
