@@ -389,3 +389,40 @@ def test_streams_of_a_moved_machine_to_itself_go_on() -> None:
         await near.size(1)
 
     hosts.run(main)
+
+
+def test_a_closing_transport_with_bytes_left_learns_of_a_reset() -> None:
+    hosts = Hosts()
+
+    async def main() -> None:
+        near, far = await hosts.pair()
+        far.transport.pause_reading()
+        near.transport.write(bytes(1024 * KIB))
+        near.transport.close()
+        await asyncio.sleep(1)
+        assert "lost" not in near.events
+        hosts.link.drop()
+        assert isinstance(await near.lost(), ConnectionResetError)
+
+    hosts.run(main)
+
+
+def test_a_reset_that_was_lost_is_asked_for_again() -> None:
+    """The sender repeats what was not answered, and gets the reset then."""
+    hosts = Hosts()
+
+    async def main() -> None:
+        near, far = await hosts.pair()
+        far.transport.pause_reading()
+        near.transport.write(b"never read")
+        await asyncio.sleep(1)
+        hosts.link.cut(one_way="server")
+        far.transport.abort()
+        near.transport.write(b"into the void")
+        await asyncio.sleep(10)
+        assert near.events == ["made"]
+        hosts.link.heal()
+        assert isinstance(await near.lost(), ConnectionResetError)
+
+    hosts.run(main)
+    assert hosts.left() == 0

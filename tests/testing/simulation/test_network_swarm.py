@@ -16,7 +16,7 @@ from rmq_async.testing.simulation.network import flow, listener
 from .networks import PORT, Hosts, Recorder
 
 CLIENTS = 40
-SEEDS = range(8)
+SEEDS = (*range(6), 1008, 1100)
 SERVERS = ("one", "two", "three")
 LIMIT = flow.SEND_BUFFER + flow.RECEIVE_WINDOW
 

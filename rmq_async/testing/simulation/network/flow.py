@@ -61,6 +61,9 @@ class Receiver(Protocol):
     def refuse(self) -> None:
         """Answers a segment that has no stream any more."""
 
+    def unanswered(self) -> None:
+        """Called when a reset that was to end it is lost."""
+
 
 class Flow:
     """``way``: the direction of the link that carries it; ``back``: the other one, for the receiver's answers."""
@@ -161,6 +164,11 @@ class Flow:
         self._over = True
         self._early.clear()
 
+    def unanswered(self) -> None:
+        """Notes that an answer of the receiver is lost."""
+        if self._sent != self._acknowledged:
+            self._stall()
+
     def heal(self) -> None:
         """Repeats what was lost, at the next time at which a kernel would do so."""
         if self._stalled < 0 or self._repetition is not None:
@@ -254,6 +262,11 @@ class Flow:
         self.way.held += 1
         if self._abandoned:
             self._gap = True
+            if kind is Segment.RESET:
+                self._receiver.unanswered()
+            for early, _ in list(self._early.values()):
+                if early is Segment.RESET:  # it waits for what is lost now
+                    self._receiver.arrive(early, b"")
         else:
             self._lost[number] = kind, data
             self._stall()

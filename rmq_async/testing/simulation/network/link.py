@@ -17,9 +17,10 @@ FASTEST: Final = 100_000
 SPREAD: Final = 400_000
 """Nanoseconds of a usual latency: at least, and drawn on top."""
 TAIL_SHARE: Final = 0.004
-TAIL: Final = 12_000_000
+TAIL: Final = 4_000_000
 LONGEST_TAIL: Final = 200_000_000
-"""Share of the segments that take longer, the mean of their additional nanoseconds, and the most of them."""
+"""Share of the segments that take longer, and the least and the most of their additional nanoseconds; the half of them takes twice
+the least, one of ten ten times as much. (No logarithm: its last bit depends on the system.)"""
 LOCAL_SHARE: Final = 0.1
 """Latency of a machine to itself, as a share of that between two; it has no tail."""
 BYTE_TIME: Final = 8
@@ -66,7 +67,7 @@ class Way:
             return int((FASTEST + SPREAD * chance()) * LOCAL_SHARE) + self.extra
         latency = FASTEST + int(SPREAD * chance()) + self.extra
         if chance() < TAIL_SHARE:
-            latency += min(LONGEST_TAIL, int(self._chance.expovariate(1 / TAIL)))
+            latency += min(LONGEST_TAIL, int(TAIL / (1.0 - chance())))
         return latency
 
     def send(self, size: int, arrive: Callable[..., None], *args: object) -> None:

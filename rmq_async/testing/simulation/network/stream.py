@@ -172,6 +172,7 @@ class End:
             self.out.end()
             self._forget()
             self._wake()
+            self.writable()
 
     def expect(self, accepted: Callable[[End], None], scheduler: Scheduler) -> None:
         """Waits for the end of the handshake, and then calls ``accepted``."""
@@ -215,6 +216,9 @@ class End:
         """Answers with a reset that the other end gets, unless it is lost."""
         self.out.way.send(0, self._refused)
 
+    def unanswered(self) -> None:
+        self.out.unanswered()
+
     def writable(self) -> None:
         if self.owner is not None:
             self._wakes.wake(self.owner.writable)
@@ -224,7 +228,9 @@ class End:
             self._forget()
 
     def _refused(self) -> None:
-        if not self.out.blocked:
+        if self.out.blocked:
+            self.peer.unanswered()
+        else:
             self.peer._reset()
 
     def _reset(self) -> None:
