@@ -133,6 +133,11 @@ class Broker(BaseService):
         """Everything the broker has stored in the topic, in the order in which it was stored; damaged records are left out."""
         return stored_messages(self.state.log, topic, self.name)
 
+    @property
+    def refused_sends(self) -> int:
+        """Number of sends that ``throttle`` has refused since it was called last."""
+        return 0 if self._queue is None else self._queue.refused
+
     def throttle(self, rate: float | None) -> None:
         """See ``EmbeddedRocketMQ.throttle``."""
         self._queue = None if rate is None else SendQueue(rate)

@@ -23,18 +23,21 @@ THROTTLED: Final = frozenset(
 
 
 class SendQueue:
-    """``rate``: sends that the broker serves in a second, one after the other."""
+    """``rate``: sends that the broker serves in a second, one after the other. ``refused`` counts those that would have waited too
+    long."""
 
     def __init__(self, rate: float) -> None:
         if not 0 < rate < float("inf"):
             raise ValueError(f"a broker serves a positive number of sends a second, not {rate}")
         self._seconds = 1 / rate
         self._free = 0.0
+        self.refused = 0
 
     def take(self, now: float) -> float | None:
         """Seconds until a send that comes now is answered; None where it is refused."""
         begins = max(self._free, now)
         if begins - now > LONGEST_WAIT:
+            self.refused += 1
             return None
         self._free = begins + self._seconds
         return self._free - now

@@ -62,8 +62,11 @@ def beginnings(cluster: Cluster) -> dict[str, Begin]:
         "broker-delay": strikes.delay,
         "broker-disorder": strikes.disorder,
         "broker-error": strikes.error,
+        "broker-jitter": strikes.jitter,
+        "broker-overload": strikes.overload,
         "broker-pause": lambda chance, _: strikes.pause(chance, cluster.brokers),
         "broker-power-loss": strikes.power_loss,
+        "broker-slices": strikes.slices,
         "client-pause": lambda chance, _: strikes.pause(chance, cluster.clients),
         "clock-jump": strikes.clock_jump,
         "link-cut": strikes.cut,
@@ -170,6 +173,44 @@ class Strikes:
         before, broker = machine.requests, machine.broker
         broker.listener.shuffle(Random(chance.getrandbits(64)))
         return Done(lambda: broker.listener.shuffle(None), lambda: machine.requests != before)
+
+    def jitter(self, chance: Random, duration: float) -> Effect | None:
+        """Answers overtake each other."""
+        machine = _drawn(chance, [each for each in self._cluster.brokers if each.running])
+        if machine is None:
+            return None
+        before, gate = machine.requests, machine.broker.listener.gate
+        gate.set_delay(0.0, chance.choice((0.01, 0.1, 1.0)), Random(chance.getrandbits(64)))
+        return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
+
+    def slices(self, chance: Random, duration: float) -> Effect | None:
+        """Answers come in parts."""
+        machine = _drawn(chance, [each for each in self._cluster.brokers if each.running])
+        if machine is None:
+            return None
+        before, gate = machine.requests, machine.broker.listener.gate
+        gate.slices = Random(chance.getrandbits(64))
+
+        def end() -> None:
+            gate.slices = None
+
+        return Done(end, lambda: machine.requests != before)
+
+    def overload(self, chance: Random, duration: float) -> Effect | None:
+        """Sends beyond a rate are refused as busy."""
+        machine = _drawn(chance, [each for each in self._cluster.brokers if each.running])
+        if machine is None:
+            return None
+        broker = machine.broker
+        broker.throttle(chance.choice((0.5, 4.0, 20.0)))
+        refused = 0
+
+        def end() -> None:
+            nonlocal refused
+            refused = broker.refused_sends
+            broker.throttle(None)
+
+        return Done(end, lambda: refused > 0)
 
     def _answers(self, chance: Random, code: int) -> Effect | None:
         """The next requests of a kind are refused."""

@@ -19,9 +19,9 @@ from .scheduler import Scheduler, nanoseconds
 __all__ = ["KINDS", "Effect", "Faults", "Injector"]
 
 KINDS: Final = (
-    "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-pause", "broker-power-loss",
-    "client-pause", "clock-jump", "link-cut", "link-half-cut", "link-hang", "link-reset", "link-slow", "name-server-crash",
-    "name-server-pause",
+    "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-jitter", "broker-overload",
+    "broker-pause", "broker-power-loss", "broker-slices", "client-pause", "clock-jump", "link-cut", "link-half-cut", "link-hang",
+    "link-reset", "link-slow", "name-server-crash", "name-server-pause",
 )  # fmt: skip
 """Names of the kinds of faults."""
 MEAN_DURATION: Final = 2.0
