@@ -99,7 +99,8 @@ class Heartbeats:
         """Whether a call has ever waited until brokers know this client."""
         self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
         self._soon: asyncio.Handle | None = None
-        self._body = b""
+        self._body: bytes | None = None
+        """The encoded heartbeat; None from a change of the groups until one is sent: with many groups encoding takes ms."""
         self._closed = False
 
     @property
@@ -170,7 +171,7 @@ class Heartbeats:
 
     def round(self) -> None:
         """Starts a heartbeat to each master in use without a recent one; connects to those without a connection."""
-        if not self._body:
+        if not self._has_groups():
             return
         recently = machine.monotonic() - self._interval / 2
         masters = set(self._masters())
@@ -186,7 +187,7 @@ class Heartbeats:
 
     def reconnect(self) -> None:
         """Starts to connect to masters in use that could not be reached, to notice when they are back."""
-        if not self._body:
+        if not self._has_groups():
             return
         for address in dict.fromkeys(self._masters()):
             if (
@@ -247,17 +248,22 @@ class Heartbeats:
     # -- inside
 
     def _groups_changed(self, *, announce: bool) -> None:
-        if self._producers or self._consumers:
+        self._body = None
+        if announce and self._soon is None and not self._closed:
+            self._soon = asyncio.get_running_loop().call_soon(self._announce)
+
+    def _has_groups(self) -> bool:
+        return bool(self._producers or self._consumers)
+
+    def _encoded(self) -> bytes:
+        if self._body is None:
             data = HeartbeatData(
                 client_id=self._client_id,
                 producer_data_set=tuple(ProducerData(group_name=group) for group in sorted(self._producers)),
                 consumer_data_set=tuple(self._consumers[group] for group in sorted(self._consumers)),
             )
             self._body = encode_heartbeat(data)
-        else:
-            self._body = b""
-        if announce and self._soon is None and not self._closed:
-            self._soon = asyncio.get_running_loop().call_soon(self._announce)
+        return self._body
 
     def _announce(self) -> None:
         """Announces the groups that joined in one iteration of the loop together, to connected brokers."""
@@ -268,22 +274,22 @@ class Heartbeats:
                 self._beat(connection)
 
     def _beat(self, connection: Connection) -> None:
-        if not self._body or self._closed:
+        if not self._has_groups() or self._closed:
             return
         state = self._states.setdefault(connection, HeartbeatState())
         state.sent_at = machine.monotonic()
         state.task = self._spawn(self._send(connection, state), f"heartbeat {connection.address}")
 
     async def _send(self, connection: Connection, state: HeartbeatState) -> None:
-        if not self._body:
+        if not self._has_groups():
             return  # the last group left before this task ran
         address = connection.address
         try:
             if state.drops > state.restored_drops and self._introduces and self._producers:
                 await self._rejoin(connection, state)
-                if not self._body:
+                if not self._has_groups():
                     return
-            command = RemotingCommand(code=RequestCode.HEART_BEAT, body=self._body)
+            command = RemotingCommand(code=RequestCode.HEART_BEAT, body=self._encoded())
             response = await connection.request(command, self._timeout)
         except RequestTimeoutError as error:
             state.unanswered += 1

@@ -17,7 +17,7 @@ from rmq_async.errors import ConfigError
 from rmq_async.transport import CloseReason, Connection
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
-from rmq_protocol.heartbeat import ConsumerData, decode_heartbeat
+from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, decode_heartbeat, encode_heartbeat
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData
 
 from .support import FakeBroker, FakeNameServer, client, config_of, ours, route, until
@@ -136,6 +136,26 @@ async def test_groups_that_join_later_are_announced_at_once_and_together() -> No
             instance.unregister_consumer("c", 1.0),
         ):
             await leave
+
+
+async def test_heartbeat_is_encoded_once_for_groups_that_change_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+
+    def encode(data: HeartbeatData) -> bytes:
+        encoded.append(len(data.producer_data_set))
+        return encode_heartbeat(data)
+
+    monkeypatch.setattr(heartbeat, "encode_heartbeat", encode)
+    names = [f"p{number:02}" for number in range(50)]
+    async with cluster() as (server, [broker]), client(server) as instance:
+        await instance.routes.get("t", 1.0)
+        await instance.pool.connect(broker.address, 1.0)
+        for name in names:
+            instance.register_producer(name)
+        await until(lambda: broker.beats)
+        assert groups(broker) == (names, [])
+        await asyncio.gather(*[instance.unregister_producer(name, 1.0) for name in names])
+    assert encoded == [50]
 
 
 async def test_a_group_may_join_once_only() -> None:
