@@ -1,4 +1,6 @@
-"""pytest plugin: the fixtures ``rocketmq`` and ``rocketmq_cluster``. Found by pytest by itself once rmq-async is installed.
+"""pytest plugin: the fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq``.
+
+pytest finds it by itself once rmq-async is installed.
 
 Every pytest run on the machine loads this module, whether it has to do with RocketMQ or not. So it stands outside the package
 (importing ``rmq_async.anything`` would load the client, asyncio and TLS) and imports nothing of ours, nor asyncio, until a
@@ -8,7 +10,7 @@ fixture is asked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,6 +74,41 @@ def rocketmq_cluster(
     finally:
         del request.config.stash[_started]
         _run(cluster.stop())
+
+
+@pytest.fixture
+def simulated_rocketmq(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Runs a coroutine function on a simulated cluster, under virtual time, and checks what was promised:
+    ``simulated_rocketmq(main)`` returns what ``main(simulation)`` returns. For plain tests.
+
+    Further keywords are those of rmq_async.testing.simulation.Simulation. Without ``seed=`` it is that of the environment
+    variable RMQ_SEED, else a drawn one; the report of a test that fails says how to repeat it.
+    """
+    from rmq_async.testing.simulation import Simulation
+
+    seeds: list[int] = []
+
+    def simulate(main: Callable[[Any], Any], *, seed: int | None = None, **options: Any) -> Any:
+        if seed is None:
+            seed = _seed_of_the_environment() if "RMQ_SEED" in os.environ else int.from_bytes(os.urandom(4), "big")
+            if seed not in seeds:
+                seeds.append(seed)
+                text = f"seed {seed}; to repeat it: RMQ_SEED={seed} pytest '{request.node.nodeid}'"
+                request.node.add_report_section("call", "simulated_rocketmq", text)
+        simulation = Simulation(seed, **options)
+        result = simulation.run(main)
+        simulation.check()
+        return result
+
+    return simulate
+
+
+def _seed_of_the_environment() -> int:
+    text = os.environ["RMQ_SEED"]
+    try:
+        return int(text)
+    except ValueError:
+        raise pytest.UsageError(f"RMQ_SEED must be a whole number, not {text!r}") from None
 
 
 @pytest.hookimpl(tryfirst=True)

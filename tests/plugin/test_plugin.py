@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -84,10 +85,44 @@ def test_without(rocketmq):
 """
 
 
+SIMULATED = """
+import asyncio
+import pytest
+from rmq_async import Message, Producer
+
+async def send(simulation):
+    async with Producer("shop", namesrv=simulation.namesrv) as producer:
+        await producer.send(Message("T", b"one"))
+        await asyncio.sleep(3600)
+    return simulation.seed
+
+def test_passes(simulated_rocketmq):
+    assert simulated_rocketmq(send, seed=7, faults=None, brokers=1) == 7
+
+def test_repeats(simulated_rocketmq):
+    print("seed of this run:", simulated_rocketmq(send, faults=None))
+
+def test_asserts(simulated_rocketmq):
+    assert simulated_rocketmq(send, faults=None) == "no seed"
+
+def test_violates(simulated_rocketmq):
+    async def main(simulation):
+        await send(simulation)
+        simulation.violation("sold twice")
+
+    simulated_rocketmq(main, faults=None)
+
+@pytest.mark.asyncio
+async def test_async(simulated_rocketmq):
+    simulated_rocketmq(send)
+"""
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     monkeypatch.delenv("RMQ_REQUIRE_CLUSTER", raising=False)
+    monkeypatch.delenv("RMQ_SEED", raising=False)
     pytester.makefile(".ini", pytest=SETTINGS)
     return pytester
 
@@ -137,6 +172,36 @@ def test_a_cluster_of_others_is_used_where_the_environment_names_one(
         result = project.runpytest_subprocess("-s")
         result.assert_outcomes(passed=2)
         result.stdout.fnmatch_lines([f"*{server.namesrv} ?'broker-a', 'broker-b'?*"])
+
+
+def test_a_simulated_test_that_fails_says_how_to_repeat_it(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.makepyfile(test_simulated=SIMULATED)
+    result = project.runpytest_subprocess("-k", "not async")
+    result.assert_outcomes(passed=2, failed=2)
+    (drawn,) = re.findall(r"^seed (\d+); to repeat it: RMQ_SEED=(\d+) pytest '(.*::test_violates)'$", result.stdout.str(), re.M)
+    result.stdout.fnmatch_lines([f"*SimulationError: seed {drawn[0]}: 1 violations", "*sold twice (main, *"])
+    assert drawn == (drawn[0], drawn[0], "test_simulated.py::test_violates")
+    assert re.search(r"to repeat it: RMQ_SEED=\d+ pytest 'test_simulated.py::test_asserts'", result.stdout.str())
+
+    monkeypatch.setenv("RMQ_SEED", drawn[0])
+    result = project.runpytest_subprocess("-s", "-k", "repeats or violates")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([f"*seed of this run: {drawn[0]}", f"*SimulationError: seed {drawn[0]}: 1 violations"])
+
+
+def test_a_seed_that_is_no_number_is_named(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_SEED", "seven")
+    project.makepyfile(test_simulated=SIMULATED)
+    result = project.runpytest_subprocess("-k", "passes or repeats")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*RMQ_SEED must be a whole number, not 'seven'"])
+
+
+def test_a_simulated_test_is_a_plain_one(project: pytest.Pytester) -> None:
+    project.makepyfile(test_simulated=SIMULATED)
+    result = project.runpytest_subprocess("-k", "async")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*run() was called inside a running event loop; call it from a plain function"])
 
 
 def test_the_plugin_can_be_turned_off(project: pytest.Pytester) -> None:

@@ -46,6 +46,10 @@ class Faults:
     drawn: bool = False
 
     def __post_init__(self) -> None:
+        given: object = self.kinds
+        if isinstance(given, str):
+            raise SimulationError(f"kinds of faults are a set of names, not {given!r}")
+        object.__setattr__(self, "kinds", frozenset(self.kinds))
         unknown = sorted(set(self.kinds) - set(KINDS))
         if unknown:
             raise SimulationError(f"there is no kind of fault {unknown[0]!r}; there are {', '.join(KINDS)}")

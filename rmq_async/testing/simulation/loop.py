@@ -7,6 +7,7 @@ leave the simulation (threads of users, sockets, subprocesses, signals, TLS) rai
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from random import Random
+from types import CoroutineType
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from .errors import SimulationError
@@ -257,7 +259,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         while left:
             asyncio._set_running_loop(self)
             for task in sorted(left, key=lambda task: task.get_name()):
-                _close(cast("Coroutine[Any, Any, object]", task.get_coro()))
+                _close(cast("CoroutineType[Any, Any, object]", task.get_coro()))
             self._buried |= left
             left = asyncio.all_tasks(self) - self._buried
         asyncio._set_running_loop(None)
@@ -292,13 +294,20 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
             logger.exception("%s: the exception handler failed", self.name)
 
 
-def _close(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Ends a coroutine of a process that is gone, also one that awaits in its last steps."""
+def _close(coroutine: CoroutineType[Any, Any, object]) -> None:
+    """Ends a coroutine of a process that is gone, also one that awaits in its last steps, and the coroutines that it awaits.
+
+    The innermost one is ended first: one that awaits in its last steps would else be left by those that await it.
+    """
     for _ in range(CLOSED_AT_MOST):
+        inner, awaited = coroutine, coroutine.cr_await
+        while inspect.iscoroutine(awaited) and awaited.cr_frame is not None:
+            inner, awaited = awaited, awaited.cr_await
         try:
-            coroutine.close()
+            inner.close()
         except RuntimeError:
             continue  # it has awaited once more
-        except Exception:  # noqa: BLE001 - of a process that is gone
+        except Exception:  # noqa: BLE001, S110 - of a process that is gone
+            pass
+        if inner is coroutine:
             return
-        return

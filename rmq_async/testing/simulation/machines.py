@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
+from math import isfinite
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -14,7 +15,7 @@ from .errors import SimulationError
 from .loop import Network, SimulatedLoop
 from .scheduler import Scheduler
 
-__all__ = ["EPOCH", "Host", "Machine", "World"]
+__all__ = ["EPOCH", "Host", "Machine", "World", "check_awaitable", "check_callable"]
 
 EPOCH: Final = 1_750_000_000.0
 """Seconds since the epoch at which each simulation begins."""
@@ -36,6 +37,7 @@ class Host(Network, Protocol):
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def move(self, address: str) -> None: ...
+    def check_move(self, address: str) -> str: ...
 
 
 class World(Protocol):
@@ -147,6 +149,8 @@ class Machine:
 
     def skew(self, seconds: float) -> None:
         """Sets the machine's wall clock that much before (positive) or behind (negative) the time of the simulation."""
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds):
+            raise SimulationError(f"the clock of {self.name} is skewed by a number of seconds, not {seconds!r}")
         self._world.record(self.name, "skew", seconds=seconds)
         self._skew = seconds
 
@@ -158,8 +162,9 @@ class Machine:
         Returns a future of the caller's loop with the result of the first coroutine that ends by itself. An error that leaves
         the coroutine ends the simulation with that error.
         """
-        if not inspect.iscoroutinefunction(factory) and not callable(factory):
-            raise SimulationError(f"run() of {self.name} takes a coroutine function, not {factory!r}")
+        check_callable(factory, f"run() of {self.name} takes a coroutine function")
+        if asyncio._get_running_loop() is None:
+            raise SimulationError(f"run() of {self.name} is called while the simulation runs, by a coroutine of it")
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._factories.append((factory, result))
         if self._loop is not None:
@@ -193,8 +198,11 @@ class Machine:
         self._soon(self._resume)
 
     def move(self, address: str) -> None:
-        """Gives the machine another IPv4 address, to which its name resolves from now on; old connections fall silent."""
-        self._soon(self._move, address)
+        """Gives the machine another IPv4 address, to which its name resolves from now on; old connections fall silent.
+
+        Raises SimulationError for an address that is malformed or taken.
+        """
+        self._soon(self._move, self._host.check_move(address))
 
     # -- as the loop and the simulation use it
 
@@ -243,7 +251,10 @@ class Machine:
                 self._begin(factory, result)
 
     def _begin(self, factory: Factory, result: asyncio.Future[Any] | None) -> None:
-        task = self.loop.create_task(_awaited(factory), name=f"{self.name} {getattr(factory, '__name__', 'main')}")
+        task = self.loop.create_task(
+            _awaited(factory, f"run() of {self.name} takes a coroutine function"),
+            name=f"{self.name} {getattr(factory, '__name__', 'main')}",
+        )
         self._tasks[task] = None
         task.add_done_callback(lambda task: self._ended(task, result))
 
@@ -312,8 +323,26 @@ class Machine:
         self._host.move(address)
 
 
-async def _awaited(factory: Factory) -> Any:
-    return await factory()
+def check_callable(function: object, text: str) -> None:
+    """Raises SimulationError with ``text`` for what is no function; a coroutine is closed, so that no warning follows."""
+    if callable(function):
+        return
+    if inspect.iscoroutine(function):
+        function.close()
+        raise SimulationError(f"{text}, not a coroutine: leave out its parentheses")
+    raise SimulationError(f"{text}, not {function!r}")
+
+
+def check_awaitable(returned: object, text: str) -> None:
+    """Raises SimulationError with ``text`` for what cannot be awaited."""
+    if not inspect.isawaitable(returned):
+        raise SimulationError(f"{text}, not one that returns {returned!r}")
+
+
+async def _awaited(factory: Factory, text: str) -> Any:
+    returned = factory()
+    check_awaitable(returned, text)
+    return await returned
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

@@ -17,7 +17,7 @@ from .errors import SimulationError
 from .faults import Faults, Injector
 from .history import Event, History, Recording
 from .loop import SimulatedLoop
-from .machines import Machine
+from .machines import Machine, check_awaitable, check_callable
 from .network import Link, SimulatedNetwork
 from .running import run_task
 from .scheduler import Scheduler
@@ -32,6 +32,7 @@ MAX_NAME_SERVERS: Final = 8
 STEP: Final = 0.01
 """Virtual seconds between two looks at the brokers' registrations."""
 SWARM: Final = Faults.swarm()
+TAKES: Final = "run() takes a coroutine function of one argument"
 MAIN: Final = "main"
 """Name of the machine on which the function given to ``run`` runs."""
 
@@ -55,6 +56,8 @@ class Simulation:
                 raise SimulationError(f"{name} must be a number from 1 to {most}, not {number!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise SimulationError(f"seed must be an int, not {seed!r}")
+        if faults is not None and not isinstance(faults, Faults):
+            raise SimulationError(f"faults must be Faults or None, not {faults!r}")
         self.seed = seed
         self.scheduler = Scheduler()
         self.network: SimulatedNetwork
@@ -133,8 +136,7 @@ class Simulation:
             raise SimulationError("this simulation has run; make a new one")
         if asyncio._get_running_loop() is not None:
             raise SimulationError("run() was called inside a running event loop; call it from a plain function")
-        if not callable(main):
-            raise SimulationError(f"run() takes a coroutine function of one argument, not {main!r}")
+        check_callable(main, TAKES)
         self._ran = self._running = True
         before = {name: getattr(library, name) for name in _KEPT}
         try:
@@ -153,17 +155,19 @@ class Simulation:
         """
         if not self._running:
             raise SimulationError(f"machine({name!r}) outside of run(): machines exist while the simulation runs")
+        if not isinstance(name, str):
+            raise SimulationError(f"the name of a machine is a str, not {name!r}")
         found = self._machines.get(name)
         if found is not None:
             return found
-        if not name or name.startswith(("broker-", "namesrv-")):
+        if not name or name == "localhost" or name.startswith(("broker-", "namesrv-")):
             raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines)}")
         return self._add(Machine(name, self, self.network.host(name)))
 
     def link(self, a: str, b: str) -> Link:
         """Returns the link between two machines. Raises SimulationError outside of ``run`` and for unknown machines."""
         for name in (a, b):
-            if name not in self._machines:
+            if not isinstance(name, str) or name not in self._machines:
                 raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines) or 'none yet'}")
         return self.network.link(a, b)
 
@@ -271,7 +275,9 @@ class Simulation:
         while any(len(broker.registered) < len(self.name_servers) for broker in self.brokers):  # noqa: ASYNC110 - at the start
             await asyncio.sleep(STEP)
         self._injector.start()
-        result = await main(self)
+        returned = main(self)
+        check_awaitable(returned, TAKES)
+        result = await returned
         self._injector.close()
         self._violations += self._checked()
         return result

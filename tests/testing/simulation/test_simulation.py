@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gc
 import os
 import random
 import socket
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Message, Producer, SendError
+from rmq_async import Message, Producer, PullConsumer, SendError
 from rmq_async.errors import RocketMQError
 from rmq_async.testing.simulation import Faults, Simulation, SimulationError, run_seed
 
@@ -288,12 +290,83 @@ def test_what_leaves_the_simulation_is_refused(forbidden: Callable[[], object], 
         (lambda: quiet().machine("broker-a"), "outside of run\\(\\)"),
         (lambda: quiet().link("main", "broker-a"), "there is no machine 'main'"),
         (lambda: run_seed("none", 1), "there is no scenario 'none'"),
+        (lambda: Simulation(1, faults="swarm"), "faults must be Faults or None, not 'swarm'"),  # type: ignore[arg-type]
+        (lambda: Faults("broker-crash"), "kinds of faults are a set of names, not 'broker-crash'"),  # type: ignore[arg-type]
+        (lambda: quiet().run(asyncio.sleep(1)), "not a coroutine: leave out its parentheses"),  # type: ignore[arg-type]
+        (lambda: quiet().run(lambda simulation: None), "not one that returns None"),  # type: ignore[arg-type, return-value]
     ],
 )
 def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> None:
     with pytest.raises(SimulationError, match=text) as raised:
         use()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (lambda simulation: simulation.machine(7), "the name of a machine is a str, not 7"),
+        (lambda simulation: simulation.machine(""), "there is no machine ''; there are main, namesrv-0, broker-a, broker-b"),
+        (lambda simulation: simulation.machine("localhost"), "there is no machine 'localhost'"),
+        (lambda simulation: simulation.link("main", "broker-c"), "there is no machine 'broker-c'"),
+        (lambda simulation: simulation.link("main", ["broker-a"]), r"there is no machine \['broker-a'\]"),
+        (lambda simulation: simulation.machine("a").run(7), r"run\(\) of a takes a coroutine function, not 7"),
+        (lambda simulation: simulation.machine("a").run(asyncio.sleep(1)), "not a coroutine: leave out its parentheses"),
+        (lambda simulation: simulation.machine("a").move("broker-b"), "a cannot move to 'broker-b': no IPv4 address"),
+        (lambda simulation: simulation.machine("a").move(7), "a cannot move to 7: no IPv4 address"),
+        (lambda simulation: simulation.machine("a").move("127.0.0.1"), "a cannot move to 127.0.0.1: no address of a network"),
+        (lambda simulation: simulation.machine("a").move("10.0.0.1"), "a cannot move to 10.0.0.1: main has it"),
+        (lambda simulation: simulation.machine("a").skew("1"), "the clock of a is skewed by a number of seconds, not '1'"),
+        (lambda simulation: simulation.machine("a").skew(float("nan")), "by a number of seconds, not nan"),
+    ],
+)
+def test_wrong_use_inside_a_run_gets_one_sentence_where_it_is_called(use: Callable[[Simulation], object], text: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        with pytest.raises(SimulationError, match=text) as raised:
+            use(simulation)
+        assert "\n" not in str(raised.value)
+
+    quiet().run(main)
+
+
+def test_service_that_is_no_coroutine_function_is_named() -> None:
+    async def main(simulation: Simulation) -> None:
+        await simulation.machine("orders").run(lambda: None)  # type: ignore[arg-type, return-value]
+
+    with pytest.raises(SimulationError, match=r"orders failed at .* takes a coroutine function, not one that returns None"):
+        quiet().run(main)
+
+
+def test_machine_runs_nothing_when_the_simulation_is_over() -> None:
+    async def main(simulation: Simulation) -> Any:
+        return simulation.machine("orders")
+
+    with pytest.raises(SimulationError, match=r"run\(\) of orders is called while the simulation runs"):
+        quiet().run(main).run(main)
+
+
+def test_service_that_never_ends_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", left.append)
+
+    async def main(simulation: Simulation) -> int:
+        read = 0
+
+        async def reader() -> None:
+            nonlocal read
+            while True:
+                async with PullConsumer("readers", namesrv=simulation.namesrv) as consumer:
+                    async for _ in consumer.read("T", start="earliest", end=None):
+                        read += 1
+
+        await send(simulation, "T", 5)
+        simulation.machine("reader").run(reader)
+        await asyncio.sleep(10.0)
+        return read
+
+    assert quiet().run(main) == 5
+    gc.collect()
+    assert left == []
 
 
 def test_simulation_runs_once() -> None:

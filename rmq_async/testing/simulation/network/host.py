@@ -37,6 +37,9 @@ class Names(Directory, Protocol):
     def address_of(self, name: str) -> str | None:
         """Returns the address of a machine."""
 
+    def check_free(self, host: Host, address: str) -> None:
+        """Raises SimulationError for an address that another machine has."""
+
     def move(self, host: Host, address: str) -> None:
         """Gives a machine another address. Raises SimulationError for one that is taken."""
 
@@ -173,15 +176,23 @@ class Host(Network):
         """Wakes the process for what has come meanwhile. Called before its timers run, as an event loop would do it."""
         self.wakes.resume()
 
+    def check_move(self, address: str) -> str:
+        """Returns the address as it is written. Raises SimulationError for one to which the machine cannot move."""
+        try:
+            address = str(ipaddress.IPv4Address(str(address)))
+        except ValueError:
+            raise SimulationError(f"{self.name} cannot move to {address!r}: no IPv4 address") from None
+        if is_local(address) or address == ANY:
+            raise SimulationError(f"{self.name} cannot move to {address}: no address of a network")
+        self._names.check_free(self, address)
+        return address
+
     def move(self, address: str) -> None:
         """Gives the machine another IPv4 address; streams of the old one are silent.
 
         Raises SimulationError for one that is taken.
         """
-        try:
-            address = str(ipaddress.IPv4Address(address))
-        except ValueError:
-            raise SimulationError(f"{self.name} cannot move to {address!r}: no IPv4 address") from None
+        address = self.check_move(address)
         self._names.move(self, address)
         self.address = address
         for end in list(self.ends.values()):

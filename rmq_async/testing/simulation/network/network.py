@@ -77,10 +77,14 @@ class SimulatedNetwork:
         self._streams += 1
         return self._streams
 
-    def move(self, host: Host, address: str) -> None:
-        """Gives a machine another address. Raises SimulationError for one that is taken."""
+    def check_free(self, host: Host, address: str) -> None:
+        """Raises SimulationError for an address that another machine has."""
         other = self._addresses.get(address)
         if other is not None and other is not host:
             raise SimulationError(f"{host.name} cannot move to {address}: {other.name} has it")
+
+    def move(self, host: Host, address: str) -> None:
+        """Gives a machine another address. Raises SimulationError for one that is taken."""
+        self.check_free(host, address)
         del self._addresses[host.address]
         self._addresses[address] = host
