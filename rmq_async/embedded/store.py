@@ -239,8 +239,10 @@ class CommitLog:
             offsets[high] if high < len(offsets) else self.end,
         )
 
-    def records(self) -> Iterator[tuple[bytes, Queue]]:
-        for record, queue in zip(self._records[self._first :], self._queues[self._first :], strict=True):
+    def records(self, position: int = 0) -> Iterator[tuple[bytes, Queue]]:
+        """Returns the records from a physical offset on, in store order, each with its queue."""
+        first = bisect_left(self._offsets, position, self._first)
+        for record, queue in zip(self._records[first:], self._queues[first:], strict=True):
             if queue is not None:
                 yield record, queue
 

@@ -28,13 +28,15 @@ MEAN_DURATION: Final = 2.0
 LONG_DURATION: Final = 40.0
 """Mean seconds of short and of long faults."""
 LONG_SHARE: Final = 0.1
+FEWEST: Final = 3
+"""Kinds of faults that a seed draws at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
     """Faults of a run. ``kinds``: names out of ``KINDS``. ``rate``: faults per virtual minute, all kinds together, on average.
     ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: each seed draws its own subset of the
-    kinds, and a rate of up to twice the given one.
+    kinds, at least three, and a rate of half to one and a half times the given one.
 
     Raises SimulationError for an unknown kind and for numbers below 0.
     """
@@ -72,8 +74,11 @@ class Faults:
         """Returns the faults of one seed."""
         if not self.drawn:
             return self
-        kinds = frozenset(kind for kind in sorted(self.kinds) if chance.random() < 0.5)
-        return replace(self, kinds=kinds or self.kinds, rate=self.rate * 2 * chance.random(), drawn=False)
+        names = sorted(self.kinds)
+        kinds = [kind for kind in names if chance.random() < 0.5]
+        if len(kinds) < FEWEST:
+            kinds = chance.sample(names, min(FEWEST, len(names)))
+        return replace(self, kinds=frozenset(kinds), rate=self.rate * (0.5 + chance.random()), drawn=False)
 
     def without(self, kind: str) -> Faults:
         """Returns the same faults without one kind, at the same rate of each of the others."""

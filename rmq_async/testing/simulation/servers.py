@@ -111,11 +111,11 @@ class BrokerMachine(ServerMachine):
         """Number of requests to this process."""
         return sum(self.broker.requests.values())
 
-    def stored(self) -> list[Stored]:
-        """Returns the messages on disk, in the order in which they were stored."""
+    def stored(self, position: int = 0) -> list[Stored]:
+        """Returns the messages on disk from a physical offset on, in the order in which they were stored."""
         return [
             Stored(self.name, queue.topic, queue.queue_id, message.queue_offset, message.msg_id, digest(message.body))
-            for record, queue in self.log.records()
+            for record, queue in self.log.records(position)
             for message in decode_messages(record, topic_queue_broker=queue.broker_name).messages
         ]
 
@@ -124,10 +124,8 @@ class BrokerMachine(ServerMachine):
         self.registered.clear()
 
     def power_lost(self) -> None:
-        before = [message.unique_id for message in self.stored()]
-        if self.disk.power_loss():
-            kept = {message.unique_id for message in self.stored()}
-            self.lost += [unique_id for unique_id in before if unique_id not in kept]
+        self.lost += [message.unique_id for message in self.stored(self.log.flushed)]
+        self.disk.power_loss()
 
     async def _serve(self) -> None:
         self.broker = broker = Broker(self.disk)

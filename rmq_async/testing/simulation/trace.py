@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from typing import Any
+
+import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command
 from rmq_protocol.compression import compression_type, decompress
@@ -14,6 +15,8 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
 __all__ = ["Trace"]
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Trace:
@@ -49,8 +52,9 @@ class Trace:
 
 def _line(time: int, stream: str, frame: Frame) -> bytes:
     command = decode_command(frame)
-    header = json.dumps([command.code, command.opaque, command.flag, command.remark, command.ext_fields], sort_keys=True)
-    return f"{time} {stream} {header} ".encode() + hashlib.blake2b(_body(command), digest_size=16).hexdigest().encode() + b"\n"
+    header = _encode([command.code, command.opaque, command.flag, command.remark, command.ext_fields])
+    body = hashlib.blake2b(_body(command), digest_size=16).hexdigest()
+    return b"%d %s %s %s\n" % (time, stream.encode(), header, body.encode())
 
 
 def _body(command: RemotingCommand) -> bytes:
