@@ -64,7 +64,9 @@ def main(given: Sequence[str] | None = None) -> int:
     for seed in range(1, options.seeds + 1):
         figures = measure(seed, options.hours)
         seconds.append(float(str(figures["cpu"])))
-        print(json.dumps(figures) if options.json else "  ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+        print(
+            json.dumps(figures) if options.json else "  ".join(f"{name} {value}" for name, value in figures.items()), flush=True
+        )
     if not options.json:
         print(f"median {statistics.median(seconds):.1f} s of CPU for {options.hours:g} virtual hours")
     return 0

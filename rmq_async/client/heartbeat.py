@@ -174,8 +174,8 @@ class Heartbeats:
         if not self._has_groups():
             return
         recently = machine.monotonic() - self._interval / 2
-        masters = set(self._masters())
-        self._reported &= masters
+        masters = dict.fromkeys(self._masters())
+        self._reported &= masters.keys()
         for address in masters:
             connection = self._pool.get(address)
             if connection is None:
