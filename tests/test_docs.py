@@ -1,7 +1,8 @@
 """The documents are correct: every Python block runs, defaults and codes are those of the code, links lead somewhere.
 
 The blocks of a page are parts of one coroutine; ``server`` is an embedded cluster of two brokers. A block that ends in
-``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md need a Spark session: they run in tests/spark.
+``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md need a Spark session: they run in tests/spark. Those of
+docs/simulation.md are one module of tests.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ def is_program(source: str) -> bool:
     return "rmq_async.run(" in source
 
 
+OF_THEIR_OWN = ("simulation.md", "spark.md")
 SNIPPETS = [
-    page for page in PAGES if page.name != "spark.md" and any(not is_program(source) for _, source in blocks(page, "python"))
+    page
+    for page in PAGES
+    if page.name not in OF_THEIR_OWN and any(not is_program(source) for _, source in blocks(page, "python"))
 ]
 PROGRAMS = [(page, source) for page in PAGES for _, source in blocks(page, "python") if is_program(source)]
 
@@ -80,6 +84,16 @@ def test_the_programs_of_a_page_run(page: Path, source: str, tmp_path: Path) -> 
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout
+
+
+def test_the_blocks_of_the_page_on_simulations_run(tmp_path: Path) -> None:
+    module = tmp_path / "test_page.py"
+    module.write_text("\n\n".join(source for _, source in blocks(ROOT / "docs" / "simulation.md", "python")))
+    environment = {name: value for name, value in os.environ.items() if name != "RMQ_SEED"}
+    command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", str(module)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 0, ended.stdout
+    assert " 2 passed" in ended.stdout
 
 
 def test_the_readmes_example_has_twenty_lines_and_says_what_it_stored() -> None:

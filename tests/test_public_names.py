@@ -140,6 +140,36 @@ rmq_async.testing.Answer code remark ext_fields body opaque pieces pause to
 rmq_async.testing.TranscriptError
 rmq_async.testing.ThreadedRocketMQ brokers
 rmq_async.testing.ThreadedRocketMQ.run coroutine
+rmq_async.testing.simulation.Simulation seed brokers name_servers faults trace
+rmq_async.testing.simulation.Simulation.run main
+rmq_async.testing.simulation.Simulation.check
+rmq_async.testing.simulation.Simulation.machine name
+rmq_async.testing.simulation.Simulation.link a b
+rmq_async.testing.simulation.Simulation.violation text
+rmq_async.testing.simulation.Simulation.namesrv
+rmq_async.testing.simulation.Simulation.now
+rmq_async.testing.simulation.Simulation.trace_hash
+rmq_async.testing.simulation.Simulation.faults_met
+rmq_async.testing.simulation.Simulation.history
+rmq_async.testing.simulation.Machine.run factory
+rmq_async.testing.simulation.Machine.crash
+rmq_async.testing.simulation.Machine.restart
+rmq_async.testing.simulation.Machine.power_loss
+rmq_async.testing.simulation.Machine.pause
+rmq_async.testing.simulation.Machine.resume
+rmq_async.testing.simulation.Machine.skew seconds
+rmq_async.testing.simulation.Machine.move address
+rmq_async.testing.simulation.Link.cut one_way
+rmq_async.testing.simulation.Link.heal
+rmq_async.testing.simulation.Link.slow seconds
+rmq_async.testing.simulation.Link.drop
+rmq_async.testing.simulation.Faults kinds rate start end
+rmq_async.testing.simulation.Faults.swarm rate start end
+rmq_async.testing.simulation.Faults.none
+rmq_async.testing.simulation.Event time machine what details
+rmq_async.testing.simulation.SimulationError
+rmq_async.testing.simulation.KINDS
+rmq_async.testing.simulation.SCENARIOS
 rmq_async.testing.RealCluster brokers nameservers profile small version broker_conf namesrv_conf directory
 """  # noqa: E501 - one name a line
 

@@ -4,8 +4,10 @@
     ScriptedPeer                  a server that plays an exact transcript
     ThreadedRocketMQ              the embedded broker in a thread of its own, for code without an event loop
     RealCluster                   the official name server and brokers as child processes
+    simulation                    cluster, clients and network under virtual time
 
-Each is loaded when it is first asked for. The pytest fixtures ``rocketmq`` and ``rocketmq_cluster`` need no import at all.
+Each is loaded when it is first asked for. The pytest fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq`` need no
+import at all.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ __all__ = sorted(_HOMES.keys() - _INTERNAL)
 
 
 def __getattr__(name: str) -> object:
+    if name == "simulation":
+        return import_module(f"{__name__}.{name}")
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
