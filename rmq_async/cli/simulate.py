@@ -85,12 +85,12 @@ def simulate(given: _SimulateOptions) -> int:
     given.check()
     output = Output(as_json=given.as_json)
     if given.seed is not None:
-        outcome = run_seed(given.scenario, given.seed, without=given.without, trace=given.trace)
-        return _report(iter([outcome]), 1, output)
+        one = (run_seed(given.scenario, seed, without=given.without, trace=given.trace) for seed in (given.seed,))
+        return _report(one, 1, output, given.without)
     start = random.SystemRandom().getrandbits(31) if given.first is None else given.first
     number = given.seeds or (None if given.seconds is not None else DEFAULT_SEEDS)
     seeds = itertools.count(start) if number is None else range(start, start + number)
-    return _report(_outcomes(seeds, given), number, output)
+    return _report(_outcomes(seeds, given), number, output, given.without)
 
 
 def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
@@ -119,7 +119,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
                 each.cancel()
 
 
-def _report(outcomes: Iterator[Outcome], number: int | None, output: Output) -> int:
+def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, without: tuple[str, ...]) -> int:
     began, met, count, hours, operations = time.monotonic(), Counter[str](), 0, 0.0, 0
     failed: Outcome | None = None
     outcome: Outcome | None = None
@@ -143,7 +143,7 @@ def _report(outcomes: Iterator[Outcome], number: int | None, output: Output) -> 
         "faults_met": dict(sorted(met.items())),
     }
     if failed is not None:
-        failed, left_out = minimised(failed)
+        failed, left_out = minimised(failed, without=without)
         line = f"rmq simulate --scenario {failed.scenario} --seed {failed.seed}"
         summary["violation"] = failed.violation
         summary["repeat"] = " ".join([line, *(f"--without {kind}" for kind in left_out)])

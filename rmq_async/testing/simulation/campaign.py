@@ -72,9 +72,12 @@ def run_seed(scenario: str, seed: int, *, without: Iterable[str] = (), trace: bo
     )
 
 
-def minimised(failed: Outcome) -> tuple[Outcome, tuple[str, ...]]:
-    """Returns the outcome of the same seed with as few kinds of faults as it still fails with, and the kinds left out."""
-    left_out: tuple[str, ...] = ()
+def minimised(failed: Outcome, *, without: Iterable[str] = ()) -> tuple[Outcome, tuple[str, ...]]:
+    """Returns the outcome of the same seed with as few kinds of faults as it still fails with, and the kinds left out.
+
+    ``without``: kinds that ``failed`` was run without; they are among those left out.
+    """
+    left_out = tuple(without)
     for kind in failed.kinds:
         outcome = run_seed(failed.scenario, failed.seed, without=(*left_out, kind))
         if outcome.violation:
