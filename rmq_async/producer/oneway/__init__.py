@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .oneway import Oneway, Tally
-from .pacing import OnewayPacing
+from .pacing import MAX_OPEN, OnewayPacing
 
-__all__ = ["Oneway", "OnewayPacing", "Tally"]
+__all__ = ["MAX_OPEN", "Oneway", "OnewayPacing", "Tally"]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ...results import TransactionSendResult, TransactionStatus
 from .history import Call
 
-__all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "surprises", "unfinished"]
+__all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "misplaced", "renamed", "surprises", "undone", "unfinished"]
 
 LATE: Final = 0.05
 """Virtual seconds by which a call may end after its budget: jobs of the executor and hops of the loop."""
@@ -127,3 +127,44 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
                     )
                 ends[result.queue] = (result.queue_offset, call)
     return found
+
+
+def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
+    """Results that name an offset at which another message is stored. ``reused``: brokers that gave offsets out again, as after a
+    power loss."""
+    places = {(each.broker, each.topic, each.queue_id, each.offset): each.unique_id for each in stored}
+    return [
+        f"misplaced: {call.what}() of {call.machine} at {call.began:.6f} s got offset {result.queue_offset} of {result.queue} for "
+        f"{result.msg_id}, where {at} is stored"
+        for call in calls
+        if not call.delayed and call.what != _TRANSACTION
+        for result in call.results
+        if result.queue.broker_name not in reused
+        if (at := places.get((result.queue.broker_name, call.topic, result.queue.queue_id, result.queue_offset))) is not None
+        if at != result.msg_id
+    ]
+
+
+def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
+    """Messages that are stored under several unique ids, so that no consumer can see that they are copies.
+
+    Only bodies that one message of one call has are looked at.
+    """
+    uses = Counter(body for call in calls for body in call.bodies)
+    ids: defaultdict[bytes, dict[str, None]] = defaultdict(dict)
+    for each in stored:
+        if uses[each.body] == 1:
+            ids[each.body][each.unique_id] = None
+    return [f"renamed: one message is stored as {', '.join(several)}" for several in ids.values() if len(several) > 1]
+
+
+def undone(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
+    """Messages that consumers can read although their transactions were rolled back."""
+    kept = {each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY)}
+    return [
+        f"undone: the transaction of {result.msg_id} of {call.machine} was rolled back, and its message is stored"
+        for call in calls
+        for result in call.results
+        if isinstance(result, TransactionSendResult) and result.local_status is TransactionStatus.ROLLBACK
+        if result.msg_id in kept
+    ]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["DeadEnd", "Frozen", "SimulationError"]
+import asyncio
+
+__all__ = ["CallbackError", "DeadEnd", "Frozen", "SimulationError"]
 
 
 class SimulationError(RuntimeError):
     """A simulation that cannot go on, was used in a wrong way, or violates what a checker demands; the text says what and why."""
+
+
+class CallbackError(asyncio.CancelledError):
+    """Raised by callbacks of a scenario, and reported by the library. No ``Exception``: it stands for errors that end a program,
+    and yet the loop goes on."""
 
 
 class Frozen(BaseException):

@@ -16,6 +16,7 @@ from rmq_protocol.message import Message
 from ...errors import SendError
 from ...producer import Producer, TransactionProducer
 from ...results import SendResult
+from .leaks import Leaks
 
 __all__ = ["Call", "Event", "History", "Recording", "digest"]
 
@@ -94,6 +95,7 @@ class History:
         self._now = now
         self._current = current
         self._producers: dict[Producer, int] = {}
+        self.leaks = Leaks(now)
 
     def record(self, machine: str, what: str, **details: object) -> None:
         self.happened.append(Event(self._now(), machine, what, details))
@@ -120,6 +122,7 @@ class History:
         )
         if self.open:
             self.calls.append(call)
+            self.leaks.look(producer, call.machine)
         return call
 
     def end(self, call: Call, result: Any, error: BaseException | None) -> None:

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from ... import machine as library
-from .checkers import copies, disorder, late, lost, surprises, unfinished
+from .checkers import copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
 from .effects import beginnings
-from .errors import SimulationError
+from .errors import CallbackError, SimulationError
 from .faults import Faults, Injector
 from .history import Event, History, Recording
 from .loop import SimulatedLoop
@@ -65,6 +65,7 @@ class Simulation:
         self._faults = (Faults.none() if faults is None else faults).draw(self.generator("faults"))
         self._trace = Trace(print_frames=trace)
         self._history = History(lambda: self.now, lambda: self._current.name)
+        self._leaks = self._history.leaks
         self._machines: dict[str, Machine] = {}
         self._loops: list[SimulatedLoop] = []
         self._failure: tuple[Machine, BaseException] | None = None
@@ -292,12 +293,18 @@ class Simulation:
             *lost(calls, stored, excused),
             *copies(calls, stored, restarts=any(broker.ends for broker in self.brokers)),
             *surprises(calls, stored),
+            *renamed(calls, stored),
+            *undone(calls, stored),
+            *misplaced(calls, stored, [broker.name for broker in self.brokers if broker.lost]),
             *disorder(calls, stored),
             *late(calls, stopped),
             *unfinished(calls, ends, self.now),
+            *self._leaks.found(ends),
         ]
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Counts what a loop's exception handler gets as a violation: an error that no code has handled."""
         error = context.get("exception")
+        if isinstance(error, CallbackError):
+            return
         self._violations.append(f"unhandled: {self._current.name} at {self.now:.6f} s: {context.get('message')}: {error!r}")

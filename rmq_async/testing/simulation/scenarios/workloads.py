@@ -17,9 +17,10 @@ from rmq_protocol.message import Message
 
 from ....admin import Admin
 from ....consumer import PullConsumer
-from ....errors import RocketMQError
+from ....errors import QueueNotExistError, RocketMQError
 from ....producer import Batching, Producer, TransactionProducer
 from ....results import TransactionStatus
+from ..errors import CallbackError
 
 __all__ = ["WORKLOADS", "Cluster", "Workload"]
 
@@ -100,6 +101,21 @@ async def gathered(cluster: Cluster, until: float) -> None:
     await _serve(cluster, until, lambda: Producer("gathered", namesrv=cluster.namesrv, batching=Batching(linger=0.01)), work)
 
 
+async def bursts(cluster: Cluster, until: float) -> None:
+    """Sends large bursts that travel in batches, whose messages have times of their own."""
+    chance = cluster.generator("workload bursts")
+
+    async def work(producer: Producer) -> None:
+        async for _ in _turns(cluster, chance, until):
+            calls = []
+            for _ in range(chance.choice((10, 100, 400))):
+                message = Message("Bursts", _body(chance, cluster.number()))
+                calls.append(producer.send(message, timeout=chance.choice((0.02, 0.2, 3.0, 3.0, 20.0))))
+            await _all(calls)
+
+    await _serve(cluster, until, lambda: Producer("bursts", namesrv=cluster.namesrv, batching=True), work)
+
+
 async def batches(cluster: Cluster, until: float) -> None:
     """Sends lists of messages, each as one batch."""
     chance = cluster.generator("workload batches")
@@ -130,6 +146,46 @@ async def asynchronous(cluster: Cluster, until: float) -> None:
             await asyncio.gather(*futures, return_exceptions=True)
 
     await _serve(cluster, until, lambda: Producer("asynchronous", namesrv=cluster.namesrv, async_limit=16), work)
+
+
+async def callbacks(cluster: Cluster, until: float) -> None:
+    """Sends bursts with callbacks, of which some end with an error that ends a program."""
+    chance = cluster.generator("workload callbacks")
+
+    async def work(producer: Producer) -> None:
+        async for _ in _turns(cluster, chance, until):
+            futures: list[asyncio.Future[Any]] = []
+            for _ in range(chance.randint(2, 10)):
+                message = Message("Callbacks", _body(chance, cluster.number()))
+                called = _raise if chance.random() < 0.2 else _ignore
+                with suppress(RocketMQError):
+                    futures.append(await producer.send_async(message, on_success=called, on_error=called))
+            await asyncio.gather(*futures, return_exceptions=True)
+
+    await _serve(cluster, until, lambda: Producer("callbacks", namesrv=cluster.namesrv, batching=Batching(linger=0.01)), work)
+
+
+async def resized(cluster: Cluster, until: float) -> None:
+    """Sends to a topic whose number of queues an operator changes; no send may end because its queue is gone."""
+    chance = cluster.generator("workload resized")
+
+    async def operate(admin: Admin) -> None:
+        while cluster.now < until:
+            with suppress(RocketMQError):
+                await admin.create_topic("Resized", queues=chance.choice((1, 2, 8)))
+            await asyncio.sleep(chance.uniform(5.0, 60.0))
+
+    async def work(producer: Producer) -> None:
+        async for number in _turns(cluster, chance, until):
+            for turn in range(4):
+                try:
+                    await producer.send(Message("Resized", _body(chance, number * 4 + turn)))
+                except RocketMQError as error:
+                    if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):
+                        cluster.violation(f"refused: a send ended because its queue is gone, though others exist: {error}")
+
+    operator = _serve(cluster, until, lambda: Admin(namesrv=cluster.namesrv), operate)
+    await asyncio.gather(operator, _serve(cluster, until, lambda: Producer("resized", namesrv=cluster.namesrv), work))
 
 
 async def one_way(cluster: Cluster, until: float) -> None:
@@ -214,6 +270,8 @@ async def reading(cluster: Cluster, until: float) -> None:
                 before = ends.get(queue)
                 if before is not None and message.queue_offset <= before:
                     cluster.violation(f"reading: offset {message.queue_offset} of {queue} came after {before}")
+                elif before is not None and message.queue_offset > before + 1:
+                    cluster.violation(f"gap: the reader got offset {message.queue_offset} of {queue} after {before}")
                 ends[queue] = message.queue_offset
 
     await _serve(cluster, until, lambda: PullConsumer("reading", namesrv=cluster.namesrv), read)
@@ -238,7 +296,10 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "ordered": ordered,
         "gathered": gathered,
         "batches": batches,
+        "bursts": bursts,
         "asynchronous": asynchronous,
+        "callbacks": callbacks,
+        "resized": resized,
         "one-way": one_way,
         "transactions": transactions,
         "requests": requests,
@@ -272,6 +333,14 @@ async def _all(calls: list[Any]) -> None:
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, RocketMQError):
             raise result
+
+
+def _raise(_: object) -> None:
+    raise CallbackError
+
+
+def _ignore(_: object) -> None:
+    """Does nothing: the history has the end of the call."""
 
 
 def _body(chance: Random, number: int) -> bytes:

@@ -1,0 +1,67 @@
+"""What calls leave behind: credits, entries in the tables of connections, calls that wait, windows of one-way messages.
+
+It looks at producers when they make calls and at the end of a run, and changes nothing in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ...producer import Producer, ProducerState
+from ...producer.oneway import MAX_OPEN, OnewayPacing
+
+__all__ = ["Leaks"]
+
+SPACING: Final = 1.0
+"""Seconds between two looks at one producer, in which an entry whose receiver has its outcome leaves its table."""
+
+
+class Leaks:
+    """``now``: returns the seconds since the beginning of the simulation."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._found: dict[str, None] = {}
+        self._producers: dict[Producer, tuple[str, float, float]] = {}
+        """Producer -> its machine, its first call and the last look at it."""
+        self._ended: dict[Producer, set[tuple[int, int]]] = {}
+        """Entries of requests that had ended at the last look: id of the table and opaque."""
+
+    def look(self, producer: Producer, machine: str) -> None:
+        """Looks at a producer that makes a call."""
+        now = self._now()
+        _, began, looked = self._producers.setdefault(producer, (machine, now, -SPACING))
+        if now - looked < SPACING or producer.state is not ProducerState.RUNNING:
+            return
+        self._producers[producer] = machine, began, now
+        ended: set[tuple[int, int]] = set()
+        for connection in producer._sender.pool.connections:
+            table = connection.requests
+            ended |= {(id(table), opaque) for opaque, pending in table.entries.items() if pending.receiver.done()}
+            pacing = connection.attributes.get(OnewayPacing)
+            if pacing is not None and pacing.open > MAX_OPEN:
+                self._add(f"flood: {machine} had {pacing.open} windows of one-way messages open to {connection.address}")
+        for _, opaque in ended & self._ended.get(producer, set()):
+            self._add(f"table: request {opaque} of {machine} is in the table of its connection {SPACING} s after its end")
+        self._ended[producer] = ended
+
+    def found(self, ends: Mapping[str, Sequence[float]]) -> list[str]:
+        """Returns what was seen, and what producers that have stopped hold. ``ends``: times at which processes ended."""
+        for producer, (machine, began, _) in self._producers.items():
+            if producer.state is not ProducerState.STOPPED or any(end >= began for end in ends.get(machine, ())):
+                continue
+            sender = producer._sender
+            for credits in (sender.credits, sender.oneway_credits):
+                if credits.taken or credits.taken_bytes or credits.waiting:
+                    self._add(f"credits: the stopped producer of {machine} has {credits!r}")
+            if sender.dispatch.calls or sender.batcher.requests:
+                self._add(
+                    f"calls: the stopped producer of {machine} has {len(sender.dispatch.calls)} calls and {sender.batcher!r}"
+                )
+            if len(sender.instance.replies):
+                self._add(f"replies: {len(sender.instance.replies)} requests of {machine} wait for a reply after the end")
+        return list(self._found)
+
+    def _add(self, text: str) -> None:
+        self._found[f"{text} ({self._now():.6f} s)"] = None
