@@ -10,11 +10,11 @@ from . import planted
 
 TABLE = planted.PATCHES / "README.md"
 SEARCHED = (
-    "attempts-not-counted",
-    "batch-forgets-its-last-member",
     "answers-in-order",
     "callback-ends-the-batch",
     "credit-kept-when-cancelled",
+    "keyed-sends-not-held-back",
+    "retry-under-a-new-id",
 )
 
 

@@ -59,7 +59,7 @@ def _started(name: str, simulation: Simulated, until: float) -> Callable[[], Awa
     return service
 
 
-MIXED: Final = tuple(name for name in WORKLOADS if name not in ("bursts", "callbacks", "resized"))
+MIXED: Final = tuple(name for name in WORKLOADS if name not in ("bursts", "callbacks", "resized", "streams"))
 """Services of the mixed scenario: those that send a little, in which only the cluster fails, to topics that keep their queues."""
 
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(

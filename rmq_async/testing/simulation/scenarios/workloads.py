@@ -26,6 +26,8 @@ __all__ = ["WORKLOADS", "Cluster", "Workload"]
 
 PAUSE: Final = 4.0
 """Mean seconds between two turns of a workload."""
+SPACING: Final = 0.0005
+"""Mean seconds between two calls of a stream."""
 AGAIN: Final = 1.0
 """Seconds before a client that could not start is made anew."""
 
@@ -87,6 +89,22 @@ async def ordered(cluster: Cluster, until: float) -> None:
             await _all(calls)
 
     await _serve(cluster, until, lambda: Producer("ordered", namesrv=cluster.namesrv), work)
+
+
+async def streams(cluster: Cluster, until: float) -> None:
+    """Sends streams with one key each, whose calls do not wait for each other."""
+    chance = cluster.generator("workload streams")
+
+    async def work(producer: Producer) -> None:
+        async for _ in _turns(cluster, chance, until):
+            key, calls = f"key-{chance.randrange(3)}", []
+            for _ in range(chance.randint(5, 60)):
+                message = Message("Streams", _body(chance, cluster.number()))
+                calls.append(asyncio.ensure_future(producer.send(message, key=key)))
+                await asyncio.sleep(chance.expovariate(1 / SPACING))
+            await _all(calls)
+
+    await _serve(cluster, until, lambda: Producer("streams", namesrv=cluster.namesrv), work)
 
 
 async def gathered(cluster: Cluster, until: float) -> None:
@@ -294,6 +312,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
     {
         "plain": plain,
         "ordered": ordered,
+        "streams": streams,
         "gathered": gathered,
         "batches": batches,
         "bursts": bursts,
