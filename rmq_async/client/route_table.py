@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -241,9 +241,9 @@ class RouteTable:
         route = self._routes.get(queue.topic)
         return route.broker_of(queue) if route is not None else queue.broker_name
 
-    def master_addresses(self) -> set[str]:
-        """Returns the addresses of the masters of all topics in use."""
-        return {addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses}
+    def master_addresses(self) -> Iterable[str]:
+        """Returns the addresses of the masters of all topics in use, each once, in the order in which they came to be known."""
+        return dict.fromkeys(addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses)
 
     def masters(self) -> dict[str, str]:
         """Returns broker name -> address of the masters of all topics in use; may be called from any thread."""
