@@ -60,7 +60,7 @@ class Remains:
             assert (connection.pending, connection.buffered_bytes) == (0, 0)
         for credit in (self.sender.credits, self.sender.oneway_credits):
             assert (credit.taken, credit.taken_bytes, credit.waiting) == (0, 0, 0)
-        assert self.sender.dispatch.calls == set()
+        assert not self.sender.dispatch.calls
         assert not [key for key in registered() if key[2] == self.config]
         gc.collect()  # what should have been closed and was not warns now
 
