@@ -78,8 +78,10 @@ class Threads:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waits: WaitTable[bool] = WaitTable()
-        self._closed = False
-        _shared.join()
+        self._closed = machine.executor is not None
+        """A client with another executor does not use the threads of the process, and does not count among their users."""
+        if not self._closed:
+            _shared.join()
 
     def close(self) -> None:
         """Called when the client has stopped. Harmless the second time."""

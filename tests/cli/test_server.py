@@ -24,6 +24,7 @@ async def address(process: asyncio.subprocess.Process) -> dict[str, Any]:
     return announced
 
 
+@pytest.mark.wall_clock
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_clients_use_it_until_a_signal_ends_it_within_a_second(number: signal.Signals) -> None:
     process = await start("server", *FREE)

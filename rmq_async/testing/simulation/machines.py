@@ -221,6 +221,12 @@ class Machine:
         """Returns the times between which a process was paused, in seconds of the simulation."""
         return [(began, ended) for began, ended in ([*pause, now][:2] for pause in self._pauses)]
 
+    def shut(self) -> None:
+        """Ends what the process holds outside of its loop. Called when the run is over and all loops are closed."""
+        if self._loop is not None:
+            self._loop = None
+            self.process_ended()
+
     @property
     def unfinished(self) -> int:
         """Number of coroutines of ``run`` and ``serve`` that have not ended."""

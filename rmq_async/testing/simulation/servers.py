@@ -78,6 +78,9 @@ class NameServerMachine(ServerMachine):
     def traffic(self) -> int:
         return len(self.server.listener.connections)
 
+    def process_ended(self) -> None:
+        self.server.crash()
+
     async def _serve(self) -> None:
         self.server = _RegisteringNameServer(self.name)
         await self.server.listener.start(self.address, NAME_SERVER_PORT)
@@ -120,7 +123,8 @@ class BrokerMachine(ServerMachine):
         ]
 
     def process_ended(self) -> None:
-        self.broker.crash()
+        if hasattr(self, "broker"):  # the first process may end before it has begun to serve
+            self.broker.crash()
         self.registered.clear()
 
     def power_lost(self) -> None:

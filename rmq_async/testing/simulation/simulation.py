@@ -267,6 +267,10 @@ class Simulation:
         except Exception as error:
             error.add_note(f"seed {self.seed}, {self.now:.6f} virtual seconds")
             raise
+        finally:
+            self._running = False
+            for each in self._machines.values():
+                each.shut()
         if self._failure is not None:
             machine, cause = self._failure
             raise SimulationError(f"seed {self.seed}: {machine.name} failed at {self.now:.6f} s: {cause!r}") from cause

@@ -19,8 +19,11 @@ from typing import Any
 import pytest
 
 from rmq_async import Message, Producer, PullConsumer, SendError
-from rmq_async.errors import RocketMQError
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded.sockets import descriptor_limit
+from rmq_async.errors import ClientStateError, RocketMQError
 from rmq_async.testing.simulation import Faults, Simulation, SimulationError, run_seed
+from rmq_async.transport.threads import MAX_THREADS, Threads
 
 
 def quiet(seed: int = 1, **options: Any) -> Simulation:
@@ -377,6 +380,49 @@ def test_simulation_runs_once() -> None:
     simulation.run(main)
     with pytest.raises(SimulationError, match="this simulation has run"):
         simulation.run(main)
+
+
+def test_run_leaves_neither_connections_nor_users_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are counted for the whole process, where other tests and services of it need them."""
+
+    async def main(simulation: Simulation) -> None:
+        async def service() -> None:
+            await send(simulation, "T", 5, pause=1.0)
+
+        machine = simulation.machine("orders")
+        machine.run(service)
+        await asyncio.sleep(2.5)
+        machine.crash()
+        simulation.machine("namesrv-0").crash()
+        async with Producer("group", namesrv=simulation.namesrv, start_without_cluster=True):
+            await asyncio.sleep(1.0)
+            simulation.machine("namesrv-0").restart()
+            await asyncio.sleep(5.0)
+            simulation.machine("other").run(service)
+            await asyncio.sleep(2.5)
+
+    async def one_connection() -> None:
+        monkeypatch.setattr("rmq_async.embedded.server.RESERVED_DESCRIPTORS", descriptor_limit() - 2)
+        async with EmbeddedRocketMQ() as server:
+            reader, writer = await asyncio.open_connection(*server.namesrv.split(":"))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.2)  # it was not refused
+            writer.close()
+            await writer.wait_closed()
+
+    async def stopped_threads() -> None:
+        threads, ends = Threads(), threading.Event()
+        work = [asyncio.ensure_future(threads.run(ends.wait, time.monotonic() + 30)) for _ in range(MAX_THREADS + 1)]
+        await asyncio.sleep(0)
+        threads.close()
+        with pytest.raises(ClientStateError):
+            await work[-1]
+        ends.set()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    quiet().run(main)
+    asyncio.run(one_connection())
+    asyncio.run(stopped_threads())
 
 
 def test_unknown_server_is_no_machine() -> None:
