@@ -19,12 +19,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
+from .._turns import Turns
+from .arguments import check_clock, check_number, check_queue, check_whole
 from .broker import Broker as Broker
 from .broker import BrokerSettings as BrokerSettings
 from .broker import stored_messages
 from .clock import Clock, ManualClock, SystemClock
+from .directory import Holder as Holder
 from .directory import Registration as Registration
 from .directory import Registrations as Registrations
 from .disk import BrokerDisk as BrokerDisk
@@ -92,6 +96,15 @@ class EmbeddedRocketMQ:
         transaction_check_interval: float = 30.0,
         transaction_check_max: int = 15,
     ) -> None:
+        for name, whole in (
+            ("port", port),
+            ("brokers", brokers),
+            ("max_memory", max_memory),
+            ("transaction_check_max", transaction_check_max),
+        ):
+            check_whole(name, whole)
+        if not isinstance(delay_levels, Sequence):
+            raise TypeError(f"delay_levels must be a sequence of seconds, not {shown(delay_levels)}")
         if not 1 <= brokers <= MAX_BROKERS:
             raise ValueError(f"brokers must be from 1 to {MAX_BROKERS}, not {brokers}")
         if max_memory <= 0:
@@ -103,13 +116,15 @@ class EmbeddedRocketMQ:
             ("transaction_timeout", transaction_timeout),
             ("transaction_check_interval", transaction_check_interval),
         ):
+            check_number(name, seconds)
             if not 0 <= seconds <= MAX_DELAY:
                 raise ValueError(f"{name} must be from 0 to {MAX_DELAY} seconds, not {seconds}")
         if transaction_check_max < 0:
             raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
-        clock = SystemClock() if clock is None else clock
+        clock = SystemClock() if clock is None else check_clock(clock)
         checks = CheckSettings(transaction_timeout, transaction_check_interval, transaction_check_max)
         settings = BrokerSettings(clock, delay_levels, checks)
+        self._turns = Turns()
         self._host = host
         self._ports = [port] + [0] * brokers
         self._failures = FailureScript()
@@ -128,18 +143,25 @@ class EmbeddedRocketMQ:
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 
     async def start(self) -> None:
-        """Raises OSError where an address or port cannot be had, and leaves nothing behind then."""
-        if self._name_server.listener.running:
-            raise RuntimeError("this server runs already")
-        try:
-            for index, broker in enumerate(self._brokers, 1):
-                await broker.start(self._host, self._ports[index])
-                self._ports[index] = broker.listener.port
-            await self._name_server.start(self._host, self._ports[0])
-            self._ports[0] = self._name_server.listener.port
-        except BaseException:
-            await self.stop()
-            raise
+        """Raises OSError where an address or port cannot be had, and leaves nothing behind then; RuntimeError where it runs.
+
+        A start and a stop at once follow each other, in the order of the calls.
+        """
+        async with self._turns.here():
+            if self._name_server.listener.running:
+                raise RuntimeError("this server runs already")
+            try:
+                await self._listen()
+            except BaseException:
+                await self._close()
+                raise
+
+    async def _listen(self) -> None:
+        for index, broker in enumerate(self._brokers, 1):
+            await broker.start(self._host, self._ports[index])
+            self._ports[index] = broker.listener.port
+        await self._name_server.start(self._host, self._ports[0])
+        self._ports[0] = self._name_server.listener.port
         if not ipaddress.ip_address(self._name_server.listener.host).is_loopback:
             logger.warning(
                 "listening on %s without access control: every client that can reach this address can read and write everything",
@@ -148,6 +170,10 @@ class EmbeddedRocketMQ:
 
     async def stop(self) -> None:
         """Closes every socket and connection; does nothing where nothing runs."""
+        async with self._turns.here():
+            await self._close()
+
+    async def _close(self) -> None:
         await asyncio.gather(*(service.stop() for service in self._services))
 
     async def __aenter__(self) -> Self:
@@ -194,6 +220,7 @@ class EmbeddedRocketMQ:
         it gives messages from ``before`` on, or a later ``next_offset`` alone where these are more than 800 offsets away. Raises
         ValueError for a queue that no broker has, and for an offset beyond its end.
         """
+        check_queue(queue)
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
         if broker is None:
             raise ValueError(f"no broker has {queue}")
@@ -214,6 +241,8 @@ class EmbeddedRocketMQ:
         Messages in queues that the topic has no more are there again when it grows. Raises ValueError for a topic that is not
         there or is the broker's own, and for a number that no topic can have.
         """
+        if not isinstance(topic, str):
+            raise TypeError(f"topic must be a string, not {shown(topic)}")
         having = [each for each in self._chosen(broker) if each.state.topics.get(topic) is not None]
         if not having:
             raise ValueError(f"no broker has the topic {topic!r}")

@@ -13,6 +13,7 @@ from rmq_protocol.frame import Frame
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
+from .arguments import check_queue, check_whole
 from .assignments import AssignmentProcessor
 from .calls import ClientCalls
 from .clock import Clock, SystemClock
@@ -45,6 +46,10 @@ from .writer import MessageWriter
 __all__ = ["Broker", "BrokerSettings", "stored_messages"]
 
 _JSON: Final = 0
+_FIRST_OFFSETS: Final = 2
+"""Tick from which on each one saves committed offsets: a broker begins 10 s after its start (``BrokerController``)."""
+_LEVELS_EVERY: Final = 2
+"""Ticks from one save of the delay levels' progress to the next (``flushDelayOffsetInterval``)."""
 _FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
 """What the second port does not serve, so that those who read are not in the way of those who send."""
 
@@ -100,8 +105,11 @@ class Broker(BaseService):
         send_back = SendBackProcessor(self.state, self._schedule)
         self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, send_back)
         self._fast_send = self._sends.fast
+        self._ticks = 0
         self._queue: SendQueue | None = None
         """Where sends wait for their turn; None where they do not."""
+        self._throttled: SendQueue | None = None
+        """The last one, also after a stop."""
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
@@ -136,14 +144,15 @@ class Broker(BaseService):
     @property
     def refused_sends(self) -> int:
         """Number of sends that ``throttle`` has refused since it was called last."""
-        return 0 if self._queue is None else self._queue.refused
+        return 0 if self._throttled is None else self._throttled.refused
 
     def throttle(self, rate: float | None) -> None:
         """See ``EmbeddedRocketMQ.throttle``."""
-        self._queue = None if rate is None else SendQueue(rate)
+        self._queue = self._throttled = None if rate is None else SendQueue(rate)
 
     def resize(self, topic: str, queues: int) -> None:
         """See ``EmbeddedRocketMQ.resize``."""
+        check_whole("queues", queues)
         found = self.state.topics.get(topic)
         if found is None:
             raise ValueError(f"{self.name} has no topic {topic!r}")
@@ -156,16 +165,20 @@ class Broker(BaseService):
 
     def truncate(self, count: int) -> int:
         """See ``EmbeddedRocketMQ.truncate``."""
+        check_whole("count", count)
         if count < 0:
             raise ValueError(f"count must not be negative, it is {count}")
         log = self.state.log
-        taken = log.truncate(log.place_of_last(count, self.name), self.name)
+        position = log.place_of_last(count, self.name)
+        taken = log.truncate(position, self.name)
         self._schedule.truncated()
-        self._transactions.truncated()
+        self._transactions.truncated(position)
         return taken
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
         """See ``EmbeddedRocketMQ.expire``."""
+        check_queue(queue)
+        check_whole("before", before)
         found = self.state.topics.find_queue(queue.topic, queue.queue_id)
         if found is None or queue.broker_name != self.name:
             raise ValueError(f"no broker has {queue}")
@@ -200,14 +213,17 @@ class Broker(BaseService):
         self.state.log.halt()
 
     def _end(self) -> None:
+        self._queue = None
         self._schedule.stop()
         self._transactions.stop()
         self._forget_waiting()
 
-    def _save(self) -> None:
+    def _save(self, *, offsets: bool = True, levels: bool = True) -> None:
         disk = self.state.disk
-        self.state.offsets.save(disk.offsets)
-        disk.schedule = self._schedule.progress()
+        if offsets:
+            self.state.offsets.save(disk.offsets)
+        schedule = self._schedule.progress()
+        disk.schedule = schedule if levels else schedule._replace(levels=disk.schedule.levels)
         disk.transactions = self._transactions.progress()
 
     def _forget_waiting(self) -> None:
@@ -258,7 +274,8 @@ class Broker(BaseService):
         self.state.clients.expire()
         self.state.locks.expire()
         self._schedule.sweep()
-        self._save()
+        self._ticks += 1
+        self._save(offsets=self._ticks >= _FIRST_OFFSETS, levels=self._ticks % _LEVELS_EVERY == 0)
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
         """The response to a request that was not answered at once; lost on a peer that does not read."""

@@ -2,7 +2,8 @@
 
 Everything else of a broker is memory: connections, members of groups, queue locks, pulls that wait, questions under way, resets
 of offsets. Settings of topics and groups are written when they change; messages as ``DiskLog`` says; committed offsets, and how
-far delays and transactions have come, every few seconds and when the broker stops in order, as on a real broker.
+far delays and transactions have come, every 5 s (delay levels every 10 s, offsets for the first time after 10 s) and when the
+broker stops in order, as on a real broker.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ __all__ = ["BrokerDisk", "DiskLog", "ScheduleProgress", "TransactionProgress"]
 
 class ScheduleProgress(NamedTuple):
     """``levels``: per delay level the offset of the oldest message that waits. ``timers``: due times below it, in milliseconds, are
-    done."""
+    done. ``entered``: offset behind the last timer that was in the wheel."""
 
     levels: tuple[int, ...] = ()
     timers: int = 0
+    entered: int = 0
 
 
 class TransactionProgress(NamedTuple):
-    """``open``: offset of the oldest half message without an end. ``ended``: from there on, a byte per offset, 1 for an end."""
+    """``open``: offset of the oldest half message without an end. ``ended``: from there on, a byte per offset, 1 for an end.
+    ``ends``: of each end that a loss of messages may take back, in order, the log position behind it and its offset."""
 
     open: int = 0
     ended: bytes = b""
+    ends: tuple[tuple[int, int], ...] = ()
 
 
 class DiskLog(CommitLog):

@@ -18,6 +18,8 @@ from typing import TypeVar
 
 from rmq_protocol.constants import RequestCode
 
+from .arguments import check_number, check_whole
+
 __all__ = ["FailureScript", "Gate", "drawn"]
 
 T = TypeVar("T")
@@ -25,7 +27,9 @@ T = TypeVar("T")
 _NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNREGISTER_CLIENT)})
 
 
-class _Failure:
+class Failure:
+    """The next ``left`` requests are answered with ``code``."""
+
     __slots__ = ("code", "left", "request")
 
     def __init__(self, code: int, left: int, request: int | None) -> None:
@@ -38,25 +42,29 @@ class FailureScript:
     """Which coming requests fail; the failures asked for first are used up first."""
 
     def __init__(self) -> None:
-        self._failures: list[_Failure] = []
+        self._failures: list[Failure] = []
 
     @property
     def pending(self) -> bool:
         return bool(self._failures)
 
-    def add(self, code: int, n: int, request: int | None) -> None:
+    def add(self, code: int, n: int, request: int | None) -> Failure:
         """``request``: a RequestCode, or None for any request to a broker but heartbeats and unregistrations. ``n`` = 0 takes
         back what is left for ``request``."""
+        check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")
+        failure = Failure(int(code), n, None if request is None else int(request))
         if n == 0:
-            self._failures = [failure for failure in self._failures if failure.request != request]
+            self._failures = [each for each in self._failures if each.request != request]
         else:
-            self._failures.append(_Failure(int(code), n, None if request is None else int(request)))
+            self._failures.append(failure)
+        return failure
 
-    def left(self, request: int | None) -> int:
-        """Returns how many of the failures for ``request`` have not been used."""
-        return sum(failure.left for failure in self._failures if failure.request == request)
+    def take_back(self, failure: Failure) -> None:
+        """Takes back what is left of one failure."""
+        if failure in self._failures:
+            self._failures.remove(failure)
 
     def take(self, request: int, *, named_only: bool) -> int | None:
         """The code to answer ``request`` with, or None to serve it. ``named_only``: failures of any request do not count."""
@@ -102,6 +110,7 @@ class Gate:
         """Seconds that each answer made from now on waits, and at most how many more ``chance`` draws for it; those already waiting
         keep their time."""
         for name, value in (("delay", seconds), ("jitter of a delay", jitter)):
+            check_number(f"a {name}", value)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"a {name} must be a number of seconds from 0 on, not {value}")
         self._delay, self._jitter = seconds, jitter

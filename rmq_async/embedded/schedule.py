@@ -75,7 +75,7 @@ class Schedule:
         done = state.disk.schedule
         self._next = [0] * len(self._delays)
         self._next[: len(done.levels)] = done.levels[: len(self._delays)]
-        self._heap = self._waiting_timers(done.timers)
+        self._heap = self._waiting_timers(done)
         self._second = done.timers - 1
         """Due time of the timer that came due last; before the first, one that no timer here has."""
         self._recalled: set[int] = set()
@@ -86,7 +86,7 @@ class Schedule:
     def progress(self) -> ScheduleProgress:
         """What is delivered, for the disk. Timers of the second that is under way are delivered again after a crash."""
         over = not self._heap or self._heap[0] >> _DUE_SHIFT > self._second
-        return ScheduleProgress(tuple(self._next), self._second + over)
+        return ScheduleProgress(tuple(self._next), self._second + over, self._timers.max_offset)
 
     def truncated(self) -> None:
         """The log has lost its newest messages: forgets those that waited."""
@@ -159,16 +159,21 @@ class Schedule:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL_TIMER)
         return (when - 1) // PRECISION_MS * PRECISION_MS if when > now else None
 
-    def _waiting_timers(self, done: int) -> list[int]:
-        """Entries of the heap for the timers in the log that are due at ``done`` or later."""
+    def _waiting_timers(self, done: ScheduleProgress) -> list[int]:
+        """Entries of the heap for the timers in the log that are not done.
+
+        As on a real broker (5.5.0) those that came after the last save are there twice after a crash: they are in the wheel, whose
+        file the kernel has, and they enter it again.
+        """
         found: list[int] = []
         for offset in range(self._timers.oldest, self._timers.max_offset):
             record = self._timers.record(offset)
             if record is not None:
                 properties = read_record(record).properties
                 due = int(properties["TIMER_OUT_MS"]) + PRECISION_MS
-                if due >= done:
-                    found.append(due << _DUE_SHIFT | (0 if _RECALLS in properties else _MESSAGE) | offset)
+                if due >= done.timers:
+                    entry = due << _DUE_SHIFT | (0 if _RECALLS in properties else _MESSAGE) | offset
+                    found += [entry] if offset < done.entered else [entry, entry]
         return found
 
     # ------------------------------------------------------------------------------------------------------------ delivery

@@ -37,17 +37,28 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
     loop = asyncio.get_running_loop()
     tries = 1 if port or second is None else MOST_PORTS_TRIED
     while True:
-        server = await loop.create_server(first, ip, port)
+        server = await _serving(loop, first, ip, port)
         if second is None:
             return [server]
         try:
-            return [server, await loop.create_server(second, ip, server.sockets[0].getsockname()[1] - SECOND_BELOW)]
+            return [server, await _serving(loop, second, ip, server.sockets[0].getsockname()[1] - SECOND_BELOW)]
         except BaseException as error:  # OSError: the port is taken, or not for this process
             server.close()
             tries -= 1
             if not tries or not isinstance(error, OSError):
                 raise
             await server.wait_closed()
+
+
+async def _serving(loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, port: int) -> asyncio.Server:
+    """A server that listens. ``create_server`` alone leaves the socket behind where its caller is cancelled in its last turn."""
+    server = await loop.create_server(factory, ip, port, start_serving=False)
+    try:
+        await server.start_serving()
+    except BaseException:
+        server.close()
+        raise
+    return server
 
 
 def descriptor_limit() -> int:

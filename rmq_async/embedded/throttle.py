@@ -7,6 +7,8 @@ from typing import Final
 
 from rmq_protocol.constants import RequestCode
 
+from .arguments import check_number
+
 __all__ = ["LONGEST_WAIT", "THROTTLED", "SendQueue"]
 
 LONGEST_WAIT: Final = 0.2
@@ -27,6 +29,7 @@ class SendQueue:
     long."""
 
     def __init__(self, rate: float) -> None:
+        check_number("rate", rate)
         if not 0 < rate < float("inf"):
             raise ValueError(f"a broker serves a positive number of sends a second, not {rate}")
         self._seconds = 1 / rate

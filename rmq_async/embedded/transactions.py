@@ -12,6 +12,7 @@ after a rollback delivers too; a test against this broker sees both, as it would
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand, make_response
@@ -76,22 +77,41 @@ class Transactions:
         self._interval = max(round(checks.interval * 1000), 1)
         self._max_checks = checks.max_checks
         self._queue = state.topics.ensure(HALF_TOPIC).queue(0)
-        self._open, ended = state.disk.transactions
+        self._open, ended, ends = state.disk.transactions
         self._ended = bytearray(ended)  # from the offset _open on, as far as any has ended; the first has not
+        self._ends = deque(ends)  # position in the log behind each end, and its offset: those whose half message is still there
         self._began = 0
         self._round: tuple[int, int] | None = None
         self._alarm = Alarm(clock, self._ring)
-        self.truncated()
+        self._forget_from(state.log.end)
 
     def progress(self) -> TransactionProgress:
         """Which transactions are open, for the disk. One that ended later is asked about again after a crash."""
-        return TransactionProgress(self._open, bytes(self._ended))
+        return TransactionProgress(self._open, bytes(self._ended), tuple(self._ends))
 
-    def truncated(self) -> None:
-        """The log has lost its newest messages: forgets their transactions."""
+    def truncated(self, position: int) -> None:
+        """The log has lost the broker's messages from a position on."""
+        self._forget_from(position)
+        self._arm()
+
+    def _forget_from(self, position: int) -> None:
+        """Forgets the transactions of messages from a position of the log on, and ends that went with them.
+
+        On a real broker an end is a message too, behind the one that it commits. A rollback, which stores none here, stays as
+        long as what was stored before it.
+        """
         end = self._queue.max_offset
+        while self._ends and self._ends[-1][0] > position:
+            self._reopen(self._ends.pop()[1])
         self._open = min(self._open, end)
         del self._ended[end - self._open :]
+
+    def _reopen(self, offset: int) -> None:
+        if offset < self._open:
+            self._ended[:0] = b"\1" * (self._open - offset)
+            self._open = offset
+        if offset - self._open < len(self._ended):
+            self._ended[offset - self._open] = 0
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.END_TRANSACTION: self.end}
@@ -154,6 +174,7 @@ class Transactions:
 
     def _has_ended(self, offset: int) -> None:
         self._skip_forgotten()
+        self._ends.append((self._state.log.end, offset))
         ended, at = self._ended, offset - self._open
         if at >= 0:
             ended.extend(bytes(max(at + 1 - len(ended), 0)))
@@ -167,6 +188,8 @@ class Transactions:
 
     def _skip_forgotten(self) -> None:
         """Drops the offsets whose messages the memory bound has removed."""
+        while self._ends and self._ends[0][1] < self._queue.min_offset:
+            self._ends.popleft()
         forgotten = self._queue.min_offset - self._open
         if forgotten > 0:
             del self._ended[:forgotten]

@@ -24,6 +24,7 @@ from typing import Final
 from rmq_protocol.route import split_address
 
 from .._asyncio import Startable
+from .._turns import Turns
 from ._direction import Direction
 from ._pump import End, Pump, Rewrite
 
@@ -71,6 +72,7 @@ class FaultProxy(Startable):
         self._draw = random.Random(seed)
         self._resets: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
+        self._turns = Turns()
         self._links: dict[asyncio.Task[None], _Link] = {}
 
     @property
@@ -92,16 +94,27 @@ class FaultProxy(Startable):
 
     async def start(self) -> None:
         """Listens; a later start takes the same port. Raises OSError where the port is taken, RuntimeError where the proxy runs."""
-        if self._server is not None:
-            raise RuntimeError("this proxy runs already")
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=64 * 1024)
-        self._port = self._server.sockets[0].getsockname()[1]
+        async with self._turns.here():
+            if self._server is not None:
+                raise RuntimeError("this proxy runs already")
+            server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=64 * 1024, start_serving=False)
+            self._server = server
+            try:
+                await server.start_serving()
+            except BaseException:
+                self._server = None
+                server.close()
+                raise
+            self._port = server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Closes the port and resets all connections; returns when all are closed. Does nothing where the proxy does not run."""
-        server, self._server = self._server, None
-        if server is None:
-            return
+        async with self._turns.here():
+            server, self._server = self._server, None
+            if server is not None:
+                await self._close(server)
+
+    async def _close(self, server: asyncio.Server) -> None:
         server.close()
         while self._links:
             for task in self._links:

@@ -214,6 +214,25 @@ async def test_rate_that_is_none_is_refused(server: EmbeddedRocketMQ, rate: floa
         server.throttle(1.0, broker="namesrv")
 
 
+@pytest.mark.parametrize("rate", ["1", True, [1]])
+async def test_rate_of_a_wrong_type_is_refused(server: EmbeddedRocketMQ, rate: float) -> None:
+    with pytest.raises(TypeError, match=r"^rate must be a number, not "):
+        server.throttle(rate)
+
+
+async def test_stop_ends_throttling_as_other_faults() -> None:
+    server = EmbeddedRocketMQ()
+    async with server, RawClient(server.brokers["broker-a"]) as broker:
+        server.throttle(4)
+        opaques = [broker.write(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"x") for _ in range(3)]
+        codes = {answer.opaque: answer.code for answer in [await broker.read() for _ in opaques]}
+        assert sorted(codes.values()) == [0, 2, 2]
+    async with server, RawClient(server.brokers["broker-a"]) as broker:
+        begin = asyncio.get_running_loop().time()
+        assert [(await broker.send("T")).code for _ in range(3)] == [0, 0, 0]
+        assert asyncio.get_running_loop().time() - begin < 0.2
+
+
 # -- queues
 
 
@@ -245,6 +264,11 @@ async def test_resize_refuses_what_cannot_be(server: EmbeddedRocketMQ, broker: R
             server.resize(topic, queues)
     with pytest.raises(ValueError, match="no broker 'x'"):
         server.resize("T", 1, broker="x")
+    for queues in (1.5, True, "4"):
+        with pytest.raises(TypeError, match=f"^queues must be a whole number, not {queues!r}$"):
+            server.resize("T", queues)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^topic must be a string, not \[\]$"):
+        server.resize([], 4)  # type: ignore[arg-type]
 
 
 async def test_resize_of_all_brokers_leaves_out_those_without_the_topic() -> None:
@@ -314,3 +338,6 @@ async def test_truncate_refuses_what_cannot_be(server: EmbeddedRocketMQ) -> None
         server.truncate("broker-a", -1)
     with pytest.raises(ValueError, match="no broker 'namesrv'; there are broker-a"):
         server.truncate("namesrv", 1)
+    for count in (1.5, True, None):
+        with pytest.raises(TypeError, match=f"^count must be a whole number, not {count!r}$"):
+            server.truncate("broker-a", count)  # type: ignore[arg-type]

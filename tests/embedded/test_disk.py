@@ -42,6 +42,11 @@ class Machine:
         self.broker = Broker(self.disk, BrokerSettings(self.clock))
         await self.start()
 
+    def save(self) -> None:
+        """Lets the time pass after which all is saved."""
+        self.broker.tick()
+        self.broker.tick()
+
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:
         async with RawClient(self.broker.listener.address()) as client:
@@ -130,7 +135,7 @@ async def test_committed_offsets_survive_as_they_were_last_saved(machine: Machin
                 await client.send(topic, b"%d" % number)
         await client.pull("T")
         await commit(client, 3)
-        machine.broker.tick()  # as every 5 s
+        machine.save()
         await commit(client, 7)
         await commit(client, 5, "U")
         machine.broker.crash()
@@ -144,7 +149,7 @@ async def test_committed_offsets_survive_as_they_were_last_saved(machine: Machin
     async with machine.client() as client:
         assert await committed(client) == 8
         await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
-        machine.broker.tick()
+        machine.save()
         machine.broker.crash()
     await machine.restart()
     async with machine.client() as client:
@@ -160,7 +165,7 @@ async def test_loss_of_power_takes_what_was_not_flushed(machine: Machine) -> Non
         for number in range(5, 9):
             await client.send("T", b"%d" % number, queue=number % 2)
         await commit(client, 4)
-        machine.broker.tick()
+        machine.save()
         machine.broker.crash()
     assert machine.disk.power_loss() == 4
     assert machine.disk.power_loss() == 0
@@ -237,7 +242,7 @@ async def test_delayed_messages_wait_on_after_a_crash(machine: Machine) -> None:
         await client.send("T", b"later", properties=delayed(b"later", 4))
         await machine.clock.advance(5)
         assert machine.bodies() == [b"soon"]
-        machine.broker.tick()
+        machine.save()
         await client.send("T", b"again", properties=delayed(b"again", 2))
         await machine.clock.advance(5)
         assert machine.bodies() == [b"soon", b"again"]
@@ -254,13 +259,42 @@ async def test_timers_wait_on_after_a_crash(machine: Machine) -> None:
             await client.send("T", body, properties={"UNIQ_KEY": body.decode(), "TIMER_DELAY_SEC": str(seconds)})
         await machine.clock.advance(12)
         assert machine.bodies() == [b"a"]
-        machine.broker.tick()
+        machine.save()
         await machine.clock.advance(10)
         assert machine.bodies() == [b"a", b"b"]
         machine.broker.crash()
     await machine.restart()
     await machine.clock.advance(20)
     assert machine.bodies() == [b"a", b"b", b"b", b"c"]
+
+
+async def test_timers_since_the_last_save_are_delivered_twice_after_a_crash(machine: Machine) -> None:
+    """As by RocketMQ 5.5.0, also those that had not been delivered before."""
+    async with machine.client() as client:
+        await client.send("T", b"a", properties={"UNIQ_KEY": "a", "TIMER_DELAY_SEC": "30"})
+        machine.broker.tick()
+        for body, seconds in ((b"b", 5), (b"c", 20)):
+            await client.send("T", body, properties={"UNIQ_KEY": body.decode(), "TIMER_DELAY_SEC": str(seconds)})
+        await machine.clock.advance(10)
+        assert machine.bodies() == [b"b"]
+        machine.broker.crash()
+    await machine.restart()
+    await machine.clock.advance(30)
+    assert machine.bodies() == [b"b", b"b", b"b", b"c", b"c", b"a"]
+
+
+async def test_progress_is_saved_every_5_seconds_from_10_seconds_on(machine: Machine) -> None:
+    """Of committed offsets; that of the delay levels every 10 s."""
+    async with machine.client() as client:
+        await client.pull("T")
+        found = []
+        for number in range(1, 5):
+            await client.send("T", b"x", properties={"UNIQ_KEY": str(number), "DELAY": "1"})
+            await machine.clock.advance(2)
+            await commit(client, number)
+            machine.broker.tick()
+            found.append((machine.disk.offsets.get(("CG", "T")), machine.disk.schedule.levels[:1]))
+    assert found == [(None, ()), ({0: 2}, (2,)), ({0: 3}, (2,)), ({0: 4}, (4,))]
 
 
 async def test_each_crash_keeps_what_was_saved_before_it(machine: Machine) -> None:
@@ -273,7 +307,7 @@ async def test_each_crash_keeps_what_was_saved_before_it(machine: Machine) -> No
     delivered = machine.bodies()
     assert sorted(delivered) == [b"0", b"1", b"2", b"3"]
     for _ in range(3):
-        machine.broker.tick()
+        machine.save()
         machine.broker.crash()
         await machine.restart()
         await machine.clock.advance(20)
@@ -291,7 +325,7 @@ async def test_loss_of_power_takes_delayed_messages_too(machine: Machine) -> Non
         await send_all(client, "kept")
         machine.log.flush()
         await send_all(client, "lost")
-        machine.broker.tick()
+        machine.save()
         machine.broker.crash()
     assert machine.disk.power_loss() == 2
     await machine.restart()
@@ -309,7 +343,7 @@ async def test_open_transactions_are_asked_about_after_a_crash(machine: Machine)
         first = await put_half(client, body=b"ended", UNIQ_KEY="1" * 32)
         await put_half(client, body=b"open", UNIQ_KEY="2" * 32)
         assert (await end(client, first, COMMIT)).code == 0
-        machine.broker.tick()
+        machine.save()
         machine.broker.crash()
     await machine.restart()
     async with machine.client() as client:
@@ -326,7 +360,7 @@ async def test_open_transactions_are_asked_about_after_a_crash(machine: Machine)
 async def test_end_of_a_transaction_that_was_not_saved_is_asked_for_again(machine: Machine) -> None:
     async with machine.client() as client:
         half = await put_half(client)
-        machine.broker.tick()
+        machine.save()
         assert (await end(client, half, COMMIT)).code == 0
         machine.broker.crash()
     await machine.restart()
@@ -341,7 +375,7 @@ async def test_loss_of_power_takes_half_messages_too(machine: Machine) -> None:
         await put_half(client, body=b"kept", UNIQ_KEY="1" * 32)
         machine.log.flush()
         lost = await put_half(client, body=b"lost", UNIQ_KEY="2" * 32)
-        machine.broker.tick()
+        machine.save()
         machine.broker.crash()
     assert machine.disk.power_loss() == 1
     await machine.restart()
@@ -373,3 +407,22 @@ def test_disk_needs_no_event_loop() -> None:
     machine.broker = Broker(machine.disk, BrokerSettings(machine.clock))
     assert machine.bodies() == [b"0"]
     machine.broker.crash()
+
+
+async def test_loss_of_power_takes_the_end_of_a_transaction_with_its_message(machine: Machine) -> None:
+    """The half message was flushed, and its commit was not, though how far transactions have come was saved in between."""
+    async with machine.client() as client:
+        for number in "12":
+            half = await put_half(client, body=b"half " + number.encode(), UNIQ_KEY=number * 32)
+            if number == "1":
+                assert (await end(client, half, COMMIT)).code == 0
+        machine.log.flush()
+        assert (await end(client, half, COMMIT)).code == 0
+        machine.save()
+        machine.broker.crash()
+    assert machine.disk.power_loss() == 1
+    await machine.restart()
+    assert machine.bodies() == [b"half 1"]
+    await machine.clock.advance(40)
+    halves = [message.body for message in machine.broker.messages("RMQ_SYS_TRANS_HALF_TOPIC")]
+    assert halves == [b"half 1", b"half 2", b"half 2"], "a check stores the half message again"

@@ -101,3 +101,7 @@ async def test_expire_refuses_what_is_not_there(server: EmbeddedRocketMQ, filled
     for before in (-1, 2001):
         with pytest.raises(ValueError, match="before must be from 0 to 2000"):
             server.expire(QUEUE, before)
+    with pytest.raises(TypeError, match=r"^queue must be a MessageQueue, not \('T', 'broker-a', 0\)$"):
+        server.expire(("T", "broker-a", 0), 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^before must be a whole number, not 1\.5$"):
+        server.expire(QUEUE, 1.5)  # type: ignore[arg-type]

@@ -55,6 +55,8 @@ async def test_failures_can_be_taken_back(server: EmbeddedRocketMQ, broker: RawC
     assert [(await broker.send("T")).code for _ in range(2)] == [16, 0]
     with pytest.raises(ValueError, match="negative"):
         server.fail_next(2, -1)
+    with pytest.raises(TypeError, match=r"^n must be a whole number, not 1\.5$"):
+        server.fail_next(2, 1.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
@@ -91,6 +93,8 @@ async def test_delay_holds_answers_back_and_keeps_their_order(server: EmbeddedRo
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="delay"):
             server.delay(wrong)
+    with pytest.raises(TypeError, match=r"^a delay must be a number, not '1'$"):
+        server.delay("1")  # type: ignore[arg-type]
 
 
 async def test_delay_of_one_broker_leaves_the_others_alone() -> None:

@@ -44,6 +44,105 @@ def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
         EmbeddedRocketMQ(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"brokers": None},
+        {"brokers": True},
+        {"port": "9876"},
+        {"max_memory": 1.5},
+        {"delay_levels": 1},
+        {"transaction_timeout": "6"},
+        {"transaction_check_interval": None},
+        {"transaction_check_max": 1.5},
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(options: dict[str, object]) -> None:
+    (name,) = options
+    with pytest.raises(TypeError, match=f"^{name} must be a .*, not {options[name]!r}$"):
+        EmbeddedRocketMQ(**options)  # type: ignore[arg-type]
+
+
+def test_a_clock_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^clock must have the methods of a Clock, now_ms and call_at, which 1 has not$"):
+        EmbeddedRocketMQ(clock=1)  # type: ignore[arg-type]
+
+
+def test_a_delay_level_of_a_wrong_type_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^delay level 2 must be a number, not 'x'$"):
+        EmbeddedRocketMQ(delay_levels=(1, "x"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_stop_during_start_leaves_nothing_that_listens(turns: int) -> None:
+    server = EmbeddedRocketMQ(brokers=2)
+    start = asyncio.create_task(server.start())
+    for _ in range(turns + 1):
+        await asyncio.sleep(0)
+    await server.stop()
+    await start
+    for address in (server.namesrv, *server.brokers.values()):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address.split(":"))
+    async with server, RawClient(server.namesrv) as names:
+        assert (await names.ask(ROUTE, {"topic": "TBW102"})).code == 0
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_cancelled_start_leaves_its_ports_free(turns: int) -> None:
+    server = EmbeddedRocketMQ()
+    async with server:
+        ports = [int(address.rpartition(":")[2]) for address in (server.namesrv, server.brokers["broker-a"])]
+    start = asyncio.create_task(server.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    start.cancel()
+    await asyncio.gather(start, return_exceptions=True)
+    await server.stop()
+    await asyncio.sleep(0)
+    for port in (*ports, ports[1] - 2):
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+async def test_two_starts_at_once_are_one() -> None:
+    server = EmbeddedRocketMQ()
+    outcomes = await asyncio.gather(server.start(), server.start(), return_exceptions=True)
+    assert outcomes[0] is None
+    assert repr(outcomes[1]) == "RuntimeError('this server runs already')"
+    address = server.namesrv
+    await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address.split(":"))
+
+
+async def test_start_during_stop_waits_for_its_end() -> None:
+    server = EmbeddedRocketMQ()
+    await server.start()
+    async with RawClient(server.brokers["broker-a"]) as broker:
+        await broker.send("T", b"kept")
+        stop = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        await server.start()
+        assert stop.done()
+    async with RawClient(server.brokers["broker-a"]) as broker:
+        await broker.send("T", b"new")
+    assert [message.body for message in server.messages("T")] == [b"kept", b"new"]
+    await server.stop()
+
+
+def test_stop_and_start_on_another_loop_are_independent_of_the_first() -> None:
+    server = EmbeddedRocketMQ()
+
+    async def race() -> None:
+        start = asyncio.create_task(server.start())
+        await asyncio.sleep(0)
+        await server.stop()
+        await start
+
+    for _ in range(2):
+        asyncio.run(race())
+
+
 async def test_a_taken_port_is_an_error_that_leaves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = EmbeddedRocketMQ(port=taken.getsockname()[1])

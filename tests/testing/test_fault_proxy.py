@@ -54,6 +54,44 @@ async def test_without_faults_bytes_pass_unchanged_and_fast(proxy: FaultProxy, c
     assert (proxy.accepted, proxy.connections) == (1, 1)
 
 
+async def test_stop_during_start_leaves_nothing_that_listens(echo: Echo) -> None:
+    for turns in range(1, 5):
+        proxy = FaultProxy(echo.address)
+        start = asyncio.create_task(proxy.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await proxy.stop()
+        await start
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*proxy.address.split(":"))
+
+
+async def test_cancelled_start_leaves_its_port_free(echo: Echo) -> None:
+    proxy = FaultProxy(echo.address)
+    async with proxy:
+        address = proxy.address
+    for turns in range(1, 4):
+        start = asyncio.create_task(proxy.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await proxy.stop()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address.split(":"))
+
+
+async def test_two_starts_at_once_are_one(echo: Echo) -> None:
+    proxy = FaultProxy(echo.address)
+    outcomes = await asyncio.gather(proxy.start(), proxy.start(), return_exceptions=True)
+    assert outcomes[0] is None
+    assert repr(outcomes[1]) == "RuntimeError('this proxy runs already')"
+    address = proxy.address
+    await proxy.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address.split(":"))
+
+
 async def test_an_end_is_passed_on_after_the_last_byte(proxy: FaultProxy, echo: Echo) -> None:
     proxy.to_client.latency(0.05)
     async with Client(proxy.address) as client:

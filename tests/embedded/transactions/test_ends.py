@@ -194,3 +194,20 @@ async def test_properties_with_no_room_for_a_half_message_are_13(server: Embedde
     assert refused.code == 13
     assert server.messages(HALF_TOPIC) == []
     await put_half(broker, K="v" * room)
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+async def test_truncate_takes_the_end_with_the_committed_message(clock: WatchedClock, brokers: int) -> None:
+    """The brokers share a log, whose end stays where another one has stored behind it."""
+    async with EmbeddedRocketMQ(brokers=brokers, clock=clock) as server, RawClient(server.brokers["broker-a"]) as broker:
+        half = await put_half(broker)
+        assert (await end(broker, half, COMMIT)).code == 0
+        if brokers == 2:
+            async with RawClient(server.brokers["broker-b"]) as other:
+                assert (await other.send("other", b"x")).code == 0
+        assert server.truncate("broker-a", 1) == 1
+        assert server.messages("T") == []
+        await clock.advance(40)
+        assert [message.properties.get("TRANSACTION_CHECK_TIMES") for message in server.messages(HALF_TOPIC)] == [None, "1"]
+        assert (await end(broker, half, COMMIT)).code == 0
+        assert [message.body for message in server.messages("T")] == [b"half"]

@@ -1,0 +1,32 @@
+"""Checks of the arguments that a test gives to an embedded server. A wrong type is a TypeError, a wrong value a ValueError."""
+
+from __future__ import annotations
+
+from rmq_protocol.errors import shown
+from rmq_protocol.message import MessageQueue
+
+from .clock import Clock
+
+__all__ = ["check_clock", "check_number", "check_queue", "check_whole"]
+
+
+def check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {shown(value)}")
+
+
+def check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, not {shown(value)}")
+
+
+def check_queue(queue: object) -> None:
+    if not isinstance(queue, MessageQueue):
+        raise TypeError(f"queue must be a MessageQueue, not {shown(queue)}")
+
+
+def check_clock(clock: object) -> Clock:
+    """Returns ``clock``."""
+    if not all(callable(getattr(clock, name, None)) for name in ("now_ms", "call_at")):
+        raise TypeError(f"clock must have the methods of a Clock, now_ms and call_at, which {shown(clock)} has not")
+    return clock  # type: ignore[return-value]
