@@ -36,7 +36,7 @@ STEPS: Final = (
     ("next queue, its connection", "unique_id = ids.next_at(started)"),
     ("unique id", "future: asyncio.Future[SendReply]"),
     ("future", "first_deadline = sender.first_deadline"),
-    ("frame, entry in the table, gathering and writing", "error: RocketMQError | None = None"),
+    ("frame, entry in the table, gathering and writing", "error: RocketMQError | None"),
 )
 ANSWER: Final = (
     b'{"code":0,"extFields":{"queueId":"0","TRACE_ON":"true","MSG_REGION":"DefaultRegion","msgId":"7F00000100002A9F000000000'

@@ -12,6 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from contextvars import Context
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
@@ -226,14 +227,17 @@ class SingleFlight(Generic[T]):
         return key in self._flights
 
     def start(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Flight[T]:
-        """Returns the work ``key``, started with ``make()`` unless it runs. Its error is reported if no caller waits for it."""
+        """Returns the work ``key``, started with ``make()`` unless it runs. Its error is reported if no caller waits for it.
+
+        Work that has ended in this turn of the loop is not joined: its result may be older than the caller's question.
+        """
         if self._closed:
             raise _stopping()
         flight = self._flights.get(key)
-        if flight is None:
+        if flight is None or flight.task.done():
             task = asyncio.get_running_loop().create_task(make(), name=f"rmq_async {self._name} {key}", context=Context())
             self._flights[key] = flight = Flight(task)
-            task.add_done_callback(lambda _: self._finished(key, flight))
+            task.add_done_callback(partial(self._finished, key, flight))
         return flight
 
     def waiting(self, key: Hashable) -> int:
@@ -254,9 +258,9 @@ class SingleFlight(Generic[T]):
             flight.finish(None, _stopping())
         return [flight.task for flight in flights]
 
-    def _finished(self, key: Hashable, flight: Flight[T]) -> None:
-        del self._flights[key]
-        task = flight.task
+    def _finished(self, key: Hashable, flight: Flight[T], task: asyncio.Task[T]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
         if task.cancelled():
             flight.finish(None, _stopping())
             return

@@ -20,6 +20,8 @@ def own_copy(error: BaseException) -> BaseException:
         twin = make(*given)
     else:
         twin = copy.copy(error)
+    if (notes := getattr(error, "__notes__", None)) is not None:
+        twin.__notes__ = list(notes)
     twin.__cause__ = error.__cause__
     twin.__suppress_context__ = error.__suppress_context__
     return twin

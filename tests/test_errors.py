@@ -81,3 +81,11 @@ def test_an_own_copy_keeps_the_cause_and_gathers_no_traceback() -> None:
     assert twin.__cause__ is error.__cause__ is ATTEMPTS[0].error
     assert twin.__suppress_context__
     assert (twin.__traceback__, error.__traceback__ is None) == (None, False)
+
+
+@pytest.mark.parametrize("error", [BrokerSystemError("full"), ValueError("full")])
+def test_notes_of_an_own_copy_are_its_own(error: Exception) -> None:
+    error.add_note("of all")
+    twin = own_copy(error)
+    twin.add_note("of one caller")
+    assert (error.__notes__, twin.__notes__) == (["of all"], ["of all", "of one caller"])

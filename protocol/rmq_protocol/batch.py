@@ -135,10 +135,11 @@ def _encode_each(messages: Sequence[Message], unique_ids: list[str], max_body: i
     head = tail = b""
     size = width = flag = -1
     for message, unique_id in zip(messages, unique_ids, strict=True):
+        if message.__class__ is not Message:
+            _check_member(message, first, max_body)
         body = message.body
         if (
-            message.__class__ is not Message
-            or message.topic is not topic
+            message.topic is not topic
             or body.__class__ is not bytes
             or not 0 < len(body) <= max_body
             or message.wait_store is not wait_store

@@ -250,6 +250,11 @@ class ClientInstance:
             return None
         return connection
 
+    def open_connection(self, broker_name: str) -> Connection | None:
+        """Returns the open connection that a request to a broker, or its replica without a known master, would take."""
+        address = self._known_address(broker_name, True)
+        return None if address is None else self.pool.open.get(address)
+
     def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
         """Names the broker in the error of a request, and refreshes the route where that may help."""
         if error.broker is None:

@@ -17,6 +17,7 @@ from .._asyncio import Startable, StopScope
 from ..config import ClientConfig
 from ..errors import ClientStateError, WrongLoopError
 from ..timeouts import stop_budget
+from ..tracebacks import own_copy
 from ..transport import check_not_forked, generation
 from .instance import ClientInstance
 
@@ -47,8 +48,8 @@ class LifeCycle(Startable):
         self._stop_timeout = stop_timeout
         self._state = LifeState.NEW
         self._instance: ClientInstance | None = None
-        self._changing: asyncio.Future[None] | None = None
-        """Resolved at the end of the present start or stop."""
+        self._changing: asyncio.Future[BaseException | None] | None = None
+        """Gets the error, if any, at the end of the present start, and None at the end of the present stop."""
         self._starting = StopScope(partial(_stopped_early, self._label))
         """Waits of a start, which ``stop`` ends."""
         self._generation = generation()
@@ -64,12 +65,15 @@ class LifeCycle(Startable):
         """Connects to a name server. Does nothing when already running; may be called again after a failure and after ``stop``.
 
         Raises NameServerError when none is configured, or none answers within ``request_timeout`` and ``start_without_cluster`` is
-        False. Nothing is left behind when it fails or is cancelled.
+        False. Nothing is left behind when it fails or is cancelled. A call during another ``start`` waits for its end and raises
+        its error; if the other call is cancelled, this one starts.
         """
+        while self._state is LifeState.STARTING:
+            await self._join_start()
         if self._state is LifeState.RUNNING:
             self._running_instance()
             return
-        if self._state in (LifeState.STARTING, LifeState.STOPPING):
+        if self._state is LifeState.STOPPING:
             raise ClientStateError(f"{self._label} is {self._state.value}")
         self._state = LifeState.STARTING
         self._generation = generation()
@@ -83,13 +87,16 @@ class LifeCycle(Startable):
             except BaseException:
                 await instance.release()
                 raise
-        except BaseException:
-            self._state = LifeState.NEW
-            raise
-        finally:
+            self._instance = instance
+            self._state = LifeState.RUNNING
             changing.set_result(None)
-        self._instance = instance
-        self._state = LifeState.RUNNING
+        except BaseException as error:
+            shared = own_copy(error) if isinstance(error, Exception) else None
+            if self._state is LifeState.STOPPING:
+                shared = _stopped_early(self._label)
+            self._state = LifeState.NEW
+            changing.set_result(shared)  # None of a start that is cancelled: the first of the calls that joined it starts
+            raise
 
     async def stop(self, timeout: float | None = None) -> None:
         """Unregisters, and closes the connections unless others share them. Harmless when not started or already stopped.
@@ -125,13 +132,28 @@ class LifeCycle(Startable):
 
     async def _join_change(self) -> None:
         """Ends a start that waits, and waits for the end of the start or stop."""
+        changing = self._present_change()
+        self._state = LifeState.STOPPING
+        self._starting.stop()  # nothing has been accepted yet that a stop would have to wait for
+        await asyncio.wait([changing])
+
+    async def _join_start(self) -> None:
+        """Waits for the end of another call of ``start`` and raises a copy of its error; returns also if that call is cancelled."""
+        changing = self._present_change()
+        await asyncio.wait([changing])
+        error = changing.result()
+        if error is not None:
+            raise own_copy(error)
+        if self._state in (LifeState.STOPPING, LifeState.STOPPED):  # since that start
+            raise _stopped_early(self._label)
+
+    def _present_change(self) -> asyncio.Future[BaseException | None]:
+        """Returns the future of the present start or stop. Raises ForkedError in a child, WrongLoopError on another loop."""
         check_not_forked(self._generation)
         assert self._changing is not None
         if self._changing.get_loop() is not asyncio.get_running_loop():
             raise self._wrong_loop()
-        self._state = LifeState.STOPPING
-        self._starting.stop()  # nothing has been accepted yet that a stop would have to wait for
-        await asyncio.wait([self._changing])
+        return self._changing
 
     # -- for subclasses
 

@@ -385,7 +385,8 @@ class RouteTable:
         if due:
             gone = {topic for topic in due if self.use.is_unknown(topic)}
             unused = [topic for topic in due if topic not in gone]
-            kept = [topic for topic in self._routes.keys() - due if not self.use.is_unknown(topic)]
+            dropped = frozenset(due)
+            kept = [topic for topic in self._routes if topic not in dropped and not self.use.is_unknown(topic)]
             stay = topics_to_keep(unused, kept, self._brokers, lambda topic: self._routes[topic].addresses)
             for topic in due:
                 if topic not in stay:
@@ -406,7 +407,7 @@ class RouteTable:
     def _forget_brokers(self) -> None:
         """Drops brokers that no route names."""
         named = {name for route in self._routes.values() for name in route.addresses}
-        for name in self._brokers.keys() - named:
+        for name in [name for name in self._brokers if name not in named]:
             del self._brokers[name]
 
     def _refresh_now(self, topic: str) -> None:

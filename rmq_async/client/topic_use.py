@@ -60,7 +60,9 @@ class TopicUse:
             self._unused.pop(topic, None)
             self._unknown.pop(topic, None)
         due = []
-        for topic in answers.keys() - used:
+        for topic in answers:  # in its order: that of a set depends on the process
+            if topic in used:
+                continue
             unused = self._unused[topic] = self._unused.get(topic, 0) + 1
             unknown = self._unknown[topic] = 0 if answers[topic] else self._unknown.get(topic, 0) + 1
             if unused >= UNUSED_POLLS or unknown >= UNKNOWN_POLLS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rmq_protocol.continuity import without_ranges
 from rmq_protocol.message import MessageExt, MessageQueue
 
+from .. import machine
 from ..results import PullResult, PullStatus
 from .continuity import SkippedOffsets
 
@@ -15,10 +16,14 @@ class Cursor:
     """Position in one queue. ``end``: exclusive; None follows. ``at_first``: jump to the first message when this offset is deleted.
 
     ``wait_for_end``: wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets that pulls with
-    tags skipped and that need a check. ``begun``: a response has moved it on.
+    tags skipped and that need a check. ``begun``: a response has moved it on. ``last``: the message read last, ``recheck`` whether
+    the queue may hold another message in its place, ``connection`` the one of the last pull. ``ahead_since``: time from which on
+    the queue ended below the cursor.
     """
 
-    __slots__ = ("at_first", "begun", "end", "offset", "queue", "skipped", "wait_for_end")
+    __slots__ = (
+        "ahead_since", "at_first", "begun", "connection", "end", "last", "offset", "queue", "recheck", "skipped", "wait_for_end"
+    )  # fmt: skip
 
     def __init__(
         self, queue: MessageQueue, offset: int, end: int | None, *, at_first: bool = False, wait_for_end: bool = False
@@ -30,6 +35,23 @@ class Cursor:
         self.wait_for_end = wait_for_end
         self.skipped: SkippedOffsets | None = None
         self.begun = False
+        self.last: MessageExt | None = None
+        self.recheck = False
+        self.connection: object = None
+        self.ahead_since: float | None = None
+
+    def pulls_by(self, connection: object) -> None:
+        """Says which connection the next pull takes. Behind a new one the broker may have lost messages."""
+        if connection is not self.connection:
+            self.connection = connection
+            self.recheck = self.recheck or self.last is not None
+
+    def is_ahead_for(self) -> float:
+        """Seconds since the queue was first found to end below the cursor: from now on, if it was not."""
+        now = machine.monotonic()
+        if self.ahead_since is None:
+            self.ahead_since = now
+        return now - self.ahead_since
 
     @property
     def finished(self) -> bool:

@@ -26,13 +26,14 @@ from rmq_protocol.pull_codec import PullReply
 from .. import machine
 from .._ordered import OrderedSet
 from .._text import printable
-from ..client import ClientInstance, TopicRoute, has_master
-from ..errors import BrokerError, BrokerNotFoundError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
+from ..client import ClientInstance, TopicRoute
+from ..errors import BrokerError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
 from ..results import PullResult, PullStatus
 from ..tracebacks import own_copy
 from .backoff import FIRST_REST, ReadBackoff, has_left
 from .continuity import SkippedOffsets, deleted_among
 from .cursor import Cursor, is_doubtful, until, within
+from .last_read import AHEAD_PATIENCE, believe, check_last, range_error
 from .pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 
 __all__ = ["ReadScope", "Reader"]
@@ -49,8 +50,6 @@ BROKER_LATE: Final = 5.0
 PATIENCE: Final = 10.0
 MOST_GONE: Final = 1024
 """Queues that have left the route, whose places are kept."""
-AHEAD_PATIENCE: Final = 1.0
-"""Seconds to wait at an offset that the broker says is above its highest: a stored message is readable a moment later."""
 
 
 class ReadScope(NamedTuple):
@@ -177,9 +176,12 @@ class Reader:
         if cursor.skipped is not None and cursor.check_due:
             return None
         try:
-            return start_pull(self._instance, self._request(cursor))
+            pending = start_pull(self._instance, self._request(cursor))
         except RocketMQError:
             return None  # the task gets the error again, and handles it
+        if pending is not None and pending.connection is not cursor.connection:
+            cursor.pulls_by(pending.connection)
+        return pending
 
     def _answered(self, future: asyncio.Future[Any]) -> None:
         self._calls.pop(future, None)
@@ -197,6 +199,9 @@ class Reader:
     def _decoded(self, cursor: Cursor, pending: PendingPull) -> _Batch | None:
         """The messages of a response. None if it needs more than decoding: then a task goes on from there."""
         after = cursor.offset
+        if cursor.recheck:
+            self._start_fetching(cursor, pending)
+            return None
         try:
             result = small_result(self._instance, pending)
             batch = None if result is None else self._take(cursor, result)  # never a loss: only a task can confirm one
@@ -286,7 +291,7 @@ class Reader:
         while not cursor.finished:
             pulled_at = machine.monotonic() if pending is None else pending.since
             try:
-                if cursor.check_due:
+                if self._is_check_due(cursor, pending):
                     error = await self._check(cursor)
                     if error is not None:
                         return _Batch(error=error)
@@ -295,6 +300,7 @@ class Reader:
                 result = await pull
                 batch = self._take(cursor, result)
             except RocketMQError as error:
+                pending, cursor.recheck = None, cursor.last is not None
                 if await self._has_left(cursor, error):
                     return None
                 await asyncio.sleep(backoff.rest(error))
@@ -317,7 +323,7 @@ class Reader:
         request = self._request(cursor) if pending is None else pending.request
         result = await pull_once(self._instance, request, self._calls, pending)
         if is_doubtful(cursor, result):
-            await self._believe(cursor)
+            await believe(self._instance, cursor)
         return result
 
     async def _has_left(self, cursor: Cursor, error: RocketMQError) -> bool:
@@ -335,13 +341,15 @@ class Reader:
     def _rest(self, cursor: Cursor, result: PullResult, quiet: float) -> float | None:
         """Seconds to wait after a pull that did not move the cursor; None for a pull that the broker may have held.
 
-        ``quiet``: seconds since the cursor moved. After too many of them the reading ends where it is, or OffsetRangeError is
-        raised for an offset above the queue's end.
+        ``quiet``: seconds since the cursor moved. After too many of them the reading ends where it is. An offset that stays above
+        the queue's end is an OffsetRangeError.
         """
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            if quiet > AHEAD_PATIENCE:
-                raise self._range_error(cursor, result)
+            cursor.recheck = cursor.last is not None
+            if cursor.is_ahead_for() > AHEAD_PATIENCE:
+                raise range_error(self._instance, cursor, result)
             return FIRST_REST
+        cursor.ahead_since = None
         if cursor.end is not None and not cursor.wait_for_end and quiet > self._instance.config.request_timeout:
             logger.warning(
                 "%s ends at %d, %d was expected; nothing came for %.1f s", cursor.queue, cursor.offset, cursor.end, quiet
@@ -367,6 +375,8 @@ class Reader:
         lost = until(result.lost, cursor.end) if result.lost else ()
         cursor.offset, cursor.begun = after, True
         messages = within(result.messages, offset, cursor.end)
+        if messages:
+            cursor.last, cursor.ahead_since = messages[-1], None
         if self._scope.tags != "*":
             if cursor.skipped is None:
                 cursor.skipped = SkippedOffsets()
@@ -383,7 +393,7 @@ class Reader:
         """Moves a cursor with ``at_first`` to the first message; raises OffsetRangeError for others."""
         lost = until((range(cursor.offset, result.min_offset),), cursor.end)
         if not cursor.at_first:
-            raise self._range_error(cursor, result, lost)
+            raise range_error(self._instance, cursor, result, lost)
         if cursor.begun:
             self._loss(cursor, lost, result.min_offset, result.max_offset)
         cursor.offset = result.min_offset
@@ -408,36 +418,22 @@ class Reader:
             broker=cursor.queue.broker_name,
         )
 
+    def _is_check_due(self, cursor: Cursor, pending: PendingPull | None) -> bool:
+        if pending is None:
+            cursor.pulls_by(self._instance.open_connection(self._instance.routes.broker_of(cursor.queue)))
+        return cursor.check_due or cursor.recheck
+
     async def _check(self, cursor: Cursor) -> OffsetRangeError | None:
-        """Checks the offsets that pulls with tags skipped; returns the error for lost messages."""
+        """Checks the last message where that is due, and offsets that pulls with tags skipped; returns the error for a loss."""
+        error = await check_last(self._instance, self._group, cursor, self._calls) if cursor.recheck else None
         skipped = cursor.skipped
-        if skipped is None:
-            return None
+        if error is not None or skipped is None or not cursor.check_due:
+            return error
         timeout = self._instance.config.request_timeout
         lost, high = await deleted_among(
             self._instance, self._group, cursor.queue, skipped.ranges, timeout=timeout, calls=self._calls
         )
         if lost and not cursor.at_first:
-            await self._believe(cursor)
+            await believe(self._instance, cursor)
         skipped.clear()
         return self._loss(cursor, lost, lost[-1].stop, high) if lost else None
-
-    async def _believe(self, cursor: Cursor) -> None:
-        """Raises BrokerNotFoundError while the broker has no master: a replica may be behind it, or have deleted more."""
-        if not await has_master(self._instance, cursor.queue):
-            queue = self._instance.names.shown_queue(cursor.queue)
-            raise BrokerNotFoundError(
-                f"a replica of the broker does not hold offset {cursor.offset} of {queue}, and its master is away",
-                broker=cursor.queue.broker_name,
-            )
-
-    def _range_error(self, cursor: Cursor, result: PullResult, lost: tuple[range, ...] = ()) -> OffsetRangeError:
-        queue = self._instance.names.shown_queue(cursor.queue)
-        return OffsetRangeError(
-            f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}",
-            min_offset=result.min_offset,
-            max_offset=result.max_offset,
-            lost=lost,
-            request="PULL_MESSAGE",
-            broker=cursor.queue.broker_name,
-        )

@@ -41,7 +41,7 @@ class Lanes:
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
         """Ids of the rows of these keys, or of all, that are sent before any row that is added now."""
-        lanes = [self._lanes[key] for key in set(self._lanes if keys is None else keys) if key in self._lanes]
+        lanes = [self._lanes[key] for key in dict.fromkeys(self._lanes if keys is None else keys) if key in self._lanes]
         return [row for lane in lanes if not lane.broken for row in lane.in_hand]
 
     def add(self, key: Key, row: Held) -> Lane | None:

@@ -59,6 +59,7 @@ class ProducerCore:
         "instance",
         "oneway",
         "oneway_credits",
+        "oneway_window",
         "ordered",
         "plain_below",
         "plain_size",
@@ -89,6 +90,7 @@ class ProducerCore:
         self.connections = instance.pool.open
         self.ids = instance.unique_ids
         self.timeout, self.retries, self.window = config.timeout, config.retries, config.broker_window
+        self.oneway_window = config.oneway_window
         self.create_future = asyncio.get_running_loop().create_future
         self._waits = StopScope(_stopping)
         # Runs a wait of a call that has sent nothing yet; raises ClientStateError when the producer stops.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue, ShardedKeys
 from rmq_protocol.properties import message_properties
@@ -65,7 +66,7 @@ class SendMethods(ProducerLife):
         sender = self._sender
         if (
             message.__class__ is not Message
-            or ((keys := message.keys).__class__ is not tuple and keys.__class__ is not Keys)
+            or ((keys := message.keys) is not NO_KEYS and keys.__class__ is not tuple and keys.__class__ is not Keys)
             or queue is not None
             or selector is not None
             or key is not None
@@ -112,7 +113,7 @@ class SendMethods(ProducerLife):
         properties = None
         item: BatchItem | None = message
         if keys is not NO_KEYS or not message.wait_store:
-            if not sender.gathers:
+            if not sender.gathers or message.topic.startswith(RETRY_TOPIC_PREFIX):
                 unique_id = message.unique_id or ids.next_at(started)
                 properties = message_properties(message, unique_id)
             elif message.wait_store:
@@ -135,19 +136,22 @@ class SendMethods(ProducerLife):
                 started = machine.monotonic()
                 if sender.gathers:
                     sender.batcher.waited(deadline)
-            if (gathering := topic_queues.gathering) is not None and item is not None:
-                gathered: asyncio.Future[SendResult] = sender.create_future()
-                if item is message:
-                    gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
-                else:
-                    gathering.add_plain(gathered, item, room, deadline, plain=False)
-                try:
-                    return await gathered
-                except BaseException:
-                    gathering.left()
-                    raise
-                finally:
-                    del gathered  # an error that it holds has this frame in its traceback
+            if (gathering := topic_queues.gathering) is not None:
+                if item is not None:
+                    gathered: asyncio.Future[SendResult] = sender.create_future()
+                    if item is message:
+                        gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
+                    else:
+                        gathering.add_plain(gathered, item, room, deadline, plain=False)
+                    try:
+                        return await gathered
+                    except BaseException:
+                        gathering.left()
+                        raise
+                    finally:
+                        del gathered  # an error that it holds has this frame in its traceback
+                unique_id = message.unique_id or ids.next_at(started)  # no batch has room for it
+                properties = message_properties(message, unique_id)
             target = topic_queues.next()
             try:
                 connection = sender.connections[target.address]
@@ -166,22 +170,20 @@ class SendMethods(ProducerLife):
                 started = machine.monotonic()
             if properties is None:
                 unique_id = ids.next_at(started)
-                if keys is not NO_KEYS:  # it gathers with no other
-                    unique_id = message.unique_id or unique_id
-                    properties = message_properties(message, unique_id)
             elif started + sender.timeout != deadline:
                 ids.now()  # the call has waited: born_ms is older than the frame
             future: asyncio.Future[SendReply] = sender.create_future()
             first_deadline = sender.first_deadline(started, deadline, sender.retries) if topic_queues.several else deadline
-            request = (future, first_deadline, deadline, sender)
-            start = connection.requests.start_single
-            pending = start(target.single, ids.born_ms, unique_id, message, request, sender.window, properties)
-            error: RocketMQError | None = None
-            reply: SendReply | None = None
+            pending = connection.requests.start_single(
+                target.single, ids.born_ms, unique_id, message, (future, first_deadline, deadline, sender), sender.window,
+                properties,
+            )  # fmt: skip
+            error: RocketMQError | None
+            reply: SendReply | None
             try:
                 reply = await future
             except RocketMQError as failure:
-                error = failure
+                error, reply = failure, None
             except BaseException:
                 connection.requests.forget(pending.opaque)
                 if sender.faults is not None:
@@ -214,6 +216,7 @@ class SendMethods(ProducerLife):
                 result = stored(reply, unique_id, target, 1)
                 if result is not None:
                     return result
+                error = None
             text = properties or message_properties(message, unique_id)
             outgoing = Outgoing(message.topic, unique_id, text, body, 0, message.flag)
             call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
@@ -325,13 +328,14 @@ def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[
     if tally is not None and tally.epoch is credit.epoch:
         pacing = tally.pacing
     else:
-        tally, pacing = None, connection.attributes.get(OnewayPacing) if sender.config.oneway_window else None
-        if pacing is None and sender.config.oneway_window:
+        tally, pacing = None, connection.attributes.get(OnewayPacing) if sender.oneway_window else None
+        if pacing is None and sender.oneway_window:
             return False, target
     if pacing is not None:
-        if pacing.sent + 1 >= pacing.size:
+        sent = pacing.sent + 1
+        if sent >= pacing.size or sent >= sender.oneway_window:
             return False, target
-        pacing.sent += 1
+        pacing.sent = sent
     if tally is None:
         tally = sender.tallies[connection] = Tally(sender.tallies, credit, connection, pacing)
         connection.requests.when_written(tally.written)

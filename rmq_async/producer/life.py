@@ -68,8 +68,8 @@ class ProducerLife(LifeCycle):
     async def start(self) -> None:
         """Joins the shared client instance, registers the group, fetches the routes of ``topics`` and sends a heartbeat.
 
-        Logs a warning for a topic of ``topics`` without a route and for a broker that does not answer. A second call has no
-        effect.
+        Logs a warning for a topic of ``topics`` without a route and for a broker that does not answer. A call on a running
+        producer has no effect; one during another ``start`` waits for its end.
 
         Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and
         ``start_without_cluster`` is False; ConfigError when the group is already registered with the same client settings.

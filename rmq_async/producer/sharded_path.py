@@ -37,7 +37,7 @@ def place_sharded(
     ):
         return None
     line = sender.admission.lines.by_topic.get(topic)
-    if (line is not None and line.places) or topic.startswith(RETRY_TOPIC_PREFIX):
+    if (line is not None and line.busy) or topic.startswith(RETRY_TOPIC_PREFIX):
         return None
     queues, batcher = topic_queues.queues, sender.batcher
     queue = queues[abs(hash_of(key)) % len(queues)]  # what ``select_by_hash`` does

@@ -27,7 +27,7 @@ from .encoding import stored_message
 from .general_path import SendArguments, general_send
 from .hooks import SendContext
 from .routing import Target, TopicQueues
-from .watching import Answer, TracedReceiver, Watch, WatchedReceiver, with_added
+from .watching import Answer, TracedReceiver, Watch, WatchedReceiver
 
 __all__ = ["send_watched"]
 
@@ -163,7 +163,7 @@ def _start(
         watchers.begin(call.scope, context)
         receiver = WatchedReceiver(watchers, call.scope, context, unique_id, target, future)
         if context.properties:
-            properties = with_added(properties or message_properties(message, unique_id), context.properties)
+            properties = watchers.with_added(properties or message_properties(message, unique_id), context.properties)
     if message.unique_id is not None or receiver.started - call.started > MILLISECOND:
         sender.ids.now()  # the time in the frame is not that of the id
     requests = connection.requests

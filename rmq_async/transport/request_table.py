@@ -202,7 +202,10 @@ class RequestTable:
         """
         if not self.is_open:
             self.require_open()
-        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
+        opaque = self._opaque + 1  # what ``next_opaque`` does
+        if opaque > LAST_OPAQUE:
+            opaque = FIRST_OPAQUE
+        self._opaque = opaque
         parts: bytes | list[bytes]
         body = message.body
         if properties is not None:

@@ -15,6 +15,7 @@ import pytest
 from rmq_async.client import route_table
 from rmq_async.client.name_servers import NameServers, NoUsableAnswerError
 from rmq_async.client.route_table import RouteTable, TopicRoute
+from rmq_async.client.topic_use import UNUSED_POLLS, TopicUse
 from rmq_async.config import ClientConfig
 from rmq_async.errors import ClientStateError, NameServerError, TopicNotFoundError
 from rmq_async.transport import ConnectionPool
@@ -407,3 +408,10 @@ def queues(routes: RouteTable) -> int:
     found = routes.cached("t")
     assert found is not None, "the route is gone"
     return len(found.publish_queues)
+
+
+def test_topics_unused_for_equally_long_are_due_in_the_order_of_the_poll() -> None:
+    topics = [f"Topic{number}" for number in range(24)]
+    use = TopicUse()
+    due = [use.count_poll(dict.fromkeys(topics, True)) for _ in range(UNUSED_POLLS)]
+    assert due == [[]] * (UNUSED_POLLS - 1) + [topics]

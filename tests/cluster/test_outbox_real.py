@@ -76,7 +76,7 @@ def test_nothing_committed_is_lost_while_writer_relay_and_broker_are_killed(
 
 def test_two_relays_and_two_writers_on_one_table_send_no_row_twice(lone_broker: RealCluster, postgres_url: str) -> None:
     async def main() -> None:
-        shared: dict[str, Any] = {"orders": 4000, "writers": 2, "processes": 2}
+        shared: dict[str, Any] = {"orders": 2000, "writers": 2, "processes": 2}
         settings = await settings_for(lone_broker, postgres_url, lease=30.0, **shared)
         await prepare(settings)
         writers = []
@@ -95,7 +95,7 @@ def test_two_relays_and_two_writers_on_one_table_send_no_row_twice(lone_broker: 
             for service in (*writers, *relays):
                 await service.kill()
         found = await count(settings)
-        assert (found.committed, found.read, found.lost, found.duplicated) == (4000, 4000, 0, 0), found
+        assert (found.committed, found.read, found.lost, found.duplicated) == (2000, 2000, 0, 0), found
         assert found.faultless, found
 
     run(main())

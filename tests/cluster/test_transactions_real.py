@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -150,55 +147,5 @@ def test_a_real_broker_that_refuses_an_end_is_heard(feature_cluster: RealCluster
                 assert (error.code, error.maybe_ended, error.result.local_status) == (1, False, COMMIT)
                 assert error.remark
             assert await seen(feature_cluster, topic) == []
-
-    run(main())
-
-
-DIES = """
-import asyncio, sys
-from rmq_async import Message, TransactionProducer
-
-async def execute(message, arg):
-    print(message.unique_id, flush=True)
-    await asyncio.sleep(600)
-
-async def main():
-    namesrv, group, topic = sys.argv[1:]
-    async with TransactionProducer(group, execute=execute, check=execute, namesrv=namesrv) as producer:
-        await producer.send_in_transaction(Message(topic, b"of a process that was killed"))
-
-asyncio.run(main())
-"""
-
-
-def test_another_process_of_the_group_ends_what_a_killed_one_began(feature_cluster: RealCluster, tmp_path: Path) -> None:
-    program = tmp_path / "dies.py"
-    program.write_text(DIES)
-    asked: list[str] = []
-
-    async def check(message: MessageExt) -> TransactionStatus:
-        asked.append(message.msg_id)
-        return COMMIT
-
-    def never(*_: object) -> TransactionStatus:
-        raise AssertionError("this process sends nothing")
-
-    async def main() -> None:
-        topic = await topic_of(feature_cluster)
-        group = f"killed-{uuid.uuid4().hex[:8]}"
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, str(program), feature_cluster.namesrv, group, topic, stdout=asyncio.subprocess.PIPE
-        )
-        assert child.stdout is not None
-        unique_id = (await asyncio.wait_for(child.stdout.readline(), 30)).decode().strip()
-        child.send_signal(signal.SIGKILL)
-        assert await child.wait() == -signal.SIGKILL
-        options: dict[str, Any] = {"namesrv": feature_cluster.namesrv, "topics": [topic]}
-        async with TransactionProducer(group, execute=never, check=check, **options):
-            await until(lambda: asked, "the second process is asked")
-            await asyncio.sleep(1.5)  # another round of questions
-        (message,) = await seen(feature_cluster, topic)
-        assert (message.body, message.msg_id) == (b"of a process that was killed", unique_id)
-        assert asked == [unique_id]
 
     run(main())

@@ -88,10 +88,44 @@ async def test_a_second_stop_waits_too(cluster: Cluster) -> None:
 
 async def test_two_starts_at_once(cluster: Cluster) -> None:
     sender = producer(cluster)
-    first, second = await outcomes(sender.start(), sender.start())
-    assert first is None
-    assert isinstance(second, errors.ClientStateError)
+    assert await outcomes(sender.start(), sender.start()) == [None, None]
+    await sender.send(message())
     await sender.stop()
+    assert cluster.a.unregistered == ["group"]
+
+
+async def test_starts_that_join_one_that_fails_get_errors_of_their_own(cluster: Cluster) -> None:
+    await cluster.name_server.stop()
+    sender = producer(cluster)
+    first, second, third = await outcomes(sender.start(), sender.start(), sender.start())
+    assert len({id(first), id(second), id(third)}) == 3
+    assert {(type(error), str(error)) for error in (first, second, third)} == {(errors.NameServerError, str(first))}
+
+
+async def test_a_start_that_joined_a_cancelled_one_starts(cluster: Cluster) -> None:
+    for steps in range(1, 12):
+        sender = producer(cluster)
+        starts = [asyncio.ensure_future(sender.start()) for _ in range(3)]
+        await spin(steps)
+        starts[0].cancel()
+        ended = await outcomes(*starts)
+        assert ended[0] is None or isinstance(ended[0], asyncio.CancelledError)
+        assert ended[1:] == [None, None], steps
+        await sender.send(message())
+        await sender.stop()
+    assert not _instances
+
+
+async def test_a_stop_ends_all_starts_under_way(cluster: Cluster) -> None:
+    for steps in range(1, 30):
+        sender = producer(cluster)
+        starts = [asyncio.ensure_future(sender.start()) for _ in range(3)]
+        await spin(steps)
+        await sender.stop()
+        for result in await outcomes(*starts):
+            assert result is None or isinstance(result, errors.ClientStateError)
+        assert "not started" in repr(sender) or "stopped" in repr(sender), steps
+        assert not _instances, steps
 
 
 async def test_stop_waits_for_what_was_accepted(cluster: Cluster) -> None:

@@ -62,6 +62,20 @@ async def test_windows_begin_small_and_double_up_to_the_setting(cluster: Cluster
     assert cluster.a.bodies == [item.body for item in messages(2000)]
 
 
+@pytest.mark.parametrize("fast", [True, False])
+async def test_producers_of_one_connection_have_windows_of_their_own(cluster: Cluster, fast: bool) -> None:
+    options: dict[str, Any] = {} if fast else {"key": "k"}
+    async with producer(cluster, oneway_window=256) as large, producer(cluster, group="other", oneway_window=5) as small:
+        await full_windows(large, cluster.a)
+        for sender, window in ((large, 256), (small, 5), (large, 256)):
+            before = len(cluster.sends)
+            for item in messages(2 * window):
+                await sender.send_oneway(item, **options)
+            await sent_by(cluster, before + 2 * window)
+            assert [place - before + 1 for place in ordinary(cluster) if place >= before] == [window, 2 * window]
+            await spin()
+
+
 @pytest.mark.parametrize(
     ("size", "seconds", "following"),
     [
@@ -79,7 +93,7 @@ async def test_windows_begin_small_and_double_up_to_the_setting(cluster: Cluster
 async def test_answers_lead_the_size_of_windows(size: int, seconds: float, following: int) -> None:
     pacing = OnewayPacing(1024)
     pacing.size = size
-    pacing.opened(1024)
+    pacing.opened()
     pacing.closed(1024, monotonic() - seconds, answered=True)
     assert (pacing.size, pacing.open) == (following, 0)
 
@@ -89,10 +103,10 @@ async def test_one_pause_of_a_broker_halves_the_windows_once() -> None:
     pacing.size = 800
     before = monotonic() - 0.2
     for opened_at in (before, before + 0.01):
-        pacing.opened(1024)
+        pacing.opened()
         pacing.closed(1024, opened_at, answered=True)
     assert pacing.size == 400
-    pacing.opened(1024)
+    pacing.opened()
     pacing.closed(1024, before, answered=False)
     assert pacing.size == 400, "a window that was given up says nothing about the next"
 

@@ -150,6 +150,20 @@ async def test_a_reply_to_a_client_that_is_gone_is_tried_everywhere_and_fails(se
         brokers = [attempt.queue.broker_name for attempt in caught.value.attempts]
         assert brokers[0] == asked.queue.broker_name
         assert sorted(brokers) == sorted(servers.brokers)
+        assert caught.value.maybe_stored, "each broker has stored the reply"
+        assert len(servers.messages(REPLIES)) == len(brokers)
+
+
+async def test_a_reply_that_is_stored_and_not_delivered_is_not_stored_again() -> None:
+    async with EmbeddedRocketMQ() as server, asker(server) as asking, replier(server) as replying:
+        call = asyncio.create_task(asking.request(message(), timeout=5.0))
+        asked = await question(server)
+        await asking.stop(0.0)
+        await outcomes(call)
+        with pytest.raises(errors.BrokerSystemError, match=r"channel of <.*> not found") as caught:
+            await replying.reply(asked, b"anybody?")
+        assert caught.value.maybe_stored
+        assert len(server.messages(REPLIES)) == 1
 
 
 async def test_stop_waits_for_replies_within_its_time(servers: EmbeddedRocketMQ) -> None:

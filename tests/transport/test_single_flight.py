@@ -122,3 +122,20 @@ async def test_a_bug_in_a_look_up_without_a_waiter_is_reported(loop_errors: list
     flights.start("k", broken)
     await asyncio.sleep(0.01)
     assert isinstance(loop_errors.pop()["exception"], ZeroDivisionError)
+
+
+async def test_caller_in_the_turn_in_which_the_work_ends_gets_work_of_its_own() -> None:
+    flights, late = SingleFlight[int]("test"), asyncio.get_running_loop().create_future()
+    runs: list[int] = []
+
+    async def work() -> int:
+        runs.append(len(runs) + 1)
+        if runs == [1]:  # runs when this task has ended, and before its end is accounted for
+            asyncio.get_running_loop().call_soon(lambda: late.set_result(flights.start("k", work)))
+        return len(runs)
+
+    assert await flights.join("k", work, monotonic() + 5) == 1
+    flight = await late
+    assert "k" in flights
+    assert await flight.wait(monotonic() + 5) == 2
+    assert (runs, len(flights)) == ([1, 2], 0)

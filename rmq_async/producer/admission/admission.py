@@ -1,9 +1,9 @@
 """Admission: the one place where a call takes its turn in its topic's line, its credits and its queue, and gives them back.
 
 Calls that choose their queue keep their order by two waits. In the *line* of its topic a call waits for the calls before it
-while those wait for credits, the compression of a body, the route or a selector that is a coroutine. Then its message waits for
-its queue (``batching``), which has one request in flight at a time. A call that finds an empty line and nothing to wait for
-skips the line.
+while those wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is
+not in the route waits for it aside, in a line of its queue. Then its message waits for its queue (``batching``), which has
+one request in flight at a time. A call that finds an empty line and nothing to wait for skips the line.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Admitted(msgspec.Struct):
         admission, call = self.admission, self.call
         topic, message = call.outgoing.topic, call.message
         topic_queues, line = admission.queues_by_topic.get(topic), admission.lines.by_topic.get(topic)
-        if topic_queues is None or (line is not None and line.places):
+        if topic_queues is None or (line is not None and line.busy):
             return False
         if message is not None and call.size >= admission.compress_from:
             return False
@@ -139,4 +139,16 @@ class Admitted(msgspec.Struct):
         outgoing, message = call.outgoing, call.message
         if message is not None and call.choice is None:
             outgoing.message = message  # the selector of further attempts needs it as well
-        self.topic_queues, self.target = await router.aim(outgoing.topic, message, outgoing.message, call.choice, call.deadline)
+        queue, place = None if call.choice is None else call.choice.queue, self.place
+        aim = partial(router.aim, outgoing.topic, message, outgoing.message, call.choice, call.deadline)
+        if place is not None and queue is not None and router.is_away(outgoing.topic, queue):
+            self.place = place = place.step_aside(queue)
+        self.topic_queues, self.target = await aim()
+        if place is None:
+            return
+        if place.must_step_aside(self.target.queue):
+            self.place = place = place.step_aside(self.target.queue)
+        if not place.is_first():
+            await place.turn(call.deadline)
+            if queue is not None:  # the route may have changed; a selector is asked once
+                self.topic_queues, self.target = await aim()

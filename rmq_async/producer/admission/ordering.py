@@ -2,6 +2,9 @@
 
 A call joins its topic's line when it is made, and leaves it when its queue is chosen and batching keeps its order. The first
 call of a line does not wait. Passing the turn on is O(1) amortised; abandoned places are skipped.
+
+A call for a queue whose broker is not in the route waits for that broker in a line of its queue, so that calls for other queues
+go on. Each later call for that queue joins its line, also where the broker has come back: this keeps the order.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
+
+from rmq_protocol.message import MessageQueue
 
 from ... import machine
 from ..._asyncio import wait_until
@@ -37,7 +42,7 @@ class Lines:
         line = self.by_topic.get(topic)
         if line is None:
             if len(self.by_topic) >= self._most:
-                self.by_topic = {each: line for each, line in self.by_topic.items() if line.places}
+                self.by_topic = {each: line for each, line in self.by_topic.items() if line.busy}
                 self._most = max(LINES_KEPT, 2 * len(self.by_topic))
             line = self.by_topic[topic] = Line()
         return line
@@ -49,25 +54,43 @@ class Lines:
 
 
 class Line:
-    """The FIFO line of one topic. ``places``: the turn is that of the first one; abandoned places are among the rest."""
+    """The FIFO line of one topic. ``places``: the turn is that of the first one; abandoned places are among the rest.
 
-    __slots__ = ("_left", "places")
+    ``aside``: by broker name and queue id, the lines of queues with calls that wait for a broker. ``busy``: a call must join,
+    because this line or one of ``aside`` has places.
+    """
+
+    __slots__ = ("_left", "aside", "busy", "places")
+    behind: ClassVar = "to the same topic"
 
     def __init__(self) -> None:
         self.places: deque[Place] = deque()
+        self.aside: dict[tuple[str, int], QueueLine] = {}
+        self.busy = False
         self._left = 0  # abandoned entries of ``places``
 
     def join(self) -> Place:
         """Adds a place at the end of the line."""
         place = Place(self)
         self.places.append(place)
+        self.busy = True
         return place
+
+    def queue_line(self, queue: MessageQueue) -> QueueLine:
+        """Returns the line of a queue of the topic, made at its first use."""
+        key = queue.broker_name, queue.queue_id
+        line = self.aside.get(key)
+        if line is None:
+            line = self.aside[key] = QueueLine(self, key)
+        return line
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
         """Ends the waits of the line: each waiting call raises a new ``error()``. The first call does not wait."""
         for place in self.places:
             if place.waits is not None and not place.waits.done():
                 place.waits.set_exception(error())
+        for line in self.aside.values():
+            line.fail(error)
 
     def is_first(self, place: Place) -> bool:
         """Returns whether it is the turn of ``place``."""
@@ -85,6 +108,28 @@ class Line:
             self._left = 0
         if places and (waits := places[0].waits) is not None and not waits.done():
             waits.set_result(None)
+        self.settle()
+
+    def settle(self) -> None:
+        """Sets ``busy`` anew."""
+        self.busy = bool(self.places or self.aside)
+
+
+class QueueLine(Line):
+    """The line of one queue, which ends with its last place."""
+
+    __slots__ = ("_key", "_topic")
+    behind = "to the same queue"
+
+    def __init__(self, topic: Line, key: tuple[str, int]) -> None:
+        super().__init__()
+        self._topic = topic
+        self._key = key
+
+    def settle(self) -> None:
+        if not self.places:
+            del self._topic.aside[self._key]
+            self._topic.settle()
 
 
 class Place:
@@ -110,7 +155,7 @@ class Place:
             if not await wait_until(waits, deadline):
                 seconds = machine.monotonic() - started
                 raise BackpressureError(
-                    f"timed out after {seconds:.3g} s behind earlier ordered sends to the same topic; use a longer timeout"
+                    f"timed out after {seconds:.3g} s behind earlier ordered sends {self._line.behind}; use a longer timeout"
                 )
             waits.result()
         finally:
@@ -118,6 +163,20 @@ class Place:
                 waits.exception()  # marks it as retrieved: asyncio logs no error if the call was cancelled
             self.waits = None
             del waits  # breaks a cycle: an error in it has this frame in its traceback
+
+    def step_aside(self, queue: MessageQueue) -> Place:
+        """Leaves the topic's line and returns a place at the end of the line of ``queue``."""
+        place = self._line.queue_line(queue).join()
+        self.leave()
+        return place
+
+    def must_step_aside(self, queue: MessageQueue) -> bool:
+        """Returns whether earlier calls wait in a line of ``queue`` itself."""
+        return (queue.broker_name, queue.queue_id) in self._line.aside
+
+    def is_first(self) -> bool:
+        """Returns whether all earlier calls have left the line."""
+        return self._line.is_first(self)
 
     def leave(self) -> None:
         """Leaves the line, which passes the turn on; harmless when called again."""

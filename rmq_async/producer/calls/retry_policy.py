@@ -7,6 +7,7 @@ The rules (docs/producer.md describes them):
   waits until one can.
 - An attempt that surely reached no broker does not count towards ``retries``.
 - An attempt is capped while another untried broker is left, so that one silent broker cannot use up the whole timeout.
+- A broker that stored a reply and did not reach its client gets no second one.
 - A broker with an open attempt gets no second one. With nothing else to try, the call waits for the response.
 """
 
@@ -112,6 +113,8 @@ def next_step(attempts: Attempts[Any], brokers: Brokers, rules: Rules, remaining
     if untried := usable - attempts.tried:
         shared = remaining if patience is None else min(remaining, patience)
         return _first_try(untried, brokers, rules, rules.retries + 1 - attempts.counted, shared)
+    if newest is not None and _refused_but_stored(newest.error):
+        return give_up
     return give_up if remaining < _least(newest) else _repeated_try(usable, brokers, newest)
 
 
@@ -149,6 +152,14 @@ def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
     if isinstance(error, BrokerError):
         return error.always_retried or (error.code in retry_codes and not error.never_retried)
     return isinstance(error, RocketMQError) and error.retriable
+
+
+def _refused_but_stored(error: BaseException | None) -> bool:
+    """Returns whether the broker answered that it has stored the message and could not do the rest: push a reply to its client.
+
+    Another broker may have a connection to that client; the same one would only store the reply again.
+    """
+    return isinstance(error, BrokerError) and error.maybe_stored
 
 
 def goes_on_after(error: BaseException, rules: Rules) -> bool:

@@ -77,7 +77,11 @@ def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts:
 
 
 def reply_error(reply: SendReply, target: Target) -> RocketMQError:
-    """Returns the error for a reply without a result; ``maybe_stored`` if its code says "stored" but fields are missing."""
+    """Returns the error for a reply without a result.
+
+    ``maybe_stored`` if its code says "stored" but fields are missing, or if it refuses and gives the id of a stored message: a
+    broker stores the reply to a request also when it cannot push it to the client that asked.
+    """
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(
             f"{target.address} answered a send with code {reply.code} but without a usable msgId, queueId and queueOffset",
@@ -86,4 +90,7 @@ def reply_error(reply: SendReply, target: Target) -> RocketMQError:
         )
         error.maybe_stored = True
         return error
-    return broker_error(reply.code, reply.remark, request="send", broker=target.broker, address=target.address)
+    error = broker_error(reply.code, reply.remark, request="send", broker=target.broker, address=target.address)
+    if reply.extFields is not None and reply.extFields.msgId is not None:
+        error.maybe_stored = True
+    return error

@@ -103,7 +103,7 @@ class Oneway:
         ``probes``: the broker is on trial, which only a response can end: the message is sent as an ordinary request.
         """
         connection, pacing = await self._paced(call, target, probes=probes)
-        if pacing is not None and (probes or pacing.due()):
+        if pacing is not None and (probes or pacing.due(self._window)):
             self._submit_confirmed(call, target, admitted, connection, pacing)
             return
         outgoing, credits = call.outgoing, self._credits
@@ -139,7 +139,7 @@ class Oneway:
             pacing = pacing_of(connection, window) if window else None
             if probes:
                 pacing = pacing or OnewayPacing(1)
-            elif pacing is None or not pacing.due():
+            elif pacing is None or not pacing.due(window):
                 return connection, pacing
             if pacing.open < MAX_OPEN:
                 return connection, pacing
@@ -172,7 +172,7 @@ class Oneway:
         except BaseException:
             finished()
             raise
-        pacing.opened(self._window)  # only now: a request that was not sent gets no response that closes the window
+        pacing.opened()  # only now: a request that was not sent gets no response that closes the window
 
     def _is_on_trial(self, target: Target) -> bool:
         """Returns whether the target's broker is on trial, so that a message without a queue choice may probe it."""

@@ -1,12 +1,12 @@
 """Paces one-way sends, because a stock broker silently drops messages that wait too long in its queue.
 
-Pacing is per broker connection, shared by all producers on it. The last message of each window is sent as an ordinary request,
-whose response shows that the broker has processed the window. At most two windows are open; the message that would open a third
-one waits. So up to three windows are in the broker's queue, which drops requests after 200 ms, and a broker that shares its
-cores pauses for 50 to 100 ms at times. The size of the windows, adjusted by the response times, keeps the queue short: it
-starts at two messages, since a cold broker needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses
-take less than ``GOOD`` seconds, and up to the configured size while they take less than ``FAST``; a response slower than
-``SLOW`` halves it.
+Pacing is per broker connection, shared by all producers on it; each ends a window after its own configured size at the
+latest. The last message of each window is sent as an ordinary request, whose response shows that the broker has processed the
+window. At most two windows are open; the message that would open a third one waits. So up to three windows are in the
+broker's queue, which drops requests after 200 ms, and a broker that shares its cores pauses for 50 to 100 ms at times. The
+size of the windows, adjusted by the response times, keeps the queue short: it starts at two messages, since a cold broker
+needs 50 to 200 ms for the first one; it doubles up to ``STEADY`` while responses take less than ``GOOD`` seconds, and up to
+the configured size while they take less than ``FAST``; a response slower than ``SLOW`` halves it.
 """
 
 from __future__ import annotations
@@ -54,18 +54,17 @@ class OnewayPacing:
         self._halved_at = 0.0
         self._progress: asyncio.Future[None] | None = None
 
-    def due(self) -> bool:
-        """Returns whether the next message is the last of its window."""
-        return self.sent + 1 >= self.size
+    def due(self, window: int) -> bool:
+        """Returns whether the next message is the last of its window. ``window``: the producer's configured size, the maximum."""
+        return self.sent + 1 >= min(self.size, window)
 
-    def opened(self, window: int) -> None:
+    def opened(self) -> None:
         """Records that the last message of a window was sent."""
         self.sent = 0
         self.open += 1
-        self.size = min(self.size, window)
 
     def closed(self, window: int, opened_at: float, *, answered: bool) -> None:
-        """Closes a window that was ``opened_at`` (monotonic). ``window``: the configured size, the maximum."""
+        """Closes a window that was ``opened_at`` (monotonic). ``window``: the producer's configured size, up to which it grows."""
         self.open -= 1
         if answered:
             self._resize(window, opened_at, machine.monotonic())
@@ -79,11 +78,11 @@ class OnewayPacing:
                 self._halved_at = now
                 self.size = max(self.size // 2, min(FIRST_WINDOW, window))
         elif seconds < FAST:
-            self.size = min(self.size * 2, window)
+            self.size = max(self.size, min(self.size * 2, window))
         elif seconds < GOOD:
-            self.size = min(self.size * 2, STEADY, window)
+            self.size = min(max(self.size, min(self.size * 2, window)), STEADY)
         else:
-            self.size = min(self.size, STEADY, window)
+            self.size = min(self.size, STEADY)
 
     async def wait(self, deadline: float, address: str) -> None:
         """Waits until a window closes. Raises BackpressureError at ``deadline`` (monotonic)."""

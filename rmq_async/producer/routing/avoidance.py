@@ -90,7 +90,7 @@ class Avoidance(ABC, Generic[S]):
 
     def moved(self, brokers: Collection[str]) -> None:
         """Removes those of ``brokers`` whose master has another address now: the faults were those of another process."""
-        for broker in self.items.keys() & brokers:
+        for broker in [broker for broker in self.items if broker in brokers]:
             address = self._address_of(broker)
             if address is not None and address != self.items[broker].address:
                 self.proved(broker)

@@ -58,6 +58,11 @@ class Router:
             return topic_queues, topic_queues.target(queue)
         return topic_queues, await self._selected(topic_queues, message, choice, deadline)
 
+    def is_away(self, topic: str, queue: MessageQueue) -> bool:
+        """Returns whether the known route has no address for the queue, so that ``aim`` waits for a newer one."""
+        topic_queues = self.queues_by_topic.get(topic)
+        return topic_queues is not None and not topic_queues.knows(queue)
+
     def target_now(self, topic_queues: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
         """Returns the target of a key by hash, None if a selector must choose. Raises SelectorError for an invalid key."""
         if message is None or choice.selector is not None or self.asks:

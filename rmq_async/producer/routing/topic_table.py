@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Final
 
 from rmq_protocol.message import MessageQueue
@@ -30,7 +31,7 @@ __all__ = ["TopicTable"]
 logger = logging.getLogger("rmq_async.producer")
 
 DEPARTED_KEPT: Final = 1024
-"""Topics whose departed brokers are remembered."""
+"""Topics whose brokers are remembered, and topics whose departed brokers are."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two checks whether a broker is back in a route: FIRST_PAUSE, doubled up to LONGEST_PAUSE."""
@@ -59,6 +60,8 @@ class TopicTable:
         self._restoring: dict[str, asyncio.TimerHandle] = {}
         # Shared waits for the return of a broker to the route of a topic.
         self._returning: SingleFlight[None] = SingleFlight("return of")
+        # By topic, the brokers of all its entries, also dropped ones; the oldest first.
+        self._brokers: dict[str, frozenset[str]] = {}
         # By topic, brokers that were in use and have no master in its route now; the oldest first.
         self._departed: dict[str, frozenset[str]] = {}
         self._ending: list[asyncio.Task[None]] = []
@@ -153,6 +156,7 @@ class TopicTable:
 
     def _new_entry(self, route: TopicRoute, topic: str, without: frozenset[MessageQueue] = frozenset()) -> TopicQueues:
         topic_queues = TopicQueues(route, self._settings, topic, without)
+        _remember(self._brokers, route.topic, self._brokers.get(route.topic, frozenset()) | topic_queues.brokers)
         self.adopt(topic, topic_queues)
         return topic_queues
 
@@ -167,7 +171,7 @@ class TopicTable:
         except BrokerNotFoundError:
             if wire_topic not in self._departed or not is_writable(route):
                 raise
-            await self._until(lambda: self.now(topic) is not None, (wire_topic, None), deadline)
+            await self._until(lambda: self.now(topic) is not None, wire_topic, deadline)
             topic_queues = self.now(topic)
             if topic_queues is None:
                 raise
@@ -186,23 +190,25 @@ class TopicTable:
             return topic_queues is not None and topic_queues.knows(queue)
 
         if not is_there() and queue.broker_name in self._departed.get(wire_topic, ()):
-            await self._until(is_there, (wire_topic, queue.broker_name), deadline)
+            await self._until(is_there, wire_topic, deadline)
         return self.now(topic) or await self.find(topic, deadline)
 
-    async def _until(self, is_there: Callable[[], bool], key: tuple[str, str | None], deadline: float) -> None:
-        """Refreshes the route of topic ``key[0]`` until ``is_there()`` or the deadline; calls with one key share this."""
-
-        async def look() -> None:
-            pause = FIRST_PAUSE
-            await asyncio.sleep(0)  # lets the caller join first, also with an eager task factory
-            while not is_there() and self._returning.waiting(key):
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-                with suppress(RocketMQError):
-                    await self._instance.routes.refresh(key[0])
-
+    async def _until(self, is_there: Callable[[], bool], wire_topic: str, deadline: float) -> None:
+        """Waits for changes of the topic's route until ``is_there()`` or the deadline; all calls of a topic share the refreshes."""
         with suppress(TimeoutError):
-            await self._waits.run(self._returning.start(key, look).wait(deadline))
+            while not is_there() and machine.monotonic() < deadline:
+                look = partial(self._look, wire_topic, self._instance.routes.cached(wire_topic))
+                await self._waits.run(self._returning.start(wire_topic, look).wait(deadline))
+
+    async def _look(self, wire_topic: str, before: TopicRoute | None) -> None:
+        """Refreshes the topic's route until it is another than ``before``, or until no call waits for that."""
+        routes, pause = self._instance.routes, FIRST_PAUSE
+        await asyncio.sleep(0)  # lets the caller join first, also with an eager task factory
+        while routes.cached(wire_topic) is before and self._returning.waiting(wire_topic):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            with suppress(RocketMQError):
+                await routes.refresh(wire_topic)
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
         """Fetches the route from the name servers, for a call that finds no address in the known one. Raises its errors."""
@@ -293,11 +299,18 @@ class TopicTable:
 
     def _note_departed(self, route: TopicRoute, previous: Iterable[TopicQueues]) -> None:
         """Records the brokers that have left the route. ``previous``: the entries made from the previous route."""
-        seen = self._departed.pop(route.topic, frozenset()).union(*[topic_queues.brokers for topic_queues in previous])
+        seen = self._departed.pop(route.topic, frozenset()) | self._brokers.get(route.topic, frozenset())
+        seen = seen.union(*[topic_queues.brokers for topic_queues in previous])
         if departed := frozenset(broker for broker in seen if route.master_address(broker) is None):
-            self._departed[route.topic] = departed
-            if len(self._departed) > DEPARTED_KEPT:
-                del self._departed[next(iter(self._departed))]
+            _remember(self._departed, route.topic, departed)
+
+
+def _remember(brokers: dict[str, frozenset[str]], topic: str, names: frozenset[str]) -> None:
+    """Puts the topic's entry at the end, and removes the oldest one above ``DEPARTED_KEPT``."""
+    brokers.pop(topic, None)
+    brokers[topic] = names
+    if len(brokers) > DEPARTED_KEPT:
+        del brokers[next(iter(brokers))]
 
 
 def _ignore(*_: object) -> None:

@@ -106,9 +106,9 @@ class TransactionProducer(Producer):
 
         Raises InvalidMessageError for a message with a delay, and as ``send`` does before ``execute`` is called. Raises
         TransactionError when COMMIT or ROLLBACK was refused or not confirmed; there is no retry, because the broker checks.
-        Raises ClientStateError when the producer stops before ``execute`` has ended, and cancels ``execute``. Cancelling the
-        call during ``execute`` leaves its transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken
-        effect.
+        Raises ClientStateError when the producer stops before ``execute`` has ended, and cancels ``execute``. Once the half
+        message is stored its ``maybe_stored`` is True: the broker will check. Cancelling the call during ``execute`` leaves its
+        transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
         """
         sender, checks = self._usable(), self._checks
         assert checks is not None
@@ -163,9 +163,7 @@ class TransactionProducer(Producer):
         try:
             status, error = await decided(self._execute, own, arg, waiting=sender.unless_stopped)
             if error is not None and sender.closed:
-                raise ClientStateError(
-                    f"the producer was stopped during execute of transaction {half.msg_id}; the broker will check it"
-                ) from error
+                raise _stopped_during_execute(half) from error
         except BaseException as ended:
             self._send_unknown(sender, half, end, _why(ended))
             raise
@@ -271,6 +269,12 @@ async def _ask(
         if not again or response.code != ResponseCode.GO_AWAY:
             break
     return connection, response
+
+
+def _stopped_during_execute(half: Half) -> ClientStateError:
+    error = ClientStateError(f"the producer was stopped during execute of transaction {half.msg_id}; the broker will check it")
+    error.maybe_stored = True
+    return error
 
 
 def _common(half: Half) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .receivers import Answer, TracedReceiver, WatchedReceiver
 from .tracer import Tracer
-from .watch import Sending, Watch, WatchedAttempt, Watchers, with_added
+from .watch import Sending, Watch, WatchedAttempt, Watchers
 
 __all__ = [
     "Answer",
@@ -15,5 +15,4 @@ __all__ = [
     "WatchedAttempt",
     "WatchedReceiver",
     "Watchers",
-    "with_added",
 ]

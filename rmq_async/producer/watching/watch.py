@@ -26,13 +26,13 @@ from rmq_protocol.trace import MessageType
 
 from ... import machine
 from ...errors import ForbiddenError
-from ...transport import call_hook, report_hook
+from ...transport import report, report_hook
 from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error
 from ..hooks import SendContext, defining
 from ..routing import Target
 from .tracer import Tracer
 
-__all__ = ["Sending", "Watch", "WatchedAttempt", "Watchers", "message_type", "with_added"]
+__all__ = ["Sending", "Watch", "WatchedAttempt", "Watchers", "message_type"]
 
 logger = logging.getLogger("rmq_async.producer")
 
@@ -103,6 +103,19 @@ class Watchers:
                 inside.run(before, context)
             except BaseException as error:  # noqa: BLE001 - reported; the message is sent all the same
                 inside.run(report_hook, before, error)
+
+    def with_added(self, own: str, added: Mapping[str, str]) -> str:
+        """Returns the properties text of one message with those that hooks added; invalid ones are reported and left out."""
+        try:
+            return _with_properties(own, check_properties(added))
+        except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
+            self.report_properties(error)
+            return own
+
+    def report_properties(self, error: Exception) -> None:
+        """Reports that properties added by hooks are left out. Names all hooks that may have added them."""
+        hooks = " or ".join([repr(hook) for hook in (*self.before, *self.checks)])
+        report(f"properties that hook {hooks} added are left out", error)
 
     def end(self, scope: Context, context: SendContext) -> None:
         """Calls the hooks after an attempt, each in a copy of ``scope``."""
@@ -197,13 +210,13 @@ class WatchedAttempt(AttemptWatch):
         if not added:
             return outgoing
         if outgoing.batch_ids is None:
-            text = with_added(outgoing.properties, added)
+            text = self._watch.watchers.with_added(outgoing.properties, added)
             return outgoing if text is outgoing.properties else msgspec.structs.replace(outgoing, properties=text)
         try:
             added = check_properties(added)
             body = _batch_with_properties(decode_batch(outgoing.body), added)
         except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
-            call_hook(_raise, error)
+            self._watch.watchers.report_properties(error)
             return outgoing
         if len(body) > self._watch.sending.max_size:
             logger.info("batch for topic %s exceeds max_message_size with the properties of hooks: left out", outgoing.topic)
@@ -239,15 +252,6 @@ def message_type(message: Message, sys_flag: int) -> MessageType:
     return MessageType.NORMAL if message.sharding_key is None else MessageType.ORDER
 
 
-def with_added(own: str, added: Mapping[str, str]) -> str:
-    """Returns the properties text of one message with those that hooks added; invalid ones are reported and left out."""
-    try:
-        return _with_properties(own, check_properties(added))
-    except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
-        call_hook(_raise, error)
-        return own
-
-
 def _with_properties(own: str, added: Mapping[str, str]) -> str:
     """Returns the properties text with ``added``; these replace the message's own of the same name."""
     for name in added:
@@ -270,7 +274,3 @@ def _batch_with_properties(records: list[BatchRecord], added: Mapping[str, str])
             for record in records
         ]
     )
-
-
-def _raise(error: Exception) -> None:
-    raise error

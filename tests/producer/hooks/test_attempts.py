@@ -74,6 +74,7 @@ async def test_no_answer_at_all(cluster: Cluster, name: str) -> None:
     assert requests.of(*SEND) == [(None, "RequestTimeoutError")]
 
 
+@pytest.mark.wall_clock
 @pytest.mark.parametrize("name", WAYS)
 async def test_no_connection(cluster: Cluster, name: str) -> None:
     seen = Seen()

@@ -10,7 +10,7 @@ from rmq_async import Hook, SendContext
 from rmq_protocol.properties import decode_properties
 
 from ..peers import Cluster, each, refuse, stored
-from ..support import message, producer, until
+from ..support import batched, message, producer, until
 from .support import WAYS
 
 
@@ -61,17 +61,20 @@ async def test_properties_that_a_hook_adds_are_on_the_wire(cluster: Cluster, nam
         "no Unicode",
     ],
 )
-async def test_properties_that_cannot_be_are_reported_and_left_out(
+async def test_properties_that_cannot_be_are_reported_with_their_hook_and_left_out(
     cluster: Cluster, properties: dict[Any, Any], loop_errors: list[dict[str, Any]]
 ) -> None:
     class Adds(Hook):
         def before_send(self, context: SendContext) -> None:
             context.properties.update(properties)
 
-    async with producer(cluster, hooks=[Adds()]) as sender:
+    hook = Adds()
+    async with producer(cluster, hooks=[hook]) as sender:
         await sender.send(message())
+        await batched(sender)
     assert set(cluster.sends[0].properties) == {"UNIQ_KEY", "WAIT"}
-    assert len(loop_errors) == 1
+    text = f"properties that hook {hook.before_send!r} added are left out"
+    assert [context["message"] for context in loop_errors] == [text] * 2
     loop_errors.clear()
 
 

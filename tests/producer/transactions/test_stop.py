@@ -68,8 +68,9 @@ async def test_a_stop_cancels_what_still_executes_at_its_deadline(server: Embedd
     with timed(0.1, 0.3):
         await producer.stop(0.05)
     assert (ended, bodies(server)) == (["cancelled and tidied up"], [])
-    with pytest.raises(ClientStateError, match="during execute of transaction"):
+    with pytest.raises(ClientStateError, match="during execute of transaction") as stopped:
         await call
+    assert stopped.value.maybe_stored, "the half message is stored, and the broker will check it"
 
 
 async def test_a_stop_at_its_deadline_ends_the_wait_for_the_broker(server: EmbeddedRocketMQ) -> None:

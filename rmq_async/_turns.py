@@ -1,0 +1,28 @@
+"""Starts and stops of one object, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """A lock for an object that may be used on several event loops, on one after the other: ``async with turns.here()``.
+
+    An ``asyncio.Lock`` that two have waited for belongs to their loop for ever. What a loop has left unfinished that runs no more
+    blocks no other.
+    """
+
+    __slots__ = ("_lock", "_loop")
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def here(self) -> asyncio.Lock:
+        """Returns the lock of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._lock, self._loop = asyncio.Lock(), loop
+        return self._lock

@@ -1,0 +1,91 @@
+"""Checks that a queue still holds the message that was read last.
+
+A broker that loses power, or a replica that is behind and becomes the master, gives offsets out again. Where the queue has been
+filled past the position of a reading, the next pull looks like any other, and what was stored below it would never be read. So
+after a new connection, an error or an offset above the end of the queue one small pull asks for the last message that was read.
+
+With tags a reading may have passed messages behind the last one it was given; other messages in their place go unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from rmq_protocol.message import MessageExt
+
+from ..client import ClientInstance, has_master
+from ..errors import BrokerNotFoundError, OffsetRangeError
+from ..results import PullResult
+from .backoff import FIRST_REST
+from .cursor import Cursor
+from .pulling import Calls, PullRequest, pull_once
+
+__all__ = ["AHEAD_PATIENCE", "believe", "check_last", "range_error"]
+
+AHEAD_PATIENCE: Final = 1.0
+"""Seconds to wait at an offset that the broker says is above its highest: a stored message is readable a moment later."""
+
+
+async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls: Calls) -> OffsetRangeError | None:
+    """Compares the last message with the queue's; returns the error for another one in its place, or for none for too long.
+
+    A last message that was deleted as the oldest says nothing. Raises what a pull raises.
+    """
+    last = cursor.last
+    while last is not None:
+        request = PullRequest(group, cursor.queue, last.queue_offset, 1, "*", 0.0, instance.config.request_timeout)
+        result = await pull_once(instance, request, calls)
+        found = next((message for message in result.messages if message.queue_offset == last.queue_offset), None)
+        below = found is None and result.max_offset <= last.queue_offset
+        if below:
+            await believe(instance, cursor)
+            if cursor.is_ahead_for() > AHEAD_PATIENCE:
+                return range_error(instance, cursor, result)
+            await asyncio.sleep(FIRST_REST)
+            continue
+        if found is not None and not _is_same(found, last):
+            await believe(instance, cursor)
+            return _replaced(instance, cursor, result, f"{last.msg_id!r} was read, and {found.msg_id!r} is there now")
+        break
+    cursor.recheck = False
+    return None
+
+
+def _is_same(one: MessageExt, other: MessageExt) -> bool:
+    """Whether two messages at one offset are one. Copies that a retry has stored share their id."""
+    return one.msg_id == other.msg_id and one.store_time_ms == other.store_time_ms
+
+
+def _replaced(instance: ClientInstance, cursor: Cursor, result: PullResult, what: str) -> OffsetRangeError:
+    offset = cursor.offset if cursor.last is None else cursor.last.queue_offset
+    return OffsetRangeError(
+        f"{instance.names.shown_queue(cursor.queue)} has lost messages that were read and gives their offsets out again: "
+        f"at offset {offset} {what}; start a new reading to get the new ones",
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        request="PULL_MESSAGE",
+        broker=cursor.queue.broker_name,
+    )
+
+
+def range_error(instance: ClientInstance, cursor: Cursor, result: PullResult, lost: tuple[range, ...] = ()) -> OffsetRangeError:
+    queue = instance.names.shown_queue(cursor.queue)
+    return OffsetRangeError(
+        f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}",
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        lost=lost,
+        request="PULL_MESSAGE",
+        broker=cursor.queue.broker_name,
+    )
+
+
+async def believe(instance: ClientInstance, cursor: Cursor) -> None:
+    """Raises BrokerNotFoundError while the broker has no master: a replica may be behind it, or have deleted more."""
+    if not await has_master(instance, cursor.queue):
+        queue = instance.names.shown_queue(cursor.queue)
+        raise BrokerNotFoundError(
+            f"a replica of the broker does not hold offset {cursor.offset} of {queue}, and its master is away",
+            broker=cursor.queue.broker_name,
+        )
