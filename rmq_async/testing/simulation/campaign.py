@@ -11,7 +11,7 @@ from typing import Final
 from .errors import SimulationError
 from .faults import Faults
 from .scenarios import SCENARIOS
-from .simulation import Simulation
+from .simulation import Simulation, drawn_faults
 
 __all__ = ["Outcome", "minimised", "run_seed"]
 
@@ -45,7 +45,7 @@ def run_seed(scenario: str, seed: int, *, without: Iterable[str] = (), trace: bo
     if played is None:
         raise SimulationError(f"there is no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
     began = time.process_time()
-    faults = Simulation(seed, faults=Faults.swarm(rate=RATE)).faults
+    faults = drawn_faults(seed, Faults(played.kinds, rate=RATE, drawn=True))
     for kind in without:
         faults = faults.without(kind)
     simulation = Simulation(seed, brokers=played.brokers, name_servers=played.name_servers, faults=faults, trace=trace)

@@ -35,13 +35,17 @@ class Stored(NamedTuple):
 
 
 def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[str]) -> list[str]:
-    """Acknowledged messages that no broker has. ``excused``: unique ids that a power loss took, or that a rollback took back."""
+    """Acknowledged messages that no broker has. ``excused``: unique ids that a power loss took, or that a rollback took back.
+
+    The half message of a transaction is not what was committed: consumers read the message in its own topic.
+    """
     kept = {each.unique_id for each in stored}
+    readable = {each.unique_id for each in stored if each.topic != HALF_TOPIC}
     return [
         f"lost: {call.what}() of {call.machine} at {call.began:.6f} s was acknowledged, and no broker has {result.msg_id}"
         for call in calls
         for result in call.results
-        if result.msg_id not in kept and result.msg_id not in excused
+        if result.msg_id not in (kept if call.what != _TRANSACTION else readable) and result.msg_id not in excused
         if not (isinstance(result, TransactionSendResult) and result.local_status is not TransactionStatus.COMMIT)
     ]
 
@@ -103,13 +107,13 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
     """Messages of one producer for one queue, key or sharding key that are stored in another order than their calls began.
 
     The promise ends with the first call of the key that may be stored without its end being known. Messages that a power loss
-    took are not compared: the queue counted from there again.
+    took are not compared: the queue counted from there again. Neither are delayed ones, which enter the queue when they are due.
     """
     kept = {each.unique_id for each in stored}
     found: list[str] = []
     lines: defaultdict[tuple[int, str, str], list[Call]] = defaultdict(list)
     for call in calls:
-        if call.ordered_by is not None and call.what in ("send", "send_async"):
+        if call.ordered_by is not None and not call.delayed and call.what in ("send", "send_async"):
             lines[call.producer, call.topic, call.ordered_by].append(call)
     for (_, topic, key), line in lines.items():
         ends: dict[object, tuple[int, Call]] = {}
@@ -158,13 +162,17 @@ def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
     return [f"renamed: one message is stored as {', '.join(several)}" for several in ids.values() if len(several) > 1]
 
 
-def undone(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
-    """Messages that consumers can read although their transactions were rolled back."""
+def undone(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
+    """Messages that consumers can read although their transactions were rolled back.
+
+    ``reused``: brokers that gave offsets out again. There the end of a transaction whose half message was lost may end another
+    one at the same offsets, which are all that a broker compares.
+    """
     kept = {each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY)}
     return [
         f"undone: the transaction of {result.msg_id} of {call.machine} was rolled back, and its message is stored"
         for call in calls
         for result in call.results
         if isinstance(result, TransactionSendResult) and result.local_status is TransactionStatus.ROLLBACK
-        if result.msg_id in kept
+        if result.msg_id in kept and result.queue.broker_name not in reused
     ]

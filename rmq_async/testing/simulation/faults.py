@@ -13,20 +13,25 @@ from math import inf
 from random import Random
 from typing import Final, Protocol, Self
 
+from .chance import exponential
 from .errors import SimulationError
 from .scheduler import Scheduler, nanoseconds
 
 __all__ = ["KINDS", "Effect", "Faults", "Injector"]
 
 KINDS: Final = (
-    "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-jitter", "broker-overload",
-    "broker-pause", "broker-power-loss", "broker-slices", "client-pause", "clock-jump", "link-cut", "link-half-cut", "link-hang",
-    "link-reset", "link-slow", "name-server-crash", "name-server-pause",
+    "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-expire", "broker-jitter",
+    "broker-move", "broker-overload", "broker-pause", "broker-power-loss", "broker-resize", "broker-slices", "broker-slow-disk",
+    "broker-truncate", "client-move", "client-pause", "clock-drift", "clock-jump", "link-cut", "link-half-cut", "link-hang",
+    "link-reset", "link-slow", "name-server-crash", "name-server-disagree", "name-server-forget", "name-server-move",
+    "name-server-pause",
 )  # fmt: skip
 """Names of the kinds of faults."""
 MEAN_DURATION: Final = 2.0
 LONG_DURATION: Final = 40.0
 """Mean seconds of short and of long faults."""
+LONGEST_DURATION: Final = 90.0
+"""Seconds of a fault at most: a service that is paused at the end of a scenario has some time left to end."""
 LONG_SHARE: Final = 0.1
 FEWEST: Final = 3
 """Kinds of faults that a seed draws at least."""
@@ -55,9 +60,14 @@ class Faults:
         unknown = sorted(set(self.kinds) - set(KINDS))
         if unknown:
             raise SimulationError(f"there is no kind of fault {unknown[0]!r}; there are {', '.join(KINDS)}")
-        if not self.rate >= 0 or not 0 <= self.start <= self.end:
+        numbers: tuple[object, ...] = (self.rate, self.start, self.end)
+        if (
+            any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)
+            or not 0 <= self.rate < inf
+            or not 0 <= self.start <= self.end
+        ):
             raise SimulationError(
-                f"rate and times of faults are numbers from 0 on, not {self.rate}, {self.start} to {self.end}"
+                f"rate and times of faults are numbers from 0 on, not {self.rate!r}, {self.start!r} to {self.end!r}"
             )
 
     @classmethod
@@ -114,6 +124,7 @@ class Injector:
         self._generators = {kind: generator(f"fault {kind}") for kind in sorted(faults.kinds)}
         self._under_way: dict[int, tuple[str, Effect]] = {}
         self._number = 0
+        self._closed = False
 
     def start(self) -> None:
         if self._faults.rate:
@@ -121,7 +132,8 @@ class Injector:
                 self._next(kind, self._faults.start)
 
     def close(self) -> None:
-        """Ends all faults that are under way."""
+        """Ends all faults that are under way; no other one begins."""
+        self._closed = True
         for number in list(self._under_way):
             self._end(number)
 
@@ -131,14 +143,16 @@ class Injector:
 
     def _next(self, kind: str, earliest: float) -> None:
         mean = 60.0 * len(self._generators) / self._faults.rate
-        at = max(earliest, self._scheduler.now / 1e9) + self._generators[kind].expovariate(1 / mean)
+        at = max(earliest, self._scheduler.now / 1e9) + exponential(self._generators[kind], mean)
         if at <= self._faults.end:
             self._scheduler.after(nanoseconds(at) - self._scheduler.now, self._strike, kind)
 
     def _strike(self, kind: str) -> None:
+        if self._closed:
+            return
         chance = self._generators[kind]
         mean = LONG_DURATION if chance.random() < LONG_SHARE else MEAN_DURATION
-        duration = chance.expovariate(1 / mean)
+        duration = min(LONGEST_DURATION, exponential(chance, mean))
         effect = self._begin[kind](chance, duration)
         if effect is not None:
             self.begun[kind] += 1

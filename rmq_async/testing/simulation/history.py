@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
@@ -53,6 +53,8 @@ class Call:
     budget: float
     """Seconds of the whole call."""
     delayed: bool = False
+    retries: int = 2
+    retry_codes: Collection[int] = ()
     ordered_by: str | None = None
     """The key, sharding key or queue that the call gave."""
     ended: float | None = None
@@ -117,12 +119,14 @@ class History:
             "" if first is None else first.topic,
             tuple(digest(each.body) for each in given),
             options.get("timeout") or producer.config.timeout,
-            any(each.delay_level or each.delay is not None or each.deliver_at is not None for each in given),
+            any(_is_delayed(each) for each in given),
+            producer.config.async_retries if what.endswith("_async") else producer.config.retries,
+            producer.config.retry_codes,
             None if by is None else str(by),
         )
         if self.open:
             self.calls.append(call)
-            self.leaks.look(producer, call.machine)
+            self.leaks.look(producer, call.machine, what)
         return call
 
     def end(self, call: Call, result: Any, error: BaseException | None) -> None:
@@ -166,10 +170,10 @@ class Recording(AbstractContextManager["Recording"]):
         history = self._history
 
         @wraps(method)
-        async def recorded(self: Producer, messages: Any, *args: Any, **options: Any) -> Any:
-            call = history.begin(self, name, messages, options)
+        async def recorded(self: Producer, *args: Any, **options: Any) -> Any:
+            call = history.begin(self, name, _messages(args, options), options)
             try:
-                result = await method(self, messages, *args, **options)
+                result = await method(self, *args, **options)
             except BaseException as error:
                 history.end(call, None, error)
                 raise
@@ -182,10 +186,10 @@ class Recording(AbstractContextManager["Recording"]):
         history = self._history
 
         @wraps(method)
-        async def recorded(self: Producer, messages: Any, *args: Any, **options: Any) -> Any:
-            call = history.begin(self, name, messages, options)
+        async def recorded(self: Producer, *args: Any, **options: Any) -> Any:
+            call = history.begin(self, name, _messages(args, options), options)
             try:
-                future: asyncio.Future[Any] = await method(self, messages, *args, **options)
+                future: asyncio.Future[Any] = await method(self, *args, **options)
             except BaseException as error:
                 history.end(call, None, error)
                 raise
@@ -193,6 +197,11 @@ class Recording(AbstractContextManager["Recording"]):
             return future
 
         return recorded
+
+
+def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Returns the first argument of a send, by place or by name; None where a call has none."""
+    return args[0] if args else options.get("message", options.get("messages"))
 
 
 def digest(body: Any) -> bytes:
@@ -205,6 +214,10 @@ def _end_of(history: History, call: Call, done: asyncio.Future[Any]) -> None:
     else:
         error = done.exception()
         history.end(call, None if error is not None else done.result(), error)
+
+
+def _is_delayed(message: Message) -> bool:
+    return bool(message.delay_level) or message.delay is not None or message.deliver_at is not None
 
 
 def _each(messages: Any) -> Iterable[Any]:

@@ -28,20 +28,24 @@ class Leaks:
         self._ended: dict[Producer, set[tuple[int, int]]] = {}
         """Entries of requests that had ended at the last look: id of the table and opaque."""
 
-    def look(self, producer: Producer, machine: str) -> None:
-        """Looks at a producer that makes a call."""
+    def look(self, producer: Producer, machine: str, what: str) -> None:
+        """Looks at a producer that makes a call. ``what``: the method."""
         now = self._now()
         _, began, looked = self._producers.setdefault(producer, (machine, now, -SPACING))
-        if now - looked < SPACING or producer.state is not ProducerState.RUNNING:
+        if producer.state is not ProducerState.RUNNING:
+            return
+        if what == "send_oneway":
+            self._look_at_windows(producer, machine)
+        if now - looked < SPACING:
             return
         self._producers[producer] = machine, began, now
         ended: set[tuple[int, int]] = set()
         for connection in producer._sender.pool.connections:
             table = connection.requests
             ended |= {(id(table), opaque) for opaque, pending in table.entries.items() if pending.receiver.done()}
-            pacing = connection.attributes.get(OnewayPacing)
-            if pacing is not None and pacing.open > MAX_OPEN:
-                self._add(f"flood: {machine} had {pacing.open} windows of one-way messages open to {connection.address}")
+            for opaque, frame in table.held.items():
+                if frame.pending is not None and frame.pending.receiver.done():
+                    self._add(f"held: the frame of request {opaque} of {machine}, which has ended, waits to be written")
         for _, opaque in ended & self._ended.get(producer, set()):
             self._add(f"table: request {opaque} of {machine} is in the table of its connection {SPACING} s after its end")
         self._ended[producer] = ended
@@ -62,6 +66,12 @@ class Leaks:
             if len(sender.instance.replies):
                 self._add(f"replies: {len(sender.instance.replies)} requests of {machine} wait for a reply after the end")
         return list(self._found)
+
+    def _look_at_windows(self, producer: Producer, machine: str) -> None:
+        for connection in producer._sender.pool.connections:
+            pacing = connection.attributes.get(OnewayPacing)
+            if pacing is not None and pacing.open > MAX_OPEN:
+                self._add(f"flood: {machine} had {pacing.open} windows of one-way messages open to {connection.address}")
 
     def _add(self, text: str) -> None:
         self._found[f"{text} ({self._now():.6f} s)"] = None

@@ -57,7 +57,8 @@ class Network(Protocol):
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     """``name``: of the process, in errors. ``booted``: monotonic time of the process when the simulation began, in seconds.
 
-    ``entered`` is called before calls of this loop run, when those of another one ran before.
+    ``entered`` is called before calls of this loop run, when those of another one ran before; ``connecting`` when a connect to a
+    host and port begins.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         booted: float = 0.0,
         network: Network | None = None,
         entered: Callable[[], None] | None = None,
+        connecting: Callable[[str, int], object] = lambda host, port: None,
     ) -> None:
         self.name = name
         self.suspended = False
@@ -82,6 +84,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self._chance = chance
         self._network = network
         self._entered = entered
+        self._connecting = connecting
         self._tasks = 0
         self._thread = threading.get_ident()
         self._debug = False
@@ -114,7 +117,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return (self._scheduler.now + self._booted) / 1e9
 
     def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
-        return cast("asyncio.Handle", self._scheduler.call_soon(self, callback, args, context))
+        return self._scheduler.call_soon(self, callback, args, context)  # type: ignore[return-value]  # it has all of a handle
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -127,7 +130,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         at = nanoseconds(when) - self._booted
-        return cast("asyncio.TimerHandle", self._scheduler.call_at(at, self, callback, args, context))
+        return self._scheduler.call_at(at, self, callback, args, context)  # type: ignore[return-value]
 
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -197,6 +200,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
             raise SimulationError(f"create_connection(): {self.name} has no network")
         if host is None or port is None:
             raise SimulationError("create_connection() without host and port: sockets of the system are not simulated")
+        self._connecting(host, port)
         return await self._network.connect(self, protocol_factory, host, port)
 
     async def create_server(  # type: ignore[override]
@@ -307,7 +311,7 @@ def _close(coroutine: CoroutineType[Any, Any, object]) -> None:
             inner.close()
         except RuntimeError:
             continue  # it has awaited once more
-        except Exception:  # noqa: BLE001, S110 - of a process that is gone
-            pass
+        except Exception:
+            logger.debug("an error in the last steps of a process that is gone", exc_info=True)
         if inner is coroutine:
             return

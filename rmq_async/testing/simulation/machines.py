@@ -31,6 +31,10 @@ class Host(Network, Protocol):
 
     address: str
 
+    @property
+    def streams(self) -> int:
+        """Number of streams that its kernel keeps."""
+
     def crash(self) -> None: ...
     def power_off(self) -> None: ...
     def power_on(self) -> None: ...
@@ -50,6 +54,9 @@ class World(Protocol):
 
     def entered(self, machine: Machine) -> None:
         """Makes a machine the one whose code runs."""
+
+    def connecting(self, machine: Machine, address: str) -> None:
+        """Counts a connect that begins."""
 
     def record(self, machine: str, what: str, **details: object) -> None:
         """Adds an event to the history."""
@@ -102,12 +109,14 @@ class Machine:
         self._chance = world.generator(f"machine {name}")
         self._booted = self._chance.random() * LONGEST_UPTIME
         self._skew = 0.0
+        self._drift = 0.0
+        self._drifts_since = 0.0
         self._instance_name = ""
         self._processes = 0
         self._factories: list[tuple[Factory, asyncio.Future[Any] | None]] = []
         self._loop: SimulatedLoop | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        """What the factories of the current process have begun and not ended."""
+        """Strong references to the tasks of the current process: the event loop has weak ones only."""
         self._executor: _Executor | None = None
         self._pauses: list[list[float]] = []
         self.ends: list[float] = []
@@ -142,17 +151,29 @@ class Machine:
 
     def time(self) -> float:
         """Returns seconds since the epoch, as this machine's clock shows them."""
-        return EPOCH + self._skew + self._world.scheduler.now / 1e9
+        now = self._now()
+        return EPOCH + self._skew + now + self._drift * (now - self._drifts_since)
 
     def process_id(self) -> int:
         return FIRST_PROCESS_ID + self._processes
 
     def skew(self, seconds: float) -> None:
         """Sets the machine's wall clock that much before (positive) or behind (negative) the time of the simulation."""
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds):
-            raise SimulationError(f"the clock of {self.name} is skewed by a number of seconds, not {seconds!r}")
+        self._check_clock("skewed by a number of seconds", seconds)
         self._world.record(self.name, "skew", seconds=seconds)
-        self._skew = seconds
+        self._skew, self._drift = seconds, 0.0
+
+    def drift(self, rate: float) -> None:
+        """Makes the machine's wall clock gain (or lose, below 0) so many seconds in each second, until the next ``skew``."""
+        self._check_clock("made to drift by a number", rate)
+        self._world.record(self.name, "drift", rate=rate)
+        now = self._now()
+        self._skew += self._drift * (now - self._drifts_since)
+        self._drift, self._drifts_since = rate, now
+
+    def _check_clock(self, what: str, number: float) -> None:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+            raise SimulationError(f"the clock of {self.name} is {what}, not {number!r}")
 
     # -- processes
 
@@ -228,9 +249,9 @@ class Machine:
             self.process_ended()
 
     @property
-    def unfinished(self) -> int:
-        """Number of coroutines of ``run`` and ``serve`` that have not ended."""
-        return len(self._tasks)
+    def streams(self) -> int:
+        """Number of streams of the machine, those of former processes included that the kernel still keeps."""
+        return self._host.streams
 
     def _now(self) -> float:
         return self._world.scheduler.now / 1e9
@@ -249,6 +270,7 @@ class Machine:
             booted=self._booted,
             network=self._host,
             entered=lambda: self._world.entered(self),
+            connecting=lambda host, port: self._world.connecting(self, f"{host}:{port}"),
         )
         self._executor = _Executor(loop)
         self._world.loop_made(loop)

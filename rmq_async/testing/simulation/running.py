@@ -27,11 +27,13 @@ def run_task(
     seed: int,
     limit: float = LIMIT,
     failed: Callable[[], bool] = lambda: False,
+    afterwards: Callable[[], None] = lambda: None,
 ) -> T | None:
     """Runs the scheduler until ``task`` is done, then ends all processes; returns the task's result or raises its error.
 
     ``loops``: returns all loops there were, closed ones included. ``limit``: real seconds of one callback. ``failed``: ends the
-    run before the task is done, which then returns None. Raises SimulationError with the seed when a callback does not end, time
+    run before the task is done, which then returns None. ``afterwards``: called after a task without an error, while the processes
+    still have all they had; it may take its time. Raises SimulationError with the seed when a callback does not end, time
     does not move, or nothing is left to run.
     """
     hooks, collecting = sys.get_asyncgen_hooks(), gc.isenabled()
@@ -43,11 +45,13 @@ def run_task(
             scheduler.run(lambda: task.done() or failed(), watchdog)
         if watchdog.stack:
             raise Frozen
-        return task.result() if task.done() else None
+        if not task.done():
+            return None
+        result = task.result()
+        afterwards()
+        return result
     except Frozen:
-        raise SimulationError(
-            f"seed {seed}: a callback ran for more than {limit:g} real seconds, at {_now(scheduler)}; its stack:\n{watchdog.stack}"
-        ) from None
+        raise SimulationError(f"seed {seed}: {watchdog.why}, at {_now(scheduler)}; its stack:\n{watchdog.stack}") from None
     except DeadEnd as error:
         waiting = "\n".join(waiting_tasks(loop for loop in loops() if not loop.dead)) or "no task waits"
         raise SimulationError(f"seed {seed}: {error}, at {_now(scheduler)}:\n{waiting}") from None

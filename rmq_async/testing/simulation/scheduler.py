@@ -164,13 +164,33 @@ class Scheduler:
                 gc.collect()
             if watchdog.stack:
                 raise Frozen
-            if not self._ready and not self._next_timers():
-                raise DeadEnd("nothing is ready and nothing is scheduled")
+            if not self._ready:
+                watchdog.moves = self.iterations
+                if not self._next_timers():
+                    raise DeadEnd("nothing is ready and nothing is scheduled")
             if self.iterations - self._moved > MAX_STANDING:
                 raise DeadEnd(f"{MAX_STANDING:,} iterations without a move of the time, the next call is {self._ready[0]!r}")
             ready = self._ready
-            for _ in range(len(ready)):
-                self._run(ready.popleft(), watchdog)
+            for _ in range(len(ready)):  # the body is the hot path of all simulations: no call that can be spared
+                call = ready.popleft()
+                callback, runner = call.callback, call.runner
+                if callback is None:
+                    continue
+                if runner is None:
+                    call.callback = None
+                    callback(*call.args)
+                elif runner.suspended and not runner.dead:
+                    runner.held.append(call)
+                elif not runner.dead:
+                    if runner is not self._entered:
+                        self._entered = runner
+                        runner.enter()
+                    self.calls += 1
+                    watchdog.beats = self.calls
+                    try:
+                        call.context.run(callback, *call.args)
+                    except Exception as error:  # noqa: BLE001 - as asyncio's loops do
+                        runner.failed(call, error)
 
     def _next_timers(self) -> bool:
         """Moves the time to the earliest timer; its calls become ready."""
@@ -190,29 +210,6 @@ class Scheduler:
                 call.waits = False
                 self._ready.append(call)
         return True
-
-    def _run(self, call: Call, watchdog: Watchdog) -> None:
-        callback, runner = call.callback, call.runner
-        if callback is None:
-            return
-        if runner is None:
-            call.callback = None
-            callback(*call.args)
-            return
-        if runner.dead:
-            return
-        if runner.suspended:
-            runner.held.append(call)
-            return
-        if runner is not self._entered:
-            self._entered = runner
-            runner.enter()
-        self.calls += 1
-        watchdog.beats = self.calls
-        try:
-            call.context.run(callback, *call.args)
-        except Exception as error:  # noqa: BLE001 - as asyncio's loops do
-            runner.failed(call, error)
 
 
 def nanoseconds(seconds: float) -> int:

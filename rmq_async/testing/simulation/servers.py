@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from rmq_protocol.command import RemotingCommand, encode_command, make_response
-from rmq_protocol.constants import ResponseCode
+from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
-from ...embedded import Broker, BrokerDisk, Connection, DiskLog, NameServer, Registration, Registrations
+from ...embedded import Broker, BrokerDisk, Connection, DiskLog, NameServer, Registration
 from .checkers import Stored
+from .directory import DoubtfulRegistrations
 from .history import digest
 from .machines import Host, Machine, World
 
@@ -22,67 +27,77 @@ __all__ = ["BROKER_PORT", "NAME_SERVER_PORT", "BrokerMachine", "NameServerMachin
 
 BROKER_PORT: Final = 10911
 NAME_SERVER_PORT: Final = 9876
-REGISTER_BROKER: Final = 103
 REGISTER_EVERY: Final = 30.0
 """Seconds between two registrations of a broker (``registerNameServerPeriod``)."""
 REGISTER_TIMEOUT: Final = 3.0
 """Seconds to connect to a name server, and to answer (a stock broker's ``registerBrokerTimeoutMills`` is 24 s)."""
 REGISTER_AGAIN: Final = 1.0
 """Seconds after which a broker tries again to reach a name server."""
-SAVE_EVERY: Final = 5.0
-"""Seconds between two snapshots of the committed offsets (``flushConsumerOffsetInterval``)."""
+READ_SIZE: Final = 1 << 16
+FLUSH_INTERVAL: Final = 0.5
+"""Seconds from a message to the flush that takes it (``flushIntervalCommitLog``)."""
 MAX_MEMORY: Final = 1 << 30
 """Bytes of messages of one broker."""
 
 
-class ServerMachine(Machine):
+class ServerMachine(Machine, ABC):
     """A machine with a server of the cluster."""
 
     @property
+    @abstractmethod
     def traffic(self) -> int:
         """Number of open connections."""
-        raise NotImplementedError
 
 
 class _RegisteringNameServer(NameServer):
     """A name server with which brokers register over the network, and which forgets those whose connection has ended."""
 
-    def __init__(self, name: str) -> None:
-        self._registrations = Registrations()
-        super().__init__(self._registrations, name=name)
+    def __init__(self, name: str, forgotten: Callable[[str], object]) -> None:
+        self._forgotten = forgotten
+        self.registrations = DoubtfulRegistrations()
+        super().__init__(self.registrations, name=name)
         self._brokers: dict[Connection, str] = {}
-        self.handlers[REGISTER_BROKER] = self._register
+        self.handlers[RequestCode.REGISTER_BROKER] = self._register
 
     def _register(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         registration = msgspec.json.decode(command.body or b"", type=Registration)
         self._brokers[connection] = registration.broker_name
-        self._registrations.register(registration)
+        self.registrations.register(registration)
         return make_response(command, ResponseCode.SUCCESS)
 
     def disconnected(self, connection: Connection) -> None:
         super().disconnected(connection)
         name = self._brokers.pop(connection, None)
         if name is not None and name not in self._brokers.values():
-            self._registrations.unregister(name)
+            self.registrations.unregister(name)
+            self._forgotten(name)
 
 
 class NameServerMachine(ServerMachine):
     """A name server; a new process knows no broker."""
 
     def __init__(self, name: str, world: World, host: Host) -> None:
-        self.server = _RegisteringNameServer(name)
         super().__init__(name, world, host)
+        self.server = self._new()
         self.serve(self._serve)
 
     @property
     def traffic(self) -> int:
         return len(self.server.listener.connections)
 
+    @property
+    def registrations(self) -> DoubtfulRegistrations:
+        """What the present process knows of brokers."""
+        return self.server.registrations
+
     def process_ended(self) -> None:
         self.server.crash()
 
+    def _new(self) -> _RegisteringNameServer:
+        return _RegisteringNameServer(self.name, lambda broker: self._world.record(self.name, "forget", broker=broker))
+
     async def _serve(self) -> None:
-        self.server = _RegisteringNameServer(self.name)
+        self.server = self._new()
         await self.server.listener.start(self.address, NAME_SERVER_PORT)
         await asyncio.get_running_loop().create_future()
 
@@ -90,17 +105,19 @@ class NameServerMachine(ServerMachine):
 class BrokerMachine(ServerMachine):
     """A broker and its disk.
 
-    ``name_servers``: their names. ``lost``: unique ids of messages that power losses took. ``registered``: names of the name
-    servers that have answered a registration of the present process.
+    ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters took. ``deleted``: of those
+    that were deleted because they were old. ``registered``: names of the name servers that have answered a registration of the
+    present process.
     """
 
     broker: Broker
 
     def __init__(self, name: str, world: World, host: Host, name_servers: Sequence[str]) -> None:
         super().__init__(name, world, host)
-        self.log = DiskLog(MAX_MEMORY, lambda: int(self.time() * 1000))
+        self.log = DiskLog(MAX_MEMORY, lambda: int(self.time() * 1000), flush_interval=FLUSH_INTERVAL)
         self.disk = BrokerDisk(name, self.log)
         self.lost: list[str] = []
+        self.deleted: list[str] = []
         self.registered: dict[str, None] = {}
         self._name_servers = name_servers
         self.serve(self._serve)
@@ -121,6 +138,35 @@ class BrokerMachine(ServerMachine):
             for record, queue in self.log.records(position)
             for message in decode_messages(record, topic_queue_broker=queue.broker_name).messages
         ]
+
+    def truncate(self, count: int) -> int:
+        """Takes back the last ``count`` messages, as a replica that was behind does when it becomes the master; returns how many
+        there were."""
+        self.lost += [message.unique_id for message in self.stored(self.log.place_of_last(count, self.name))]
+        return self.broker.truncate(count)
+
+    def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        """Returns the offset of the oldest message of a queue, and the one behind its newest."""
+        found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
+        return (0, 0) if found is None else (found.oldest, found.max_offset)
+
+    def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> int:
+        """Deletes the messages of a queue below an offset; returns how many there were. See ``EmbeddedRocketMQ.expire``."""
+        found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
+        records = [] if found is None else [found.record(offset) for offset in range(found.oldest, before)]
+        gone = [each for record in records if record for each in decode_messages(record).messages]
+        self.deleted += [message.msg_id for message in gone]
+        self.broker.expire(queue, before, corrected=corrected)
+        return len(gone)
+
+    def resize(self, topic: str, queues: int) -> tuple[int, int]:
+        """Gives a topic another number of queues; returns the one before, and the new one."""
+        found = self.disk.topics.get(topic)
+        if found is None:
+            return queues, queues
+        before = found.config.write_queue_nums
+        self.broker.resize(topic, queues)
+        return before, queues
 
     def process_ended(self) -> None:
         if hasattr(self, "broker"):  # the first process may end before it has begun to serve
@@ -148,17 +194,21 @@ class BrokerMachine(ServerMachine):
     async def _register(self, name_server: str, changed: asyncio.Event) -> None:
         """Registers with one name server: at once, after each change of a topic, and every ``REGISTER_EVERY`` seconds."""
         while True:
-            with suppress(OSError, TimeoutError, EOFError):
+            with suppress(OSError, TimeoutError, EOFError, RemoteProtocolError):
                 async with asyncio.timeout(REGISTER_TIMEOUT):
                     reader, writer = await asyncio.open_connection(name_server, NAME_SERVER_PORT)
+                decoder = FrameDecoder()
                 try:
                     while True:
                         changed.clear()
                         body = msgspec.json.encode(self.broker.registration())
-                        writer.writelines(encode_command(RemotingCommand(code=REGISTER_BROKER, body=body)))
+                        request = RemotingCommand(code=RequestCode.REGISTER_BROKER, body=body)
+                        writer.writelines(encode_command(request))
                         async with asyncio.timeout(REGISTER_TIMEOUT):
-                            size = int.from_bytes(await reader.readexactly(4), "big")
-                            await reader.readexactly(size)
+                            answer = await _read_command(reader, decoder)
+                        if answer.code != ResponseCode.SUCCESS:
+                            self._world.record(self.name, "registration refused", name_server=name_server, code=answer.code)
+                            break
                         self.registered[name_server] = None
                         with suppress(TimeoutError):
                             async with asyncio.timeout(REGISTER_EVERY):
@@ -166,3 +216,13 @@ class BrokerMachine(ServerMachine):
                 finally:
                     writer.close()
             await asyncio.sleep(REGISTER_AGAIN)
+
+
+async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> RemotingCommand:
+    """Raises EOFError where the peer closes the connection, RemoteProtocolError for a broken frame."""
+    while True:
+        data = await reader.read(READ_SIZE)
+        if not data:
+            raise EOFError
+        for frame in decoder.feed(data):
+            return decode_command(frame)

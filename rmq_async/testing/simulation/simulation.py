@@ -10,8 +10,11 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+from rmq_protocol.message import MessageQueue
+
 from ... import machine as library
 from .checkers import copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
+from .connects import Connects
 from .effects import beginnings
 from .errors import CallbackError, SimulationError
 from .faults import Faults, Injector
@@ -19,13 +22,14 @@ from .history import Event, History, Recording
 from .loop import SimulatedLoop
 from .machines import Machine, check_awaitable, check_callable
 from .network import Link, SimulatedNetwork
+from .retry_checkers import contradictory, early, returned
 from .running import run_task
 from .scheduler import Scheduler
 from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine
 from .standard_library import StandardLibrary
 from .trace import Trace
 
-__all__ = ["Simulation"]
+__all__ = ["Simulation", "drawn_faults"]
 
 MAX_BROKERS: Final = 26
 MAX_NAME_SERVERS: Final = 8
@@ -62,10 +66,12 @@ class Simulation:
         self.scheduler = Scheduler()
         self.network: SimulatedNetwork
         self._numbers = brokers, name_servers
-        self._faults = (Faults.none() if faults is None else faults).draw(self.generator("faults"))
+        self._faults = drawn_faults(seed, Faults.none() if faults is None else faults)
         self._trace = Trace(print_frames=trace)
         self._history = History(lambda: self.now, lambda: self._current.name)
         self._leaks = self._history.leaks
+        self._connects = Connects(lambda: self.now)
+        self._calm_from: float | None = None
         self._machines: dict[str, Machine] = {}
         self._loops: list[SimulatedLoop] = []
         self._failure: tuple[Machine, BaseException] | None = None
@@ -73,7 +79,8 @@ class Simulation:
         self._number = 0
         self._violations: list[str] = []
         self._current: Machine
-        self._injector: Injector
+        self._injector: Injector | None = None
+        self._ended = False
         self.brokers: tuple[BrokerMachine, ...] = ()
         self.name_servers: tuple[NameServerMachine, ...] = ()
 
@@ -100,12 +107,12 @@ class Simulation:
     @property
     def faults_met(self) -> Mapping[str, int]:
         """Number of faults that had an effect, by kind."""
-        return MappingProxyType(dict(self._injector.met)) if self._ran else MappingProxyType({})
+        return MappingProxyType({} if self._injector is None else dict(self._injector.met))
 
     @property
     def faults_unmet(self) -> Sequence[str]:
         """Kinds of faults that were drawn for this run and never had an effect."""
-        return list(self._injector.unmet()) if self._ran else []
+        return [] if self._injector is None else list(self._injector.unmet())
 
     @property
     def history(self) -> Sequence[Event]:
@@ -113,9 +120,9 @@ class Simulation:
         return self._history.events()
 
     @property
-    def names(self) -> Sequence[str]:
-        """Names of all machines."""
-        return list(self._machines)
+    def links(self) -> Sequence[Link]:
+        """Links over which something was sent, in the order of their first use."""
+        return self.network.links
 
     @property
     def clients(self) -> Sequence[Machine]:
@@ -173,9 +180,16 @@ class Simulation:
         return self.network.link(a, b)
 
     def check(self) -> None:
-        """Checks the history against what the brokers have on disk. Raises SimulationError with all violations."""
+        """Raises SimulationError with all violations that the end of the run has found in the history and on the brokers' disks.
+
+        Also raises it where the run has not come to its end: nothing was checked then.
+        """
         if not self._ran or self._running:
             raise SimulationError("check() is called after run()")
+        if not self._ended:
+            raise SimulationError(
+                f"seed {self.seed}: the run failed before its end, so nothing was checked; see the error of run"
+            )
         if self._violations:
             listed = "\n".join(self._violations[:20])
             raise SimulationError(f"seed {self.seed}: {len(self._violations)} violations\n{listed}")
@@ -185,15 +199,59 @@ class Simulation:
         self._number += 1
         return self._number
 
+    def oldest(self, queue: MessageQueue) -> int:
+        """Returns the offset of the oldest message that a queue has; those before it were deleted."""
+        return next(broker.bounds(queue)[0] for broker in self.brokers if broker.name == queue.broker_name)
+
+    def moved(self, machine: str) -> bool:
+        """Returns whether a machine has had another address."""
+        return any(event.what == "move" and event.machine == machine for event in self._history.happened)
+
     def violation(self, text: str) -> None:
         """Adds a violation, for checks of one's own; ``check`` raises it with the others."""
         self._violations.append(f"{text} ({self._current.name}, {self.now:.6f} s)")
 
+    # -- as scenarios use it
+
+    async def calm(self, seconds: float) -> None:
+        """Ends all faults for good, where the first caller comes, and returns that many seconds after it came."""
+        if self._calm_from is None:
+            if self._injector is not None:
+                self._injector.close()
+            self._calm_from = self.now
+        await asyncio.sleep(max(0.0, self._calm_from + seconds - self.now))
+
+    def holders(self, topic: str) -> set[str]:
+        """Returns the names of the brokers that have a topic."""
+        return {each.name for each in self.brokers if each.running and each.broker.state.topics.get(topic) is not None}
+
+    def expire(self, topic: str, chance: Random) -> None:
+        """Deletes the oldest messages of a drawn queue of a topic, where one of its brokers runs."""
+        places = [
+            (each, queue)
+            for each in self.brokers
+            if each.running and (found := each.broker.state.topics.get(topic)) is not None
+            for queue in found.queues()
+        ]
+        if places:
+            machine, queue = chance.choice(places)
+            place = MessageQueue(topic, machine.name, queue.queue_id)
+            machine.expire(place, chance.randint(0, queue.max_offset), corrected=chance.random() < 0.5)
+
+    @property
+    def storms(self) -> Sequence[str]:
+        """A line for each time that a client machine connected to a server too often."""
+        return self._connects.found
+
     # -- as machines and faults use it
+
+    def connecting(self, machine: Machine, address: str) -> None:
+        if type(machine) is Machine:
+            self._connects.add(machine.name, address)
 
     def generator(self, name: str) -> Random:
         """Returns a new generator, seeded with the seed of the run and ``name``."""
-        return Random(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
+        return seeded_generator(self.seed, name)
 
     def entered(self, machine: Machine) -> None:
         current = self._current
@@ -204,6 +262,9 @@ class Simulation:
 
     def record(self, machine: str, what: str, **details: object) -> None:
         self._history.record(machine, what, **details)
+
+    def free_address(self) -> str:
+        return self.network.free_address()
 
     def failed(self, machine: Machine, error: BaseException) -> None:
         if machine.name != MAIN and self._failure is None:
@@ -258,11 +319,16 @@ class Simulation:
         )
         for server in (*self.name_servers, *self.brokers):
             self._add(server)
-        self._injector = Injector(self.scheduler, self._faults, beginnings(self), self.generator)
-        task = first.loop.create_task(self._main(main), name=MAIN)
+        self._injector = injector = Injector(self.scheduler, self._faults, beginnings(self), self.generator)
+        task = first.loop.create_task(self._main(main, injector), name=MAIN)
         try:
             result = run_task(
-                self.scheduler, task, lambda: self._loops, seed=self.seed, failed=lambda: self._failure is not None
+                self.scheduler,
+                task,
+                lambda: self._loops,
+                seed=self.seed,
+                failed=lambda: self._failure is not None,
+                afterwards=self._check_history,
             )
         except Exception as error:
             error.add_note(f"seed {self.seed}, {self.now:.6f} virtual seconds")
@@ -276,31 +342,39 @@ class Simulation:
             raise SimulationError(f"seed {self.seed}: {machine.name} failed at {self.now:.6f} s: {cause!r}") from cause
         return result  # type: ignore[return-value]
 
-    async def _main(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
+    async def _main(self, main: Callable[[Simulation], Awaitable[T]], injector: Injector) -> T:
         while any(len(broker.registered) < len(self.name_servers) for broker in self.brokers):  # noqa: ASYNC110 - at the start
             await asyncio.sleep(STEP)
-        self._injector.start()
+        injector.start()
         returned = main(self)
         check_awaitable(returned, TAKES)
         result = await returned
-        self._injector.close()
-        self._violations += self._checked()
+        injector.close()
         return result
+
+    def _check_history(self) -> None:
+        """Runs the checkers: not as a callback, since those of a long history take longer than one may."""
+        self._violations += self._checked()
+        self._ended = True
 
     def _checked(self) -> list[str]:
         calls = self._history.calls
         stored = [message for broker in self.brokers for message in broker.stored()]
-        excused = {unique_id for broker in self.brokers for unique_id in broker.lost}
+        excused = {unique_id for broker in self.brokers for unique_id in (*broker.lost, *broker.deleted)}
+        reused = [broker.name for broker in self.brokers if broker.lost]
         stopped = {machine.name: machine.stopped(self.now) for machine in self._machines.values()}
         ends = {machine.name: machine.ends for machine in self._machines.values()}
         return [
             *lost(calls, stored, excused),
-            *copies(calls, stored, restarts=any(broker.ends for broker in self.brokers)),
+            *copies(calls, stored, restarts=any(broker.ends or broker.lost for broker in self.brokers)),
             *surprises(calls, stored),
             *renamed(calls, stored),
-            *undone(calls, stored),
-            *misplaced(calls, stored, [broker.name for broker in self.brokers if broker.lost]),
+            *undone(calls, stored, reused),
+            *misplaced(calls, stored, reused),
             *disorder(calls, stored),
+            *early(calls),
+            *contradictory(calls),
+            *returned(calls, ends, self._history.happened),
             *late(calls, stopped),
             *unfinished(calls, ends, self.now),
             *self._leaks.found(ends),
@@ -312,3 +386,13 @@ class Simulation:
         if isinstance(error, CallbackError):
             return
         self._violations.append(f"unhandled: {self._current.name} at {self.now:.6f} s: {context.get('message')}: {error!r}")
+
+
+def seeded_generator(seed: int, name: str) -> Random:
+    """Returns a new generator, the same for the same seed and name."""
+    return Random(hashlib.sha256(f"{seed} {name}".encode()).digest())
+
+
+def drawn_faults(seed: int, faults: Faults) -> Faults:
+    """Returns what a simulation of ``seed`` draws from ``faults``."""
+    return faults.draw(seeded_generator(seed, "faults"))

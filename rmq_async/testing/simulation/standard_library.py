@@ -52,10 +52,12 @@ class StandardLibrary:
     """
 
     def __init__(self, clocks: Clocks) -> None:
+        date, moment = _datetime_classes(clocks)
         self._replaced = {
             **_clock_functions(clocks),
             **_random_functions(clocks),
-            (datetime, "datetime"): _datetime_class(clocks),
+            (datetime, "date"): date,
+            (datetime, "datetime"): moment,
             (time, "sleep"): _refusal("time.sleep", "it blocks the process; await asyncio.sleep"),
             (threading.Thread, "start"): _refusal("Thread.start", "a simulation has one thread"),
             (socket.socket, "__init__"): _refusal("socket.socket", "sockets of the system are not simulated"),
@@ -140,18 +142,36 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
     }
 
 
-def _datetime_class(clocks: Clocks) -> type:
+class _Standing(type):
+    """Of classes that stand for another one: objects and subclasses of that one are their own."""
+
+    stands_for: type
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.stands_for)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.stands_for)
+
+
+def _datetime_classes(clocks: Clocks) -> tuple[type, type]:
+    """Returns what stands for ``datetime.date`` and ``datetime.datetime``: the current time is that of the process, objects are
+    ordinary ones."""
+    real_date: Any = datetime.date
     real: Any = datetime.datetime
 
-    class Meta(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, real)
+    class VirtualDate(real_date, metaclass=_Standing):  # type: ignore[misc]
+        stands_for = real_date
 
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return bool(issubclass(subclass, real))
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            return real_date(*args, **options)
 
-    class VirtualDatetime(real, metaclass=Meta):  # type: ignore[misc]
-        """``datetime.datetime`` whose current time is that of the process; its objects are ordinary ones."""
+        @classmethod
+        def today(cls) -> Any:
+            return real.fromtimestamp(clocks.time()).date()
+
+    class VirtualDatetime(real, metaclass=_Standing):  # type: ignore[misc]
+        stands_for = real
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
             return real(*args, **options)
@@ -168,8 +188,10 @@ def _datetime_class(clocks: Clocks) -> type:
         def today(cls) -> Any:
             return real.fromtimestamp(clocks.time())
 
-    VirtualDatetime.__name__ = VirtualDatetime.__qualname__ = "datetime"
-    return VirtualDatetime
+    for virtual in (VirtualDate, VirtualDatetime):
+        virtual.__name__ = virtual.__qualname__ = virtual.stands_for.__name__
+        virtual.__doc__ = virtual.stands_for.__doc__
+    return VirtualDate, VirtualDatetime
 
 
 def _refusal(name: str, reason: str) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,25 +17,35 @@ from rmq_protocol.frame import Frame, FrameDecoder
 __all__ = ["Trace"]
 
 _encode = msgspec.json.Encoder().encode
+_SIZE: Final = 16
+"""Bytes of a digest."""
 
 
 class Trace:
-    """``print_frames``: prints a line for each frame."""
+    """``print_frames``: prints a line for each frame. What a stream needs is kept until its end."""
 
     def __init__(self, *, print_frames: bool = False) -> None:
-        self._links: dict[str, Any] = {}
-        self._decoders: dict[str, FrameDecoder] = {}
+        self._streams: dict[str, tuple[Any, FrameDecoder]] = {}
+        """By name: the digest of its frames, and what cuts its bytes into frames."""
+        self._ended = hashlib.blake2b(digest_size=_SIZE)
         self._print = print_frames
 
+    def __len__(self) -> int:
+        """Number of streams that have begun and not ended, each direction by itself."""
+        return len(self._streams)
+
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Adds bytes that one direction of a stream has delivered. Bytes that are no frames count as they are."""
-        chained = self._links.get(stream)
-        if chained is None:
-            chained = self._links[stream] = hashlib.blake2b(stream.encode(), digest_size=16)
-            self._decoders[stream] = FrameDecoder(MAX_FRAME_SIZE)
+        """Adds bytes that one direction of a stream has delivered; none at its end. Bytes that are no frames count as they are."""
+        if not data:
+            self._end(stream)
+            return
+        found = self._streams.get(stream)
+        if found is None:
+            found = hashlib.blake2b(stream.encode(), digest_size=_SIZE), FrameDecoder(MAX_FRAME_SIZE)
+            self._streams[stream] = found
+        chained, decoder = found
         try:
-            frames = self._decoders[stream].feed(data)
-            for frame in frames:
+            for frame in decoder.feed(data):
                 line = _line(time, stream, frame)
                 chained.update(line)
                 if self._print:
@@ -44,16 +54,22 @@ class Trace:
             chained.update(b"%d " % time + data)
 
     def digest(self) -> str:
-        whole = hashlib.blake2b(digest_size=16)
-        for stream, chained in sorted(self._links.items()):
+        whole = self._ended.copy()
+        for stream, (chained, _) in sorted(self._streams.items()):
             whole.update(stream.encode() + chained.digest())
         return whole.hexdigest()
+
+    def _end(self, stream: str) -> None:
+        """Keeps the digest of a stream. Its ports may be given to another one, whose bytes begin with a frame."""
+        found = self._streams.pop(stream, None)
+        if found is not None:
+            self._ended.update(stream.encode() + found[0].digest())
 
 
 def _line(time: int, stream: str, frame: Frame) -> bytes:
     command = decode_command(frame)
     header = _encode([command.code, command.opaque, command.flag, command.remark, command.ext_fields])
-    body = hashlib.blake2b(_body(command), digest_size=16).hexdigest()
+    body = hashlib.blake2b(_body(command), digest_size=_SIZE).hexdigest()
     return b"%d %s %s %s\n" % (time, stream.encode(), header, body.encode())
 
 

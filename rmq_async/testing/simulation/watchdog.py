@@ -1,4 +1,4 @@
-"""Detects a callback that does not end: a thread that compares a counter of calls, and stops the thread that counts."""
+"""Detects callbacks that do not end: a thread that compares counters of calls and times, and stops the thread that counts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from time import process_time
 from types import TracebackType
 from typing import Final, Self
 
@@ -16,6 +17,8 @@ __all__ = ["LIMIT", "Watchdog"]
 
 LIMIT: Final = 5.0
 """Real seconds of one callback."""
+STANDING: Final = 10.0
+"""Seconds of the processor without a move of the time: thousands of callers may go on at once, and none looks at the others."""
 LOOKS: Final = 10
 """Looks at the counter within the limit. They are counted, so that a process that was stopped meanwhile is not frozen."""
 
@@ -23,14 +26,17 @@ _start_thread = threading.Thread.start  # a simulation refuses it to everybody e
 
 
 class Watchdog:
-    """Watches the thread that enters it. ``beats``: any value that each callback changes.
+    """Watches the thread that enters it. ``beats``: any value that each callback changes; ``moves``: that each move of time does.
 
-    After ``limit`` seconds without a change it keeps the stack of the thread in ``stack`` and raises Frozen there.
+    After ``limit`` seconds without a beat, or ``STANDING`` seconds of the processor without a move of the time, it keeps the stack
+    of the thread in ``stack`` and raises Frozen there.
     """
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.beats = 0
+        self.moves = 0
         self.limit = limit
+        self.why = f"a callback ran for more than {limit:g} real seconds"
         self.stack = ""
         """Of the callback that was stopped; empty while none was."""
         self._over = threading.Event()
@@ -63,15 +69,18 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, looks = self.beats, 0
+        moved, began = self.moves, process_time()
         while not self._over.wait(self.limit / LOOKS):
-            if self.beats != seen:
-                seen, looks = self.beats, 0
-                continue
-            looks += 1
-            if looks < LOOKS:
+            if self.moves != moved:
+                moved, began = self.moves, process_time()
+            looks = looks + 1 if self.beats == seen else 0
+            seen = self.beats
+            if looks < LOOKS and process_time() - began < STANDING:
                 continue
             frame = sys._current_frames().get(self._watched)
             if not self.stack:
+                if looks < LOOKS:
+                    self.why = f"callbacks ran for more than {STANDING:g} s of the processor without a move of the time"
                 self.stack = "".join(traceback.format_stack(frame))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))
-            looks = 0  # once more, where the callback caught it
+            looks, began = 0, process_time()  # once more, where the callback caught it

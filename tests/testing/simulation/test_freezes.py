@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from time import process_time
 from typing import NoReturn
 
 import pytest
 
-from rmq_async.testing.simulation import SimulationError
+from rmq_async.testing.simulation import SimulationError, run_task
 
 from .worlds import Processes
 
@@ -70,3 +71,21 @@ def test_many_short_callbacks_are_no_freeze() -> None:
         return turns
 
     assert Processes().run(main, limit=0.2) == 20_000
+
+
+def test_checks_after_a_run_may_take_longer_than_a_callback() -> None:
+    processes, ended = Processes(), []
+
+    async def main() -> int:
+        return 17
+
+    def check() -> None:
+        began = process_time()
+        while process_time() - began < 0.3:
+            pass
+        ended.append(processes.scheduler.now)
+
+    task = processes.process("main").create_task(main(), name="main")
+    result = run_task(processes.scheduler, task, processes.loops.values, seed=1, limit=0.05, afterwards=check)
+    assert result == 17
+    assert ended == [0]

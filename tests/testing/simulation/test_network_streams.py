@@ -41,6 +41,23 @@ def test_bytes_arrive_complete_in_order_in_pieces_and_after_a_latency() -> None:
     assert hosts.left() == 0
 
 
+def test_answers_that_change_nothing_are_no_segments() -> None:
+    hosts = Hosts()
+
+    async def main() -> tuple[int, int]:
+        near, _ = await hosts.pair(far=Recorder(echo=True))
+        await asyncio.sleep(1.0)
+        carried, iterations = hosts.link.carried, hosts.scheduler.iterations
+        for number in range(100):
+            near.transport.write(b"x")
+            await near.size(number + 1)
+        return hosts.link.carried - carried, hosts.scheduler.iterations - iterations
+
+    carried, iterations = hosts.run(main)
+    assert carried == 200
+    assert iterations <= 600
+
+
 def test_latency_is_mostly_short_and_rarely_long() -> None:
     hosts = Hosts(seed=3)
 

@@ -12,9 +12,9 @@ TABLE = planted.PATCHES / "README.md"
 SEARCHED = (
     "answers-in-order",
     "callback-ends-the-batch",
-    "credit-kept-when-cancelled",
-    "keyed-sends-not-held-back",
-    "retry-under-a-new-id",
+    "refused-queue-kept",
+    "rollback-commits",
+    "skipped-offsets-believed",
 )
 
 

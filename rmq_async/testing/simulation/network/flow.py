@@ -2,7 +2,8 @@
 
 Bytes go from the sender's kernel to the receiver's in segments, each after its own latency; numbers keep them in order. Both
 kernels hold a bounded number of bytes. A segment that a cut link loses stays with its sender, which sends it again at growing
-intervals; since a cut has a known end, only the first repetition after it is simulated.
+intervals; since a cut has a known end, only the first repetition after it is simulated. An answer that changes nothing but the
+sender's room counts at once, without an event of its own: such answers would be a fifth of all events.
 """
 
 from __future__ import annotations
@@ -295,9 +296,25 @@ class Flow:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        if not self._receiver.gone:
-            self._offered = self._received - self._receiver.unread + RECEIVE_WINDOW
+        if self._receiver.gone:
+            return
+        self._offered = self._received - self._receiver.unread + RECEIVE_WINDOW
+        if self._awaited or self._back.cut or self.blocked:
             self._back.send(0, self._acknowledged_to, self._received, self._offered)
+        else:  # it would change two numbers half a millisecond later, and cost as much as the bytes
+            self._acknowledged = self._received
+            self._limit = self._offered
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether the sender waits for an answer, or its kernel will do something when it has one."""
+        return (
+            self._abandoned
+            or self._finishing
+            or bool(self._outbox or self._lost)
+            or self._stalled >= 0
+            or self.room < SEND_BUFFER // 3
+        )
 
     def _acknowledged_to(self, received: int, limit: int) -> None:
         if self._abandoned:

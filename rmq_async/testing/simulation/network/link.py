@@ -148,8 +148,8 @@ class Link:
 
     def slow(self, seconds: float) -> None:
         """Adds latency to both directions; 0 takes it away. Raises SimulationError for a number below 0."""
-        if not 0 <= seconds < float("inf"):
-            raise SimulationError(f"a link is slowed by a number of seconds from 0 on, not {seconds}")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+            raise SimulationError(f"a link is slowed by a number of seconds from 0 on, not {seconds!r}")
         for way in self._ways.values():
             way.extra = nanoseconds(seconds)
 

@@ -17,12 +17,14 @@ from .stream import Observer, Side
 __all__ = ["SimulatedNetwork"]
 
 FIRST_ADDRESS: Final = IPv4Address("10.0.0.1")
+FIRST_MOVED: Final = IPv4Address("10.1.0.1")
+"""First address for machines that move."""
 
 
 class SimulatedNetwork:
     """``generator``: returns a new generator for a name, seeded with it; each direction of a link and each machine has one.
 
-    ``observe``: gets the bytes that arrive in each direction of each stream.
+    ``observe``: gets the bytes that arrive in each direction of each stream, and its end.
     """
 
     def __init__(self, scheduler: Scheduler, generator: Callable[[str], Random], observe: Observer | None = None) -> None:
@@ -33,6 +35,7 @@ class SimulatedNetwork:
         self._addresses: dict[str, Host] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._streams = 0
+        self._moves = 0
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -59,6 +62,14 @@ class SimulatedNetwork:
                     raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._hosts) or 'none'}")
             link = self._links[first, second] = Link(first, second, self.scheduler, self._generator)
         return link
+
+    def free_address(self) -> str:
+        """Returns an address for a machine that moves; it returns each one once."""
+        while True:
+            address = str(FIRST_MOVED + self._moves)
+            self._moves += 1
+            if address not in self._addresses:
+                return address
 
     # -- as its machines use it
 

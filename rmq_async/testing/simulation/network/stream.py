@@ -18,7 +18,8 @@ HANDSHAKE: Final = 63_000_000_000
 Place = tuple[str, int]
 """Address and port."""
 Observer = Callable[[str, int, bytes], None]
-"""Gets the direction of a stream ("client:40000->broker-a:10911"), a time in nanoseconds, and the bytes delivered then."""
+"""Gets the direction of a stream ("client:40000->broker-a:10911"), a time in nanoseconds, and the bytes delivered then; no bytes
+when the receiver's kernel drops the stream."""
 
 
 class Owner(Protocol):
@@ -260,6 +261,9 @@ class End:
     def _forget(self) -> None:
         for table in self._tables:
             table.pop(self.number, None)
+        if self.observed is not None:
+            self.observed(b"")
+            self.observed = None
 
 
 class Side(Protocol):

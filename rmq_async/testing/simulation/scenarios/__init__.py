@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from .workloads import WORKLOADS as WORKLOADS
-from .workloads import Cluster
+from ..faults import KINDS
+from .hardships import HARDSHIPS
+from .services import CALM, Cluster
+from .workloads import WORKLOADS
 
 __all__ = ["SCENARIOS", "Scenario"]
 
 
 PATIENCE: Final = 120.0
 """Virtual seconds after the end of a scenario within which its services end."""
+
+
+SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS})
+"""By name, which is also that of the machine."""
+HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump"})
+"""Kinds of faults that fail no call."""
 
 
 class Machine(Protocol):
@@ -26,32 +34,41 @@ class Machine(Protocol):
 class Simulated(Cluster, Protocol):
     """A simulation that runs."""
 
+    @property
+    def storms(self) -> Sequence[str]: ...
+
     def machine(self, name: str) -> Machine: ...
 
 
 class Scenario(NamedTuple):
-    """``about``: one line. ``workloads``: names of services, each on a machine of its own. ``duration``: virtual seconds."""
+    """``about``: one line. ``workloads``: names of services, each on a machine of its own. ``duration``: virtual seconds.
+    ``kinds``: of faults, of which each seed draws some."""
 
     about: str
     workloads: tuple[str, ...]
     duration: float = 300.0
     brokers: int = 2
     name_servers: int = 1
+    kinds: frozenset[str] = frozenset(KINDS)
 
     async def play(self, simulation: Simulated) -> None:
         """Runs the services on their machines until their time is over."""
         until = simulation.now + self.duration
         services = {simulation.machine(name).run(_started(name, simulation, until)): name for name in self.workloads}
-        ended, running = await asyncio.wait(services, timeout=self.duration + PATIENCE, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait(services, timeout=self.duration, return_when=asyncio.FIRST_EXCEPTION)
+        await simulation.calm(0.0)
+        ended, running = await asyncio.wait(services, timeout=CALM + PATIENCE, return_when=asyncio.FIRST_EXCEPTION)
         for service in ended:
             service.result()
         for service in running:
-            simulation.violation(f"unended: {services[service]} runs {PATIENCE:g} s after its end")
+            simulation.violation(f"unended: {services[service]} runs {CALM + PATIENCE:g} s after its end")
+        for storm in simulation.storms:
+            simulation.violation(storm)
 
 
 def _started(name: str, simulation: Simulated, until: float) -> Callable[[], Awaitable[None]]:
     async def service() -> None:
-        await WORKLOADS[name](simulation, until)
+        await SERVICES[name](simulation, until)
         if left := sorted(task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()):
             simulation.violation(f"tasks: {name} has ended, and {', '.join(left)} run")
 
@@ -59,7 +76,7 @@ def _started(name: str, simulation: Simulated, until: float) -> Callable[[], Awa
     return service
 
 
-MIXED: Final = tuple(name for name in WORKLOADS if name not in ("bursts", "callbacks", "resized", "streams"))
+MIXED: Final = tuple(name for name in WORKLOADS if name not in ("bursts", "callbacks", "resized", "returning", "streams"))
 """Services of the mixed scenario: those that send a little, in which only the cluster fails, to topics that keep their queues."""
 
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
@@ -67,11 +84,13 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         "mixed": Scenario("all services at once, two name servers", MIXED, name_servers=2),
         **{
             name: Scenario((workload.__doc__ or "").partition("\n")[0], (name,))
-            for name, workload in WORKLOADS.items()
-            if name not in ("requests", "replies", "reading")
+            for name, workload in SERVICES.items()
+            if name not in ("requests", "replies", "reading", "returning", "beside")
         },
         "requests": Scenario("sends requests to a service that replies", ("requests", "replies")),
         "reading": Scenario("reads a topic while it is written", ("plain", "reading")),
+        "beside": Scenario("sends beside a broker that fails, to one that does not", ("beside",), kinds=HARMLESS),
+        "returning": Scenario("reads a topic whose queues come and go", ("resized", "returning")),
     }
 )
 """By name."""

@@ -7,11 +7,11 @@ another kind ends the run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from random import Random
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rmq_protocol.message import Message
 
@@ -20,40 +20,18 @@ from ....consumer import PullConsumer
 from ....errors import QueueNotExistError, RocketMQError
 from ....producer import Batching, Producer, TransactionProducer
 from ....results import TransactionStatus
+from ..chance import exponential
 from ..errors import CallbackError
+from .services import CALM, KEYS, ROUND, Cluster, Workload, every, keeps_taking, new_body, reaches, serve, turns
 
-__all__ = ["WORKLOADS", "Cluster", "Workload"]
+__all__ = ["WORKLOADS"]
 
-PAUSE: Final = 4.0
-"""Mean seconds between two turns of a workload."""
+LONG: Final = 60.0
+"""Seconds of a long local transaction, or of a long check, at most: the broker checks meanwhile."""
 SPACING: Final = 0.0005
 """Mean seconds between two calls of a stream."""
-AGAIN: Final = 1.0
-"""Seconds before a client that could not start is made anew."""
-
-
-class Cluster(Protocol):
-    """The simulation, as a workload uses it."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the beginning."""
-
-    @property
-    def namesrv(self) -> str:
-        """Addresses of the name servers."""
-
-    def generator(self, name: str) -> Random:
-        """Returns a new generator, seeded with the seed of the run and ``name``."""
-
-    def number(self) -> int:
-        """Returns a number that no other call has returned."""
-
-    def violation(self, text: str) -> None:
-        """Adds a violation to those of the checkers."""
-
-
-Workload = Callable[[Cluster, float], Awaitable[None]]
+LAST_REQUESTS: Final = 60.0
+"""Seconds in which requests come after that."""
 
 
 async def plain(cluster: Cluster, until: float) -> None:
@@ -61,16 +39,16 @@ async def plain(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload plain")
 
     async def work(producer: Producer) -> None:
-        async for number in _turns(cluster, chance, until):
+        async for number in turns(cluster, chance, until):
             options: dict[str, Any] = {}
             if chance.random() < 0.5:
                 options = {"tags": "a", "keys": [f"order-{number}"], "properties": {"region": "eu"}}
             if chance.random() < 0.05:
                 options["delay_level"] = 1
             with suppress(RocketMQError):
-                await producer.send(Message("Plain", _body(chance, number), **options))
+                await producer.send(Message("Plain", new_body(chance, number), **options))
 
-    await _serve(cluster, until, lambda: Producer("plain", namesrv=cluster.namesrv), work)
+    await serve(cluster, until, lambda: Producer("plain", namesrv=cluster.namesrv), work, reaches(cluster, "Plain"))
 
 
 async def ordered(cluster: Cluster, until: float) -> None:
@@ -78,17 +56,17 @@ async def ordered(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload ordered")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
-            key = f"key-{chance.randrange(3)}"
+        async for _ in turns(cluster, chance, until):
+            key = KEYS[chance.randrange(3)]
             calls = []
             for _ in range(chance.randint(1, 6)):
-                body = _body(chance, cluster.number())
+                body = new_body(chance, cluster.number())
                 by_key = chance.random() < 0.5
                 message = Message("Ordered", body) if by_key else Message("Ordered", body, sharding_key=key)
                 calls.append(producer.send(message, key=key) if by_key else producer.send(message))
-            await _all(calls)
+            await every(calls)
 
-    await _serve(cluster, until, lambda: Producer("ordered", namesrv=cluster.namesrv), work)
+    await serve(cluster, until, lambda: Producer("ordered", namesrv=cluster.namesrv), work, keeps_taking("Ordered", KEYS))
 
 
 async def streams(cluster: Cluster, until: float) -> None:
@@ -96,15 +74,15 @@ async def streams(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload streams")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
-            key, calls = f"key-{chance.randrange(3)}", []
+        async for _ in turns(cluster, chance, until):
+            key, calls = KEYS[chance.randrange(3)], []
             for _ in range(chance.randint(5, 60)):
-                message = Message("Streams", _body(chance, cluster.number()))
+                message = Message("Streams", new_body(chance, cluster.number()))
                 calls.append(asyncio.ensure_future(producer.send(message, key=key)))
-                await asyncio.sleep(chance.expovariate(1 / SPACING))
-            await _all(calls)
+                await asyncio.sleep(exponential(chance, SPACING))
+            await every(calls)
 
-    await _serve(cluster, until, lambda: Producer("streams", namesrv=cluster.namesrv), work)
+    await serve(cluster, until, lambda: Producer("streams", namesrv=cluster.namesrv), work, keeps_taking("Streams", KEYS))
 
 
 async def gathered(cluster: Cluster, until: float) -> None:
@@ -112,11 +90,12 @@ async def gathered(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload gathered")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
+        async for _ in turns(cluster, chance, until):
             count = chance.randint(1, 20)
-            await _all([producer.send(Message("Gathered", _body(chance, cluster.number()))) for _ in range(count)])
+            await every([producer.send(Message("Gathered", new_body(chance, cluster.number()))) for _ in range(count)])
 
-    await _serve(cluster, until, lambda: Producer("gathered", namesrv=cluster.namesrv, batching=Batching(linger=0.01)), work)
+    make = partial(Producer, "gathered", namesrv=cluster.namesrv, batching=Batching(linger=0.01))
+    await serve(cluster, until, make, work, reaches(cluster, "Gathered"))
 
 
 async def bursts(cluster: Cluster, until: float) -> None:
@@ -124,14 +103,15 @@ async def bursts(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload bursts")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
+        async for _ in turns(cluster, chance, until):
             calls = []
             for _ in range(chance.choice((10, 100, 400))):
-                message = Message("Bursts", _body(chance, cluster.number()))
+                message = Message("Bursts", new_body(chance, cluster.number()))
                 calls.append(producer.send(message, timeout=chance.choice((0.02, 0.2, 3.0, 3.0, 20.0))))
-            await _all(calls)
+            await every(calls)
 
-    await _serve(cluster, until, lambda: Producer("bursts", namesrv=cluster.namesrv, batching=True), work)
+    make = partial(Producer, "bursts", namesrv=cluster.namesrv, batching=True)
+    await serve(cluster, until, make, work, reaches(cluster, "Bursts"))
 
 
 async def batches(cluster: Cluster, until: float) -> None:
@@ -139,13 +119,14 @@ async def batches(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload batches")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
+        async for _ in turns(cluster, chance, until):
             with suppress(RocketMQError):
                 await producer.send_batch(
-                    [Message("Batches", _body(chance, cluster.number())) for _ in range(chance.randint(1, 12))]
+                    [Message("Batches", new_body(chance, cluster.number())) for _ in range(chance.randint(1, 12))]
                 )
 
-    await _serve(cluster, until, lambda: Producer("batches", namesrv=cluster.namesrv), work)
+    make = partial(Producer, "batches", namesrv=cluster.namesrv)
+    await serve(cluster, until, make, work, reaches(cluster, "Batches"))
 
 
 async def asynchronous(cluster: Cluster, until: float) -> None:
@@ -153,17 +134,18 @@ async def asynchronous(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload asynchronous")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
+        async for _ in turns(cluster, chance, until):
             futures: list[asyncio.Future[Any]] = []
             for _ in range(chance.randint(1, 10)):
                 with suppress(RocketMQError):
-                    futures.append(await producer.send_async(Message("Asynchronous", _body(chance, cluster.number()))))
+                    futures.append(await producer.send_async(Message("Asynchronous", new_body(chance, cluster.number()))))
             for future in futures:
                 if chance.random() < 0.1:
                     future.cancel()
             await asyncio.gather(*futures, return_exceptions=True)
 
-    await _serve(cluster, until, lambda: Producer("asynchronous", namesrv=cluster.namesrv, async_limit=16), work)
+    make = partial(Producer, "asynchronous", namesrv=cluster.namesrv, async_limit=16)
+    await serve(cluster, until, make, work, reaches(cluster, "Asynchronous"))
 
 
 async def callbacks(cluster: Cluster, until: float) -> None:
@@ -171,16 +153,17 @@ async def callbacks(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload callbacks")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
+        async for _ in turns(cluster, chance, until):
             futures: list[asyncio.Future[Any]] = []
             for _ in range(chance.randint(2, 10)):
-                message = Message("Callbacks", _body(chance, cluster.number()))
+                message = Message("Callbacks", new_body(chance, cluster.number()))
                 called = _raise if chance.random() < 0.2 else _ignore
                 with suppress(RocketMQError):
                     futures.append(await producer.send_async(message, on_success=called, on_error=called))
             await asyncio.gather(*futures, return_exceptions=True)
 
-    await _serve(cluster, until, lambda: Producer("callbacks", namesrv=cluster.namesrv, batching=Batching(linger=0.01)), work)
+    make = partial(Producer, "callbacks", namesrv=cluster.namesrv, batching=Batching(linger=0.01))
+    await serve(cluster, until, make, work, reaches(cluster, "Callbacks"))
 
 
 async def resized(cluster: Cluster, until: float) -> None:
@@ -194,16 +177,17 @@ async def resized(cluster: Cluster, until: float) -> None:
             await asyncio.sleep(chance.uniform(5.0, 60.0))
 
     async def work(producer: Producer) -> None:
-        async for number in _turns(cluster, chance, until):
+        async for number in turns(cluster, chance, until):
             for turn in range(4):
                 try:
-                    await producer.send(Message("Resized", _body(chance, number * 4 + turn)))
+                    await producer.send(Message("Resized", new_body(chance, number * 4 + turn)))
                 except RocketMQError as error:
                     if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):
                         cluster.violation(f"refused: a send ended because its queue is gone, though others exist: {error}")
 
-    operator = _serve(cluster, until, lambda: Admin(namesrv=cluster.namesrv), operate)
-    await asyncio.gather(operator, _serve(cluster, until, lambda: Producer("resized", namesrv=cluster.namesrv), work))
+    operator = serve(cluster, until, lambda: Admin(namesrv=cluster.namesrv), operate)
+    make = partial(Producer, "resized", namesrv=cluster.namesrv)
+    await asyncio.gather(operator, serve(cluster, until, make, work, reaches(cluster, "Resized")))
 
 
 async def one_way(cluster: Cluster, until: float) -> None:
@@ -211,12 +195,16 @@ async def one_way(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload one-way")
 
     async def work(producer: Producer) -> None:
-        async for _ in _turns(cluster, chance, until):
+        async for _ in turns(cluster, chance, until):
             for _ in range(chance.randint(1, 20)):
                 with suppress(RocketMQError):
-                    await producer.send_oneway(Message("OneWay", _body(chance, cluster.number())))
+                    await producer.send_oneway(Message("OneWay", new_body(chance, cluster.number())))
 
-    await _serve(cluster, until, lambda: Producer("one-way", namesrv=cluster.namesrv, oneway_window=8), work)
+    async def afterwards(producer: Producer) -> None:
+        for number in range(2 * ROUND):
+            await producer.send_oneway(Message("OneWay", f"afterwards-{number}".encode()))
+
+    await serve(cluster, until, lambda: Producer("one-way", namesrv=cluster.namesrv, oneway_window=8), work, afterwards)
 
 
 async def transactions(cluster: Cluster, until: float) -> None:
@@ -226,24 +214,32 @@ async def transactions(cluster: Cluster, until: float) -> None:
     choices = (TransactionStatus.COMMIT, TransactionStatus.ROLLBACK, TransactionStatus.UNKNOWN)
 
     async def execute(message: Message, _: Any) -> TransactionStatus:
-        await asyncio.sleep(chance.random() * 0.1)
+        await asyncio.sleep(chance.random() * (LONG if chance.random() < 0.05 and cluster.now < until else 0.1))
         status = chance.choice(choices)
         outcomes[bytes(message.body)] = TransactionStatus.COMMIT if status is TransactionStatus.UNKNOWN else status
         return status
 
     async def check(message: Any) -> TransactionStatus:
+        await asyncio.sleep(chance.random() * (LONG if chance.random() < 0.2 else 0.1))
         return outcomes.get(bytes(message.body), TransactionStatus.ROLLBACK)
 
-    async def work(producer: TransactionProducer) -> None:
-        async for number in _turns(cluster, chance, until):
-            with suppress(RocketMQError):
-                await producer.send_in_transaction(Message("Transactions", _body(chance, number)))
+    async def send(producer: TransactionProducer, number: int) -> None:
+        with suppress(RocketMQError):
+            await producer.send_in_transaction(Message("Transactions", new_body(chance, number)))
 
-    await _serve(
+    async def work(producer: TransactionProducer) -> None:
+        await every([asyncio.ensure_future(send(producer, number)) async for number in turns(cluster, chance, until)])
+
+    async def afterwards(producer: TransactionProducer) -> None:
+        for number in range(ROUND):
+            await producer.send_in_transaction(Message("Transactions", f"afterwards-{number}".encode()))
+
+    await serve(
         cluster,
         until,
         lambda: TransactionProducer("transactions", execute=execute, check=check, namesrv=cluster.namesrv),
         work,
+        afterwards,
     )
 
 
@@ -251,19 +247,28 @@ async def requests(cluster: Cluster, until: float) -> None:
     """Sends requests and checks their replies."""
     chance = cluster.generator("workload requests")
 
-    async def work(producer: Producer) -> None:
-        async for number in _turns(cluster, chance, until):
-            body = _body(chance, number)
-            with suppress(RocketMQError):
-                reply = await producer.request(Message("Requests", body), timeout=4.0)
-                if reply.body != b"re: " + body:
-                    cluster.violation(f"reply: the request {number} got the reply to another one")
+    async def ask(producer: Producer, body: bytes) -> None:
+        reply = await producer.request(Message("Requests", body), timeout=4.0)
+        if reply.body != b"re: " + body:
+            cluster.violation(f"reply: the request {body[:10]!r} got the reply to another one")
 
-    await _serve(cluster, until, lambda: Producer("requests", namesrv=cluster.namesrv), work)
+    async def work(producer: Producer) -> None:
+        async for number in turns(cluster, chance, until):
+            with suppress(RocketMQError):
+                await ask(producer, new_body(chance, number))
+
+    async def afterwards(producer: Producer) -> None:
+        if cluster.moved("requests"):
+            return  # a broker learns late that the connection of the old address is gone, and forgets the client then
+        for number in range(ROUND):
+            await ask(producer, f"afterwards-{number}".encode())
+
+    await serve(cluster, until, lambda: Producer("requests", namesrv=cluster.namesrv), work, afterwards)
 
 
 async def replies(cluster: Cluster, until: float) -> None:
-    """Replies to the requests of another machine."""
+    """Replies to the requests of another machine, also to those that come when all faults are over."""
+    until += CALM + LAST_REQUESTS
 
     async def reply(producer: Producer) -> None:
         async def read(consumer: PullConsumer) -> None:
@@ -272,27 +277,35 @@ async def replies(cluster: Cluster, until: float) -> None:
                     with suppress(RocketMQError):
                         await producer.reply(message, b"re: " + message.body)
 
-        await _serve(cluster, until, lambda: PullConsumer("replies", namesrv=cluster.namesrv), read)
+        await serve(cluster, until, lambda: PullConsumer("replies", namesrv=cluster.namesrv), read)
 
-    await _serve(cluster, until, lambda: Producer("replies", namesrv=cluster.namesrv), reply)
+    await serve(cluster, until, lambda: Producer("replies", namesrv=cluster.namesrv), reply)
 
 
 async def reading(cluster: Cluster, until: float) -> None:
-    """Reads a topic from its beginning and follows it, each minute anew; the offsets of each queue must rise."""
+    """Reads a topic from its beginning and follows it, each minute anew; the offsets of each queue must rise by one."""
+    await _follow(cluster, until, "reading", "Plain")
 
+
+async def returning(cluster: Cluster, until: float) -> None:
+    """Follows a topic whose queues come and go, and go on where they were when they come back."""
+    await _follow(cluster, until, "returning", "Resized")
+
+
+async def _follow(cluster: Cluster, until: float, group: str, topic: str) -> None:
     async def read(consumer: PullConsumer) -> None:
         ends: dict[object, int] = {}
         async with asyncio.timeout(min(60.0, until - cluster.now)):
-            async for message in consumer.read("Plain", start="earliest", end=None):
+            async for message in consumer.read(topic, start="earliest", end=None):
                 queue = message.queue
                 before = ends.get(queue)
                 if before is not None and message.queue_offset <= before:
                     cluster.violation(f"reading: offset {message.queue_offset} of {queue} came after {before}")
-                elif before is not None and message.queue_offset > before + 1:
+                elif before is not None and message.queue_offset > max(before + 1, cluster.oldest(queue)):
                     cluster.violation(f"gap: the reader got offset {message.queue_offset} of {queue} after {before}")
                 ends[queue] = message.queue_offset
 
-    await _serve(cluster, until, lambda: PullConsumer("reading", namesrv=cluster.namesrv), read)
+    await serve(cluster, until, lambda: PullConsumer(group, namesrv=cluster.namesrv), read)
 
 
 async def administration(cluster: Cluster, until: float) -> None:
@@ -300,12 +313,12 @@ async def administration(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload administration")
 
     async def work(admin: Admin) -> None:
-        async for number in _turns(cluster, chance, until):
+        async for number in turns(cluster, chance, until):
             with suppress(RocketMQError):
                 await admin.create_topic(f"Created-{number % 5}", queues=chance.randint(1, 4))
                 await admin.topics()
 
-    await _serve(cluster, until, lambda: Admin(namesrv=cluster.namesrv), work)
+    await serve(cluster, until, lambda: Admin(namesrv=cluster.namesrv), work)
 
 
 WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
@@ -324,34 +337,11 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "requests": requests,
         "replies": replies,
         "reading": reading,
+        "returning": returning,
         "administration": administration,
     }
 )
 """By name, which is also that of the machine."""
-
-
-async def _serve(cluster: Cluster, until: float, client: Callable[[], Any], work: Callable[[Any], Awaitable[None]]) -> None:
-    """Does ``work`` with a started client, and again with a new one after each error of the library, until the time is over."""
-    while cluster.now < until:
-        try:
-            async with client() as started:
-                await work(started)
-        except (RocketMQError, TimeoutError):
-            await asyncio.sleep(AGAIN)
-
-
-async def _turns(cluster: Cluster, chance: Random, until: float) -> AsyncIterator[int]:
-    """Returns a new number for each turn, with pauses between them, until the time is over."""
-    while cluster.now < until:
-        yield cluster.number()
-        await asyncio.sleep(chance.expovariate(1 / PAUSE))
-
-
-async def _all(calls: list[Any]) -> None:
-    """Awaits all calls. Raises the first error that is none of the library's."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException) and not isinstance(result, RocketMQError):
-            raise result
 
 
 def _raise(_: object) -> None:
@@ -360,8 +350,3 @@ def _raise(_: object) -> None:
 
 def _ignore(_: object) -> None:
     """Does nothing: the history has the end of the call."""
-
-
-def _body(chance: Random, number: int) -> bytes:
-    """Returns a body that no other message has. None is compressed: sizes, and so times, differ between versions of zlib."""
-    return f"{number}-".encode() + b"x" * chance.choice((0, 10, 200, 3000))

@@ -1,0 +1,47 @@
+"""What a simulated name server knows of brokers, and where it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from ...embedded import Connection, Holder, Registration, Registrations
+
+__all__ = ["DoubtfulRegistrations"]
+
+
+class DoubtfulRegistrations(Registrations):
+    """Registrations of a name server that may forget brokers, and disagree with them about the number of queues.
+
+    ``forgotten``: names of brokers that it does not know and whose registrations it drops. ``more``: how many queues it says that
+    a topic has beyond those that were registered; below 0 for fewer, but at least one is left.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: dict[str, None] = {}
+        self.more = 0
+        self.differences = 0
+        """Number of answers that were not what brokers had registered."""
+
+    def register(self, registration: Registration) -> None:
+        if registration.broker_name not in self.forgotten:
+            super().register(registration)
+
+    def holders(self, topic: str, connection: Connection) -> list[Holder]:
+        known = super().holders(topic, connection)
+        shown = [self._shown(holder) for holder in known if holder.broker_name not in self.forgotten]
+        self.differences += shown != known
+        return shown
+
+    def brokers(self, connection: Connection) -> dict[str, str]:
+        known: Mapping[str, str] = super().brokers(connection)
+        return {name: address for name, address in known.items() if name not in self.forgotten}
+
+    def _shown(self, holder: Holder) -> Holder:
+        if not self.more:
+            return holder
+        config = holder.config
+        read, write = (max(1, number + self.more) for number in (config.read_queue_nums, config.write_queue_nums))
+        return holder._replace(config=replace(config, read_queue_nums=read, write_queue_nums=write))

@@ -1,0 +1,68 @@
+"""The kinds of faults: how each begins and ends, and how one sees that it was met."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from ..faults import Begin
+from . import answers, links, machines, storage
+from .effect import Cluster, on
+
+__all__ = ["beginnings"]
+
+_ANSWERS: Final = {
+    "broker-busy": answers.busy,
+    "broker-delay": answers.delay,
+    "broker-disorder": answers.disorder,
+    "broker-error": answers.error,
+    "broker-jitter": answers.jitter,
+    "broker-overload": answers.overload,
+    "broker-slices": answers.slices,
+    "broker-slow-disk": storage.slow_disk,
+}
+_LINKS: Final = {
+    "link-cut": links.cut,
+    "link-half-cut": links.half_cut,
+    "link-hang": links.hang,
+    "link-reset": links.reset,
+    "link-slow": links.slow,
+}
+
+
+def beginnings(cluster: Cluster) -> dict[str, Begin]:
+    """Returns the function that begins a fault, by kind."""
+    return {
+        **{kind: on(lambda: cluster.brokers, strike) for kind, strike in _ANSWERS.items()},
+        **{kind: links.on_link(cluster, strike) for kind, strike in _LINKS.items()},
+        **_of_processes(cluster),
+        **_of_storage(cluster),
+        "clock-drift": on(lambda: [*cluster.clients, *cluster.brokers], machines.clock_drift),
+        "clock-jump": on(lambda: [*cluster.clients, *cluster.brokers], machines.clock_jump),
+    }
+
+
+def _of_processes(cluster: Cluster) -> dict[str, Begin]:
+    return {
+        "broker-crash": on(lambda: cluster.brokers, machines.crash, paused=False),
+        "broker-move": on(lambda: cluster.brokers, lambda _, machine: machines.move_server(cluster, machine), paused=False),
+        "broker-pause": on(lambda: cluster.brokers, machines.pause, paused=False),
+        "broker-power-loss": on(lambda: cluster.brokers, machines.power_loss, paused=False),
+        "client-move": on(lambda: cluster.clients, lambda _, machine: machines.move_client(cluster, machine)),
+        "client-pause": on(lambda: cluster.clients, machines.pause, paused=False),
+        "name-server-crash": on(lambda: cluster.name_servers, machines.crash, paused=False),
+        "name-server-move": on(
+            lambda: cluster.name_servers, lambda _, machine: machines.move_server(cluster, machine), paused=False
+        ),
+        "name-server-pause": on(lambda: cluster.name_servers, machines.pause, paused=False),
+    }
+
+
+def _of_storage(cluster: Cluster) -> dict[str, Begin]:
+    return {
+        "broker-expire": on(lambda: cluster.brokers, partial(storage.expire, cluster)),
+        "broker-resize": on(lambda: cluster.brokers, partial(storage.resize, cluster), paused=False),
+        "broker-truncate": on(lambda: cluster.brokers, partial(storage.truncate, cluster), paused=False),
+        "name-server-disagree": on(lambda: cluster.name_servers, partial(storage.disagree, cluster)),
+        "name-server-forget": on(lambda: cluster.name_servers, partial(storage.forget, cluster)),
+    }

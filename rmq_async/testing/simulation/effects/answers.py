@@ -1,0 +1,80 @@
+"""Faults of brokers that run: how, when and in which order they serve requests and answer them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from rmq_protocol.constants import RequestCode, ResponseCode
+
+from ..faults import Effect
+from ..servers import BrokerMachine
+from .effect import Done
+
+__all__ = ["busy", "delay", "disorder", "error", "jitter", "overload", "slices"]
+
+REQUESTS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE)
+ERRORS: Final = (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
+MOST_REFUSED: Final = 20
+
+
+def busy(chance: Random, machine: BrokerMachine) -> Effect:
+    return _refused(chance, machine, ResponseCode.SYSTEM_BUSY)
+
+
+def error(chance: Random, machine: BrokerMachine) -> Effect:
+    return _refused(chance, machine, chance.choice(ERRORS))
+
+
+def delay(chance: Random, machine: BrokerMachine) -> Effect:
+    """Answers come late."""
+    before, gate = machine.requests, machine.broker.listener.gate
+    gate.set_delay(chance.choice((0.05, 0.5, 2.0)))
+    return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
+
+
+def disorder(chance: Random, machine: BrokerMachine) -> Effect:
+    """Requests that wait are served in any order."""
+    before, listener = machine.requests, machine.broker.listener
+    listener.shuffle(Random(chance.getrandbits(64)))
+    return Done(lambda: listener.shuffle(None), lambda: machine.requests != before)
+
+
+def jitter(chance: Random, machine: BrokerMachine) -> Effect:
+    """Answers overtake each other."""
+    before, gate = machine.requests, machine.broker.listener.gate
+    gate.set_delay(0.0, chance.choice((0.01, 0.1, 1.0)), Random(chance.getrandbits(64)))
+    return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
+
+
+def slices(chance: Random, machine: BrokerMachine) -> Effect:
+    """Answers come in parts."""
+    before, gate = machine.requests, machine.broker.listener.gate
+    gate.slices = Random(chance.getrandbits(64))
+
+    def end() -> None:
+        gate.slices = None
+
+    return Done(end, lambda: machine.requests != before)
+
+
+def overload(chance: Random, machine: BrokerMachine) -> Effect:
+    """Sends beyond a rate are refused as busy."""
+    broker = machine.broker
+    broker.throttle(chance.choice((0.5, 4.0, 20.0)))
+    refused = 0
+
+    def end() -> None:
+        nonlocal refused
+        refused = broker.refused_sends
+        broker.throttle(None)
+
+    return Done(end, lambda: refused > 0)
+
+
+def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:
+    """The next requests of a kind are refused."""
+    request, failures = chance.choice(REQUESTS), machine.broker.failures
+    asked = chance.randint(1, MOST_REFUSED)
+    failure = failures.add(code, asked, request)
+    return Done(lambda: failures.take_back(failure), lambda: failure.left < asked)

@@ -1,0 +1,76 @@
+"""What all kinds of faults have in common: the cluster that they strike, how a target is drawn, and how a fault ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol, TypeVar
+
+from ..faults import Begin, Effect
+from ..machines import Machine
+from ..network import Link
+from ..servers import BrokerMachine, NameServerMachine
+
+__all__ = ["Cluster", "Done", "drawn", "on", "once"]
+
+M = TypeVar("M", bound=Machine)
+T = TypeVar("T")
+
+
+class Cluster(Protocol):
+    """What faults can strike."""
+
+    brokers: tuple[BrokerMachine, ...]
+    name_servers: tuple[NameServerMachine, ...]
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+
+    @property
+    def clients(self) -> Sequence[Machine]:
+        """Client machines that run, the main one excepted."""
+
+    @property
+    def links(self) -> Sequence[Link]:
+        """Links over which something was sent."""
+
+    def free_address(self) -> str:
+        """Returns an address that no machine has had."""
+
+    def record(self, machine: str, what: str, **details: object) -> None:
+        """Adds an event to the history."""
+
+
+class Done(Effect):
+    """A fault with a function that ends it and one that says whether it was met."""
+
+    def __init__(self, end: Callable[[], object], met: Callable[[], bool]) -> None:
+        self._end = end
+        self._met = met
+
+    def end(self) -> None:
+        self._end()
+
+    def met(self) -> bool:
+        return self._met()
+
+
+def once(met: bool) -> Done:
+    """Returns a fault that is over when it has begun."""
+    return Done(lambda: None, lambda: met)
+
+
+def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None], *, paused: bool = True) -> Begin:
+    """Returns the beginning of a fault that strikes one of those ``machines`` that run. ``paused``: also one that is stopped."""
+
+    def begin(chance: Random, duration: float) -> Effect | None:
+        machine = drawn(chance, [each for each in machines() if each.running and (paused or not each.paused)])
+        return None if machine is None else strike(chance, machine)
+
+    return begin
+
+
+def drawn(chance: Random, targets: Sequence[T]) -> T | None:
+    """Draws one of ``targets``; None where there is none."""
+    return chance.choice(targets) if targets else None

@@ -1,0 +1,55 @@
+"""Faults of links between machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from ..faults import Begin, Effect
+from ..network import Link
+from .effect import Cluster, Done, drawn, once
+
+__all__ = ["cut", "half_cut", "hang", "on_link", "reset", "slow"]
+
+LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
+"""Seconds."""
+
+
+def on_link(cluster: Cluster, strike: Callable[[Random, Link], Effect]) -> Begin:
+    """Returns the beginning of a fault that strikes a link of two machines over which something was sent."""
+
+    def begin(chance: Random, duration: float) -> Effect | None:
+        link = drawn(chance, [link for link in cluster.links if link.a != link.b])
+        return None if link is None else strike(chance, link)
+
+    return begin
+
+
+def cut(chance: Random, link: Link) -> Effect:
+    before = link.held + link.unconnected
+    link.cut()
+    return Done(link.heal, lambda: link.held + link.unconnected > before)
+
+
+def half_cut(chance: Random, link: Link) -> Effect:
+    before = link.held + link.unconnected
+    link.cut(one_way=chance.choice((link.a, link.b)))
+    return Done(link.heal, lambda: link.held + link.unconnected > before)
+
+
+def hang(chance: Random, link: Link) -> Effect:
+    before = link.unconnected
+    link.drop()
+    link.hang()
+    return Done(lambda: link.hang(False), lambda: link.unconnected > before)
+
+
+def reset(chance: Random, link: Link) -> Effect:
+    return once(link.drop() > 0)
+
+
+def slow(chance: Random, link: Link) -> Effect:
+    before = link.carried
+    link.slow(chance.choice(LATENCIES))
+    return Done(lambda: link.slow(0.0), lambda: link.carried > before)

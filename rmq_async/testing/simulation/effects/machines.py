@@ -1,0 +1,73 @@
+"""Faults of any machine: its process, its clock, its address."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from ..faults import Effect
+from ..machines import Machine
+from ..servers import BrokerMachine, ServerMachine
+from .effect import Cluster, Done, once
+
+__all__ = ["clock_drift", "clock_jump", "crash", "move_client", "move_server", "pause", "power_loss"]
+
+LARGEST_JUMP: Final = 60.0
+"""Seconds."""
+LARGEST_DRIFT: Final = 0.2
+"""Seconds that a clock gains or loses in each second."""
+
+
+def crash(chance: Random, machine: ServerMachine) -> Effect:
+    had = machine.traffic
+    machine.crash()
+    return Done(machine.restart, lambda: had > 0)
+
+
+def power_loss(chance: Random, machine: BrokerMachine) -> Effect:
+    had = machine.traffic
+    machine.power_loss()
+    return Done(machine.restart, lambda: had > 0)
+
+
+def pause(chance: Random, machine: Machine) -> Effect:
+    machine.pause()
+    held = False
+
+    def end() -> None:
+        nonlocal held
+        held = machine.running and bool(machine.loop.held)
+        machine.resume()
+
+    return Done(end, lambda: held)
+
+
+def clock_jump(chance: Random, machine: Machine) -> Effect:
+    """The wall clock jumps, and back at the end."""
+    machine.skew(chance.uniform(-LARGEST_JUMP, LARGEST_JUMP))
+    return Done(lambda: machine.skew(0.0), lambda: machine.running)
+
+
+def clock_drift(chance: Random, machine: Machine) -> Effect:
+    """The wall clock runs too fast or too slowly, and is set right at the end."""
+    machine.drift(chance.uniform(-LARGEST_DRIFT, LARGEST_DRIFT))
+    return Done(lambda: machine.skew(0.0), lambda: machine.running)
+
+
+def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
+    """The server ends and comes back with another address."""
+    had = machine.traffic
+    machine.crash()
+
+    def end() -> None:
+        machine.move(cluster.free_address())
+        machine.restart()
+
+    return Done(end, lambda: had > 0)
+
+
+def move_client(cluster: Cluster, machine: Machine) -> Effect:
+    """A client's address changes while it runs: its connections are silent, for both sides."""
+    streams = machine.streams
+    machine.move(cluster.free_address())
+    return once(streams > 0)

@@ -1,0 +1,112 @@
+"""Faults of what brokers store, and of what name servers know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.message import MessageQueue
+
+from ..faults import LONGEST_DURATION, Effect
+from ..servers import FLUSH_INTERVAL, BrokerMachine, NameServerMachine
+from .effect import Cluster, Done, drawn, once
+
+__all__ = ["disagree", "expire", "forget", "resize", "slow_disk", "truncate"]
+
+SIZES: Final = (1, 2, 3, 6, 12)
+"""Numbers of queues."""
+TAKEN_BACK: Final = (1, 10, 100)
+"""Messages that a new master does not have, at most."""
+SLOW_FLUSHES: Final = (2.0, 10.0, 60.0)
+"""Seconds between two flushes of a slow disk."""
+MOST_LATE: Final = 20
+"""Sends that are answered with FLUSH_DISK_TIMEOUT, at most."""
+
+
+def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
+    """A replica that was behind becomes the master: connections end, and the newest messages are gone."""
+    taken = machine.truncate(chance.choice(TAKEN_BACK))
+    cluster.record(machine.name, "truncate", messages=taken)
+    machine.broker.listener.drop_connections()
+    return once(taken > 0)
+
+
+def expire(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
+    """The oldest messages of a queue are deleted; the queue says so at once, or later."""
+    queue = drawn(chance, [queue for topic in _topics(machine) for queue in _queues(machine, topic)])
+    if queue is None:
+        return None
+    before, corrected = chance.randint(*machine.bounds(queue)), chance.random() < 0.5
+    deleted = machine.expire(queue, before, corrected=corrected)
+    cluster.record(machine.name, "expire", queue=queue, before=before)
+    return once(deleted > 0)
+
+
+def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
+    """A topic has more queues, or fewer, for a while."""
+    topic = drawn(chance, _topics(machine))
+    if topic is None:
+        return None
+    old, new = machine.resize(topic, chance.choice(SIZES))
+    cluster.record(machine.name, "resize", topic=topic, queues=new)
+    before = machine.requests
+
+    def end() -> None:
+        machine.resize(topic, old)
+        cluster.record(machine.name, "resize", topic=topic, queues=old)
+
+    return Done(end, lambda: new != old and machine.requests != before)
+
+
+def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
+    """Flushes come late, so a power loss takes more; some sends are answered before they are flushed, and say so."""
+    log, failures = machine.log, machine.broker.failures
+    before = log.appended
+    log.flush_interval = chance.choice(SLOW_FLUSHES)
+    late = chance.randint(0, MOST_LATE)
+    failure = failures.add(ResponseCode.FLUSH_DISK_TIMEOUT, late, RequestCode.SEND_MESSAGE_V2) if late else None
+
+    def end() -> None:
+        log.flush_interval = FLUSH_INTERVAL
+        log.flush()
+        if failure is not None:
+            failures.take_back(failure)
+
+    return Done(end, lambda: log.appended > before)
+
+
+def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
+    """A name server does not know a broker, and takes no registration of it."""
+    known, broker = machine.registrations, chance.choice(cluster.brokers).name
+    before = known.differences
+    known.forgotten[broker] = None
+    cluster.record(machine.name, "forget", broker=broker, until=cluster.now + LONGEST_DURATION)
+    return Done(lambda: known.forgotten.pop(broker, None), lambda: known.differences > before)
+
+
+def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
+    """A name server says that topics have more queues than they have, or fewer, as one does that has missed a change."""
+    known = machine.registrations
+    before = known.differences
+    known.more = chance.choice((-3, -1, 1, 4))
+    cluster.record(machine.name, "disagree", more=known.more)
+
+    def end() -> None:
+        known.more = 0
+
+    return Done(end, lambda: known.differences > before)
+
+
+def _topics(machine: BrokerMachine) -> Sequence[str]:
+    """Topics of users."""
+    table = machine.disk.topics
+    return [topic.config.topic_name for topic in table if not table.is_own(topic.config.topic_name)]
+
+
+def _queues(machine: BrokerMachine, topic: str) -> Sequence[MessageQueue]:
+    """Queues of a topic that have messages."""
+    found = machine.disk.topics.get(topic)
+    assert found is not None
+    return [MessageQueue(topic, machine.name, queue.queue_id) for queue in found.queues() if queue.oldest < queue.max_offset]

@@ -1,0 +1,126 @@
+"""Checks the errors of failed calls against what docs/sending.md says of retries. Each function returns a line for each violation.
+
+They are pure, and keep to the documented rules instead of asking the library, whose own functions may be at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from ...errors import (
+    Attempt,
+    BrokerError,
+    ConnectError,
+    ConnectionLostError,
+    GoAwayError,
+    QueueNotExistError,
+    RequestTimeoutError,
+    SendError,
+)
+from .history import Call, Event
+
+__all__ = ["contradictory", "early", "returned"]
+
+RETRIED: Final = ("send", "send_async", "send_batch", "send_batch_async")
+"""Methods whose calls make further attempts, unless they choose a queue."""
+SLACK: Final = 0.1
+"""Seconds before the end of its time from which a call may give up: a repeated attempt needs 20 ms."""
+ROUTE_AGE: Final = 61.0
+"""Seconds for which a client may use a route: two polls."""
+
+
+def early(calls: Iterable[Call]) -> list[str]:
+    """Calls that gave up with attempts and time left: each error allowed another attempt, and the time for one was there.
+
+    An attempt that surely reached no broker does not count towards ``retries``; after an answer a repeated attempt needs twice
+    the time that the answer took.
+    """
+    found: list[str] = []
+    for call in calls:
+        errors = _errors(call)
+        if not errors or call.ended is None or not all(_allows_another(error, call) for error in errors):
+            continue
+        took = call.ended - call.began
+        counted = sum(_counts(error) for error in errors)
+        if counted <= call.retries and call.budget - took > SLACK + 2 * took:
+            found.append(
+                f"early: {call.what}() of {call.machine} at {call.began:.6f} s gave up after {took:.3f} of {call.budget} s and "
+                f"{counted} of {call.retries + 1} attempts: {call.error}"
+            )
+    return found
+
+
+def contradictory(calls: Iterable[Call]) -> list[str]:
+    """Errors that say otherwise than the attempts which they list whether the message may be stored."""
+    return [
+        f"contradictory: {call.what}() of {call.machine} at {call.began:.6f} s says maybe_stored={error.maybe_stored}, its "
+        f"attempts say {[attempt.maybe_stored for attempt in attempts]}: {error}"
+        for call in calls
+        if isinstance(error := call.error, SendError) and (attempts := _attempts(call))
+        if error.maybe_stored != any(attempt.maybe_stored for attempt in attempts)
+    ]
+
+
+def returned(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], events: Iterable[Event]) -> list[str]:
+    """Attempts that went to the broker which had just answered with an error, while another one had answered, too.
+
+    ``ends``: times at which processes ended. ``events``: of the machines. Where a broker was away, the route may have named one
+    broker only.
+    """
+    away = [(end, end) for name, times in ends.items() if name.startswith("broker-") for end in times]
+    away += [(event.time, event.details.get("until", event.time)) for event in events if event.what == "forget"]
+    found: list[str] = []
+    for call in calls:
+        names = _refusing(call)
+        index = next((index for index in range(2, len(names)) if names[index] == names[index - 1]), None)
+        if index is None or set(names[:index]) == {names[index]} or call.ended is None:
+            continue
+        if not any(call.began - ROUTE_AGE < last and first <= call.ended for first, last in away):
+            found.append(
+                f"returned: attempt {index + 1} of {call.what}() of {call.machine} at {call.began:.6f} s went to {names[index]}, "
+                f"which had just refused the message: {call.error}"
+            )
+    return found
+
+
+def _refusing(call: Call) -> list[str]:
+    """Returns the broker of each attempt of a call all of whose attempts were refused; none for other calls."""
+    attempts = _attempts(call) if call.what in RETRIED and call.ordered_by is None else ()
+    refused = all(
+        isinstance(each.error, BrokerError) and not isinstance(each.error, GoAwayError | QueueNotExistError)
+        for each in attempts
+    )
+    return [each.queue.broker_name for each in attempts] if refused else []
+
+
+def _attempts(call: Call) -> Sequence[Attempt]:
+    """Returns all attempts of a call that failed after several; none where some are not listed."""
+    error = call.error
+    return error.attempts if isinstance(error, SendError) and error.made == len(error.attempts) else ()
+
+
+def _errors(call: Call) -> list[BaseException | None]:
+    """Returns the error of each attempt of a failed call; none for calls without attempts, and for those that chose a queue."""
+    if call.what not in RETRIED or call.ordered_by is not None:
+        return []
+    if isinstance(call.error, SendError):
+        return [attempt.error for attempt in _attempts(call)]
+    if isinstance(call.error, BrokerError | ConnectError | ConnectionLostError | RequestTimeoutError):
+        return [call.error]
+    return []
+
+
+def _allows_another(error: BaseException | None, call: Call) -> bool:
+    if isinstance(error, BrokerError):
+        return error.code in call.retry_codes and not isinstance(error, QueueNotExistError)
+    if isinstance(error, ConnectError):
+        return not error.permanent
+    return isinstance(error, ConnectionLostError | RequestTimeoutError)
+
+
+def _counts(error: BaseException | None) -> bool:
+    """Whether an attempt counts towards ``retries``: it may have reached a broker."""
+    if isinstance(error, BrokerError):
+        return not isinstance(error, GoAwayError)
+    return not isinstance(error, ConnectError) and bool(getattr(error, "maybe_stored", True))

@@ -1,0 +1,272 @@
+"""Services that make it hard for the library: they cancel calls, stop clients in the middle, delete what is read, and disturb
+brokers themselves, so that what may fail is known exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from rmq_protocol.message import Message, MessageQueue
+
+from ....admin import Admin
+from ....consumer import PullConsumer
+from ....errors import OffsetRangeError, RocketMQError
+from ....producer import Batching, Producer
+from .services import KEYS, Cluster, Workload, keeps_taking, new_body, reaches, serve, turns
+
+__all__ = ["HARDSHIPS"]
+
+UNCOMPRESSED: Final = 1 << 22
+"""Size in bytes below which the bodies of these services are sent as they are: compressed sizes differ between versions of zlib."""
+LARGE: Final = 120_000
+"""Bytes of a body that fills the buffers of a kernel whose peer does not read."""
+CROWD: Final = 25_000
+"""Calls that wait for brokers which do not answer, in a few seeds."""
+SHORTEST: Final = 3.0
+"""Seconds within which a call ends well beside a broker that fails: the producer's own timeout."""
+
+
+async def cancelled(cluster: Cluster, until: float) -> None:
+    """Cancels calls of all kinds at any moment, with few credits and a window of four; others go on as if nothing had been."""
+    chance = cluster.generator("workload cancelled")
+
+    async def asynchronous(producer: Producer, message: Message) -> None:
+        await (await producer.send_async(message))
+
+    def call(producer: Producer) -> Any:
+        size = LARGE if chance.random() < 0.05 else chance.choice((0, 10, 3000))
+        message = Message("Cancelled", f"{cluster.number()}-".encode() + b"x" * size)
+        kind, key = chance.randrange(6), chance.choice(KEYS)
+        if kind == 0:
+            return producer.send(message, key=key)
+        if kind == 1:
+            return producer.send_oneway(message, key=key)
+        if kind == 2:
+            return asynchronous(producer, message)
+        if kind == 3:
+            return producer.send_batch([message])
+        return producer.send(message, timeout=chance.choice((None, 0.05, 1.0)))
+
+    async def work(producer: Producer) -> None:
+        async for _ in turns(cluster, chance, until):
+            tasks = [asyncio.ensure_future(call(producer)) for _ in range(chance.randint(1, 24))]
+            for task in tasks:
+                if chance.random() < 0.3:
+                    asyncio.get_running_loop().call_later(
+                        chance.choice((0.0, 0.001, 0.003, 0.02, 0.3)) * chance.random(), task.cancel
+                    )
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def afterwards(producer: Producer) -> None:
+        await reaches(cluster, "Cancelled")(producer)
+        await keeps_taking("Cancelled", KEYS)(producer)
+        for number in range(len(KEYS)):
+            await producer.send_oneway(Message("Cancelled", f"last-{number}".encode()), key=KEYS[number])
+
+    make = partial(
+        Producer, "cancelled", namesrv=cluster.namesrv, async_limit=12, oneway_limit=12, broker_window=4,
+        compress_over=UNCOMPRESSED, batching=chance.random() < 0.5,
+    )  # fmt: skip
+    await serve(cluster, until, make, work, afterwards)
+
+
+async def stopping(cluster: Cluster, until: float) -> None:
+    """Stops producers while calls are under way; each call has an end when ``stop`` returns."""
+    chance = cluster.generator("workload stopping")
+
+    async def accepted(producer: Producer, message: Message) -> None:
+        await (await producer.send_async(message))
+
+    def call(producer: Producer) -> Any:
+        message = Message("Stopping", new_body(chance, cluster.number()))
+        kind, key = chance.randrange(6), chance.choice(KEYS)
+        if kind == 0:
+            return producer.send(message, key=key)
+        if kind == 1:
+            return producer.send_oneway(message, key=chance.choice((None, key)))
+        if kind == 2:
+            return accepted(producer, message)
+        if kind == 3:
+            return producer.request(message, timeout=4.0)
+        return producer.send(message)
+
+    async def live(number: int) -> None:
+        options: dict[str, Any] = {"stop_timeout": chance.choice((0.0, 0.05, 1.0)), "broker_window": chance.choice((2, 8192))}
+        if chance.random() < 0.5:
+            options["batching"] = Batching(linger=chance.choice((0.0, 0.02)))
+        producer = Producer(f"stopping-{number}", namesrv=cluster.namesrv, **options)
+        await producer.start()
+        tasks = []
+        try:
+            for _ in range(chance.randint(1, 3)):
+                tasks += [asyncio.ensure_future(call(producer)) for _ in range(chance.randint(1, 20))]
+                await asyncio.sleep(chance.choice((0.0, 0.002, 0.01, 0.3)) * chance.random())
+        finally:
+            await producer.stop()
+        await asyncio.sleep(0.01)
+        if left := [task for task in tasks if not task.done()]:
+            cluster.violation(f"unended: {len(left)} calls of a producer have no end after its stop")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async for number in turns(cluster, chance, until):
+        with suppress(RocketMQError):
+            await live(number)
+
+
+async def beside(cluster: Disturbed, until: float) -> None:
+    """Sends while one of two brokers fails again and again; no send fails, since the other one is healthy."""
+    chance = cluster.generator("workload beside")
+    victim = chance.choice(("broker-a", "broker-b"))
+
+    async def send(producer: Producer, timeout: float) -> None:
+        try:
+            await producer.send(Message("Beside", new_body(chance, cluster.number())), timeout=timeout)
+        except RocketMQError as error:
+            cluster.violation(f"failed: a send with {timeout} s failed, and one broker was healthy: {error!r}")
+
+    async def work(producer: Producer) -> None:
+        while cluster.now < until:
+            patient = chance.random() < 0.2
+            count = chance.choice((1, 3, 40))
+            await asyncio.gather(
+                *(send(producer, 20.0 if patient and chance.random() < 0.2 else SHORTEST) for _ in range(count))
+            )
+            await asyncio.sleep(chance.choice((0.01, 0.3, 3.0)) * chance.random())
+
+    async with Admin(namesrv=cluster.namesrv) as admin:
+        await admin.create_topic("Beside", queues=4)
+    await asyncio.sleep(1.0)
+    trouble = asyncio.ensure_future(_disturb(cluster, chance, victim, until))
+    await asyncio.gather(
+        serve(cluster, until, partial(Producer, "beside", namesrv=cluster.namesrv), work, reaches(cluster, "Beside")),
+        serve(cluster, until, partial(Producer, "beside-2", namesrv=cluster.namesrv, batching=True), work),
+    )
+    await trouble
+
+
+async def _disturb(cluster: Disturbed, chance: Random, victim: str, until: float) -> None:
+    machine, link = cluster.machine(victim), cluster.link("beside", victim)
+    while cluster.now < until - 40.0:
+        await asyncio.sleep(chance.uniform(1.0, 40.0))
+        kind = chance.randrange(5)
+        if kind == 0:
+            machine.pause()
+        elif kind == 1:
+            machine.crash()
+        elif kind == 2:
+            link.cut()
+        elif kind == 3:
+            link.cut(one_way=victim)
+        else:
+            link.drop()
+            link.hang()
+        await asyncio.sleep(chance.choice((0.5, 5.0, 30.0)) * chance.random())
+        if kind == 0:
+            machine.resume()
+        elif kind == 1:
+            machine.restart()
+        elif kind == 4:
+            link.hang(False)
+        else:
+            link.heal()
+
+
+async def cold(cluster: Disturbed, until: float) -> None:
+    """Makes many first sends at once, to brokers that may be unreachable; those that give up do not hold up the others."""
+    chance = cluster.generator("workload cold")
+    links = [cluster.link("cold", name) for name in ("broker-a", "broker-b")]
+
+    async def burst(count: int) -> None:
+        batching = chance.random() < 0.5
+        async with Producer("cold", namesrv=cluster.namesrv, async_limit=CROWD, batching=batching) as producer:
+            calls = [producer.send(Message("Cold", b"%d" % cluster.number()), timeout=4.0) for _ in range(count)]
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async for _ in turns(cluster, chance, until):
+        crowd = chance.random() < 0.003
+        for link in links if crowd else ():
+            link.hang()
+        with suppress(RocketMQError):
+            await burst(CROWD if crowd else chance.choice((10, 100, 600)))
+        for link in links if crowd else ():
+            link.hang(False)
+        await asyncio.sleep(10.0)
+
+
+async def deleting(cluster: Disturbed, until: float) -> None:
+    """Deletes the oldest messages of a topic while they are read; the reader names each offset that it did not get."""
+    chance = cluster.generator("workload deleting")
+
+    async def write(producer: Producer) -> None:
+        async for _ in turns(cluster, chance, until):
+            for _ in range(chance.randint(1, 20)):
+                with suppress(RocketMQError):
+                    await producer.send(Message("Deleting", new_body(chance, cluster.number())))
+
+    async def operate() -> None:
+        while cluster.now < until:
+            await asyncio.sleep(chance.uniform(1.0, 60.0))
+            cluster.expire("Deleting", chance)
+
+    async def read(consumer: PullConsumer) -> None:
+        queues = await consumer.queues("Deleting")
+        ends = {queue: await consumer.min_offset(queue) for queue in queues}
+        try:
+            async with asyncio.timeout(min(60.0, until - cluster.now)):
+                async for message in consumer.read("Deleting", start=dict(ends), end=None):
+                    _step(cluster, ends, message.queue, message.queue_offset)
+                    if chance.random() < 0.05:
+                        await asyncio.sleep(chance.random() * 5.0)
+        except OffsetRangeError:
+            await asyncio.sleep(1.0)
+
+    await asyncio.gather(
+        serve(cluster, until, partial(Producer, "deleting", namesrv=cluster.namesrv), write),
+        serve(
+            cluster, until, partial(PullConsumer, "deleting", namesrv=cluster.namesrv), partial(_again, cluster, until, read)
+        ),
+        operate(),
+    )
+
+
+async def _again(cluster: Cluster, until: float, read: Any, consumer: PullConsumer) -> None:
+    while cluster.now < until:
+        try:
+            await read(consumer)
+        except (RocketMQError, TimeoutError):
+            await asyncio.sleep(1.0)
+
+
+def _step(cluster: Cluster, ends: dict[MessageQueue, int], queue: MessageQueue, offset: int) -> None:
+    """Compares the offset of a message with the one behind the message before. Queues that came later begin where they can."""
+    if queue not in ends:
+        return
+    if offset > ends[queue]:
+        cluster.violation(f"gap: the reader got offset {offset} of {queue} where {ends[queue]} comes next, and no error")
+    ends[queue] = offset + 1
+
+
+class Disturbed(Cluster, Protocol):
+    """A simulation, as a service uses it that is its own fault."""
+
+    def machine(self, name: str) -> Any:
+        """Returns the machine of a name."""
+
+    def link(self, a: str, b: str) -> Any:
+        """Returns the link between two machines."""
+
+    def expire(self, topic: str, chance: Random) -> None:
+        """Deletes the oldest messages of a drawn queue of the topic."""
+
+
+HARDSHIPS: Final[Mapping[str, Workload]] = MappingProxyType(
+    {"cancelled": cancelled, "stopping": stopping, "beside": beside, "cold": cold, "deleting": deleting}  # type: ignore[dict-item]
+)
+"""By name, which is also that of the machine."""

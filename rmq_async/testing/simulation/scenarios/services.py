@@ -1,0 +1,140 @@
+"""What the services of all scenarios share: how they live with errors, and what they must do when all faults are over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from random import Random
+from typing import Any, Final, Protocol
+
+from rmq_protocol.message import Message, MessageQueue
+
+from ....errors import RocketMQError
+from ....producer import Producer
+from ..chance import exponential
+
+__all__ = ["CALM", "KEYS", "ROUND", "Cluster", "Workload", "every", "keeps_taking", "new_body", "reaches", "serve", "turns"]
+
+PAUSE: Final = 4.0
+"""Mean seconds between two turns of a workload."""
+CALM: Final = 65.0
+"""Seconds without faults after which no call may fail: a broker is avoided for 30 s at most, and routes are polled every 30 s."""
+ROUND: Final = 16
+"""Sends in which each broker has its turn: topics have up to eight queues on each of two brokers."""
+LONGEST_AVOIDED: Final = 35.0
+"""Seconds after which a broker that was avoided has its trial."""
+KEYS: Final = ("key-0", "key-1", "key-2")
+AGAIN: Final = 1.0
+"""Seconds before a client that could not start is made anew."""
+
+
+class Cluster(Protocol):
+    """The simulation, as a workload uses it."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+
+    @property
+    def namesrv(self) -> str:
+        """Addresses of the name servers."""
+
+    def generator(self, name: str) -> Random:
+        """Returns a new generator, seeded with the seed of the run and ``name``."""
+
+    def number(self) -> int:
+        """Returns a number that no other call has returned."""
+
+    def oldest(self, queue: MessageQueue) -> int:
+        """Returns the offset of the oldest message that a queue has."""
+
+    def moved(self, machine: str) -> bool:
+        """Whether a machine has had another address."""
+
+    def violation(self, text: str) -> None:
+        """Adds a violation to those of the checkers."""
+
+    async def calm(self, seconds: float) -> None:
+        """Ends all faults for good, where the first caller comes; returns that many seconds later."""
+
+    def holders(self, topic: str) -> set[str]:
+        """Returns the names of the brokers that have a topic."""
+
+
+Workload = Callable[[Cluster, float], Awaitable[None]]
+
+
+async def serve(
+    cluster: Cluster,
+    until: float,
+    client: Callable[[], Any],
+    work: Callable[[Any], Awaitable[None]],
+    afterwards: Callable[[Any], Awaitable[None]] | None = None,
+) -> None:
+    """Does ``work`` with a started client, and again with a new one after each error of the library, until the time is over.
+
+    ``afterwards``: what the same client must be able to do when the cluster has been healthy again for ``CALM`` seconds.
+    """
+    while cluster.now < until:
+        try:
+            async with client() as started:
+                await work(started)
+                if afterwards is not None and cluster.now >= until:
+                    await cluster.calm(CALM)
+                    await _must(cluster, afterwards(started))
+        except (RocketMQError, TimeoutError):
+            await asyncio.sleep(AGAIN)
+
+
+async def _must(cluster: Cluster, doing: Awaitable[None]) -> None:
+    try:
+        await doing
+    except (RocketMQError, TimeoutError) as error:
+        cluster.violation(f"stuck: a call failed {CALM:g} s after the last fault: {error!r}")
+
+
+def reaches(cluster: Cluster, topic: str) -> Callable[[Producer], Awaitable[None]]:
+    """Returns a function that sends one message after the other; no send may fail, and none of the topic's brokers be left out."""
+
+    async def once(producer: Producer) -> set[str]:
+        bodies = (f"afterwards-{number}".encode() for number in range(ROUND))
+        return {(await producer.send(Message(topic, body))).queue.broker_name for body in bodies}
+
+    async def send(producer: Producer) -> None:
+        await once(producer)  # it may meet a connection that died while nothing was sent, whose broker is avoided for a while
+        await asyncio.sleep(LONGEST_AVOIDED)
+        seen = await once(producer)
+        if left := sorted(cluster.holders(topic) - seen):
+            cluster.violation(
+                f"neglected: {ROUND} sends to {topic}, {CALM:g} s after the last fault, left out {', '.join(left)}"
+            )
+
+    return send
+
+
+def keeps_taking(topic: str, keys: Collection[str]) -> Callable[[Producer], Awaitable[None]]:
+    """Returns a function that sends with each key; no send may fail."""
+
+    async def send(producer: Producer) -> None:
+        await asyncio.gather(*(producer.send(Message(topic, f"afterwards-{key}".encode()), key=key) for key in keys))
+
+    return send
+
+
+async def turns(cluster: Cluster, chance: Random, until: float) -> AsyncIterator[int]:
+    """Returns a new number for each turn, with pauses between them, until the time is over."""
+    while cluster.now < until:
+        yield cluster.number()
+        await asyncio.sleep(exponential(chance, PAUSE))
+
+
+async def every(calls: list[Any]) -> None:
+    """Awaits all calls. Raises the first error that is none of the library's."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException) and not isinstance(result, RocketMQError):
+            raise result
+
+
+def new_body(chance: Random, number: int) -> bytes:
+    """Returns a body that no other message has. None is compressed: sizes, and so times, differ between versions of zlib."""
+    return f"{number}-".encode() + b"x" * chance.choice((0, 10, 200, 3000))

@@ -1,0 +1,279 @@
+"""Faults of storage, addresses, clocks and name servers have their effects, and the checkers know what they take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer
+from rmq_async.errors import RequestTimeoutError, RocketMQError
+from rmq_async.testing.simulation import KINDS, Faults, Simulation, SimulationError
+from rmq_async.testing.simulation.effects import machines, storage
+
+Main = Callable[[Simulation], Awaitable[None]]
+
+
+def quiet(*, brokers: int = 1, name_servers: int = 1) -> Simulation:
+    return Simulation(1, brokers=brokers, name_servers=name_servers, faults=None)
+
+
+async def send(simulation: Simulation, count: int) -> list[str]:
+    """Returns the unique ids of acknowledged messages."""
+    async with Producer("group", namesrv=simulation.namesrv) as producer:
+        return [(await producer.send(Message("T", b"%d" % number))).msg_id for number in range(count)]
+
+
+async def queues(admin: Admin) -> int:
+    return sum(data.write_queue_nums for data in (await admin.topic_route("T")).queue_datas)
+
+
+def test_truncated_messages_are_a_named_loss() -> None:
+    async def main(simulation: Simulation) -> None:
+        ids = await send(simulation, 50)
+        broker = simulation.brokers[0]
+        effect = storage.truncate(simulation, Random(1), broker)
+        effect.end()
+        assert effect.met()
+        assert broker.lost == ids[-len(broker.lost) :]
+        assert len(broker.stored()) == 50 - len(broker.lost)
+        assert len(await send(simulation, 5)) == 5
+
+    simulation = quiet()
+    simulation.run(main)
+    simulation.check()
+    taken = [event.details["messages"] for event in simulation.history if event.what == "truncate"]
+    assert taken == [len(simulation.brokers[0].lost)]
+    assert taken[0] in (1, 10)
+
+
+def test_truncated_messages_without_their_name_are_lost() -> None:
+    async def main(simulation: Simulation) -> None:
+        await send(simulation, 50)
+        simulation.brokers[0].truncate(3)
+        simulation.brokers[0].lost.clear()
+
+    simulation = quiet()
+    simulation.run(main)
+    with pytest.raises(SimulationError, match="3 violations\nlost: send"):
+        simulation.check()
+
+
+def test_new_master_ends_the_connections() -> None:
+    async def main(simulation: Simulation) -> None:
+        broker = simulation.brokers[0]
+        async with Producer("group", namesrv=simulation.namesrv) as producer:
+            await producer.send(Message("T", b"1"))
+            before = broker.broker.listener.accepted
+            storage.truncate(simulation, Random(1), broker)
+            await asyncio.sleep(1.0)
+            await producer.send(Message("T", b"2"))
+            assert broker.broker.listener.accepted > before
+
+    simulation = quiet()
+    simulation.run(main)
+    simulation.check()
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_deleted_messages_are_named_and_readers_pass_over_them(corrected: bool) -> None:
+    async def main(simulation: Simulation) -> None:
+        broker = simulation.brokers[0]
+        await send(simulation, 80)
+        queue = MessageQueue("T", "broker-a", 0)
+        first, behind = broker.bounds(queue)
+        assert first == 0
+        assert broker.expire(queue, behind // 2, corrected=corrected) == behind // 2
+        assert simulation.oldest(queue) == behind // 2
+        assert len(broker.deleted) == behind // 2
+        async with PullConsumer("readers", namesrv=simulation.namesrv) as consumer:
+            read = [message async for message in consumer.read("T", start="earliest")]
+        assert len(read) == 80 - behind // 2
+
+    simulation = quiet()
+    simulation.run(main)
+    simulation.check()
+
+
+def test_fault_deletes_messages_of_a_queue() -> None:
+    async def main(simulation: Simulation) -> None:
+        broker = simulation.brokers[0]
+        assert storage.expire(simulation, Random(1), broker) is None  # there is no topic of a user
+        await send(simulation, 80)
+        effect = storage.expire(simulation, Random(1), broker)
+        assert effect is not None
+        assert effect.met() is bool(broker.deleted) is True
+
+    quiet().run(main)
+
+
+def test_resized_topic_has_its_queues_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        broker, numbers = simulation.brokers[0], []
+        assert storage.resize(simulation, Random(1), broker) is None
+        async with Producer("group", namesrv=simulation.namesrv) as producer, Admin(namesrv=simulation.namesrv) as admin:
+
+            async def sent() -> int:
+                await producer.send(Message("T", b"1"))
+                await asyncio.sleep(1.0)
+                return await queues(admin)
+
+            numbers.append(await sent())
+            effect = storage.resize(simulation, Random(1), broker)
+            assert effect is not None
+            numbers.append(await sent())
+            effect.end()
+            numbers.append(await sent())
+        assert effect.met()
+        assert numbers[0] == numbers[2] != numbers[1]
+
+    quiet().run(main)
+
+
+def test_slow_disk_loses_more_to_a_power_loss() -> None:
+    async def lost(simulation: Simulation, slow: bool) -> int:
+        broker = simulation.brokers[0]
+        effect = storage.slow_disk(Random(1), broker) if slow else None
+        await send(simulation, 20)
+        await asyncio.sleep(1.0)
+        broker.power_loss()
+        await asyncio.sleep(0.1)
+        broker.restart()
+        await asyncio.sleep(0.1)
+        if effect is not None:
+            effect.end()
+            assert effect.met()
+            assert broker.log.flush_interval == 0.5
+        return len(broker.lost)
+
+    for slow in (False, True):
+        simulation = quiet()
+        assert simulation.run(lambda simulation, slow=slow: lost(simulation, slow)) == (20 if slow else 0)  # type: ignore[misc]
+        simulation.check()
+
+
+@pytest.mark.parametrize("server", ["broker-a", "namesrv-0"])
+def test_server_that_moved_is_found_at_its_new_address(server: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        machine = next(each for each in (*simulation.brokers, *simulation.name_servers) if each.name == server)
+        async with Producer("group", namesrv=simulation.namesrv) as producer:
+            await producer.send(Message("T", b"1"))
+            before, effect = machine.address, machines.move_server(simulation, machine)
+            await asyncio.sleep(1.0)
+            effect.end()
+            assert effect.met()
+            await asyncio.sleep(40.0)  # brokers register every 30 s
+            assert machine.address != before
+            with suppress(RequestTimeoutError):  # the client may know the old address only
+                await producer.send(Message("T", b"2"))
+            await producer.send(Message("T", b"3"))
+        async with Admin(namesrv=simulation.namesrv) as admin:
+            brokers = (await admin.topic_route("T")).broker_datas
+            assert [broker.broker_addrs[0] for broker in brokers] == [f"{simulation.brokers[0].address}:10911"]
+
+    simulation = quiet()
+    simulation.run(main)
+    simulation.check()
+
+
+def test_client_that_moved_sends_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        ends: list[tuple[float, bool]] = []
+
+        async def service() -> None:
+            async with Producer("shop", namesrv=simulation.namesrv) as producer:
+                while simulation.now < 60:
+                    try:
+                        await producer.send(Message("T", b"1"))
+                        ends.append((simulation.now, True))
+                    except RocketMQError:
+                        ends.append((simulation.now, False))
+                    await asyncio.sleep(0.5)
+
+        machine = simulation.machine("shop")
+        ended = machine.run(service)
+        await asyncio.sleep(20.0)
+        assert machines.move_client(simulation, machine).met()
+        await ended
+        failed = [at for at, sent in ends if not sent]
+        assert failed
+        assert 20.0 < failed[0] <= failed[-1] < 40.0
+
+    simulation = quiet()
+    simulation.run(main)
+    simulation.check()
+
+
+def test_name_server_that_forgets_a_broker_knows_it_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        await send(simulation, 20)
+        async with Admin(namesrv=simulation.namesrv) as admin:
+            effect = storage.forget(simulation, Random(1), simulation.name_servers[0])
+            assert len((await admin.topic_route("T")).broker_datas) == 1
+            effect.end()
+            await asyncio.sleep(31.0)
+            assert len((await admin.topic_route("T")).broker_datas) == 2
+        assert effect.met()
+
+    quiet(brokers=2).run(main)
+
+
+def test_name_servers_disagree_about_the_number_of_queues() -> None:
+    async def main(simulation: Simulation) -> None:
+        first, second = simulation.name_servers
+        await send(simulation, 20)
+        effect = storage.disagree(simulation, Random(1), first)
+        numbers = []
+        for server in (first, second):
+            async with Admin(namesrv=f"{server.name}:9876") as admin:
+                numbers.append(await queues(admin))
+        assert numbers[0] != numbers[1]
+        effect.end()
+        assert effect.met()
+        async with Admin(namesrv=f"{first.name}:9876") as admin:
+            assert await queues(admin) == numbers[1]
+
+    quiet(name_servers=2).run(main)
+
+
+def test_clock_drifts_until_it_is_set_right() -> None:
+    async def main(simulation: Simulation) -> None:
+        async def clock() -> list[float]:
+            ahead = []
+            for _ in range(4):
+                ahead.append(time.time() - 1_750_000_000.0 - simulation.now)
+                await asyncio.sleep(10.0)
+            return ahead
+
+        machine = simulation.machine("shop")
+        machine.drift(0.1)
+        ended = machine.run(clock)
+        await asyncio.sleep(15.0)
+        machine.drift(-0.2)
+        await asyncio.sleep(10.0)
+        machine.skew(0.0)
+        assert await ended == pytest.approx([0.0, 1.0, 0.5, 0.0], abs=1e-3)
+        with pytest.raises(SimulationError, match="the clock of shop is made to drift by a number, not None"):
+            machine.drift(None)  # type: ignore[arg-type]
+
+    quiet().run(main)
+
+
+def test_fault_without_a_target_is_named() -> None:
+    async def main(simulation: Simulation) -> None:
+        await asyncio.sleep(60.0)  # nothing runs but the function itself
+
+    simulation = Simulation(1, faults=Faults(frozenset(["client-move", "broker-expire"]), rate=60.0))
+    simulation.run(main)
+    assert simulation.faults_unmet == ["broker-expire", "client-move"]
+    assert not simulation.faults_met
+
+
+def test_page_has_every_kind_of_fault() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    assert [kind for kind in KINDS if f"`{kind}`" not in page] == []
