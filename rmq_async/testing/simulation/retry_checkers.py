@@ -66,32 +66,46 @@ def returned(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], events:
     """Attempts that went to the broker which had just answered with an error, while another one had answered, too.
 
     ``ends``: times at which processes ended. ``events``: of the machines. Where a broker was away, the route may have named one
-    broker only.
+    broker only. An attempt that took its share of the time was still open when the next one began: its broker gets no second
+    request meanwhile, even if its late answer was an error.
     """
     away = [(end, end) for name, times in ends.items() if name.startswith("broker-") for end in times]
     away += [(event.time, event.details.get("until", event.time)) for event in events if event.what == "forget"]
     found: list[str] = []
     for call in calls:
-        names = _refusing(call)
-        index = next((index for index in range(2, len(names)) if names[index] == names[index - 1]), None)
-        if index is None or set(names[:index]) == {names[index]} or call.ended is None:
+        attempts = _refusing(call)
+        index = _repeated_broker(attempts, call.budget / (call.retries + 1))
+        if index is None or call.ended is None:
             continue
         if not any(call.began - ROUTE_AGE < last and first <= call.ended for first, last in away):
             found.append(
-                f"returned: attempt {index + 1} of {call.what}() of {call.machine} at {call.began:.6f} s went to {names[index]}, "
-                f"which had just refused the message: {call.error}"
+                f"returned: attempt {index + 1} of {call.what}() of {call.machine} at {call.began:.6f} s went to "
+                f"{attempts[index].queue.broker_name}, which had just refused the message: {call.error}"
             )
     return found
 
 
-def _refusing(call: Call) -> list[str]:
-    """Returns the broker of each attempt of a call all of whose attempts were refused; none for other calls."""
+def _repeated_broker(attempts: Sequence[Attempt], share: float) -> int | None:
+    """Returns the place of the first attempt at the broker of the one before, if another broker had no attempt open.
+
+    ``share``: seconds after which the next attempt begins without an answer.
+    """
+    names = [each.queue.broker_name for each in attempts]
+    for index in range(2, len(names)):
+        if names[index] == names[index - 1]:
+            other = any(name != names[index] for name in names[:index])
+            return index if other and all(each.elapsed < share for each in attempts[:index]) else None
+    return None
+
+
+def _refusing(call: Call) -> Sequence[Attempt]:
+    """Returns the attempts of a call all of whose attempts were refused; none for other calls."""
     attempts = _attempts(call) if call.what in RETRIED and call.ordered_by is None else ()
     refused = all(
         isinstance(each.error, BrokerError) and not isinstance(each.error, GoAwayError | QueueNotExistError)
         for each in attempts
     )
-    return [each.queue.broker_name for each in attempts] if refused else []
+    return attempts if refused else ()
 
 
 def _attempts(call: Call) -> Sequence[Attempt]:

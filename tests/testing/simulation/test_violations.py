@@ -89,6 +89,8 @@ def test_an_attempt_returned_to_the_broker_that_had_refused_it() -> None:
     assert not returned([call(failed(a, b, b))], {"broker-a": [9.0]}, [])
     assert not returned([call(failed(a, b, b))], {}, [Event(9.0, "namesrv-0", "forget", {"broker": "broker-a"})])
     assert not returned([call(failed(a, b, b), ordered_by="queue")], {}, [])
+    assert not returned([call(failed(a._replace(elapsed=1.0), b, b))], {}, [])  # still open when the third attempt began
+    assert returned([call(failed(a._replace(elapsed=0.9), b, b))], {}, [])
 
 
 def test_a_committed_transaction_that_no_consumer_can_read_is_lost() -> None:
