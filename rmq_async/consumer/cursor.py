@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rmq_protocol.continuity import without_ranges
 from rmq_protocol.message import MessageExt, MessageQueue
 
@@ -9,7 +11,20 @@ from .. import machine
 from ..results import PullResult, PullStatus
 from .continuity import SkippedOffsets
 
-__all__ = ["Cursor", "is_doubtful", "until", "within"]
+__all__ = ["Cursor", "LastRead", "is_doubtful", "last_read", "until", "within"]
+
+
+class LastRead(msgspec.Struct, frozen=True, gc=False):
+    """What identifies the message read last. Not the message itself: its body may have megabytes, for each queue."""
+
+    queue_offset: int
+    msg_id: str
+    store_time_ms: int
+
+
+def last_read(message: MessageExt) -> LastRead:
+    """Returns what to keep of a message."""
+    return LastRead(message.queue_offset, message.msg_id, message.store_time_ms)
 
 
 class Cursor:
@@ -35,7 +50,7 @@ class Cursor:
         self.wait_for_end = wait_for_end
         self.skipped: SkippedOffsets | None = None
         self.begun = False
-        self.last: MessageExt | None = None
+        self.last: LastRead | None = None
         self.recheck = False
         self.connection: object = None
         self.ahead_since: float | None = None

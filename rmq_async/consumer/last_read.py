@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from rmq_protocol.message import MessageExt
-
 from ..client import ClientInstance, has_master
 from ..errors import BrokerNotFoundError, OffsetRangeError
 from ..results import PullResult
 from .backoff import FIRST_REST
-from .cursor import Cursor
+from .cursor import Cursor, last_read
 from .pulling import Calls, PullRequest, pull_once
 
 __all__ = ["AHEAD_PATIENCE", "believe", "check_last", "range_error"]
@@ -44,17 +42,12 @@ async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls
                 return range_error(instance, cursor, result)
             await asyncio.sleep(FIRST_REST)
             continue
-        if found is not None and not _is_same(found, last):
+        if found is not None and last_read(found) != last:  # copies that a retry has stored share their id
             await believe(instance, cursor)
             return _replaced(instance, cursor, result, f"{last.msg_id!r} was read, and {found.msg_id!r} is there now")
         break
     cursor.recheck = False
     return None
-
-
-def _is_same(one: MessageExt, other: MessageExt) -> bool:
-    """Whether two messages at one offset are one. Copies that a retry has stored share their id."""
-    return one.msg_id == other.msg_id and one.store_time_ms == other.store_time_ms
 
 
 def _replaced(instance: ClientInstance, cursor: Cursor, result: PullResult, what: str) -> OffsetRangeError:

@@ -32,7 +32,7 @@ from ..results import PullResult, PullStatus
 from ..tracebacks import own_copy
 from .backoff import FIRST_REST, ReadBackoff, has_left
 from .continuity import SkippedOffsets, deleted_among
-from .cursor import Cursor, is_doubtful, until, within
+from .cursor import Cursor, is_doubtful, last_read, until, within
 from .last_read import AHEAD_PATIENCE, believe, check_last, range_error
 from .pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 
@@ -102,6 +102,8 @@ class Reader:
 
     async def messages(self) -> AsyncGenerator[MessageExt, None]:
         """Iterates over the messages, once."""
+        done: asyncio.Task[_Batch | None] | PendingPull | None
+        message: MessageExt | None
         self._running.add(self)
         try:
             await self._open()
@@ -112,6 +114,7 @@ class Reader:
                 if not self._ready:
                     if not self._pulling and not self._pending and not self._scope.follow:
                         return
+                    batch = done = message = None  # their bodies, while nothing comes
                     await self._wait_for_news()
                     continue
                 cursor, done = self._ready.popleft()
@@ -376,7 +379,7 @@ class Reader:
         cursor.offset, cursor.begun = after, True
         messages = within(result.messages, offset, cursor.end)
         if messages:
-            cursor.last, cursor.ahead_since = messages[-1], None
+            cursor.last, cursor.ahead_since = last_read(messages[-1]), None
         if self._scope.tags != "*":
             if cursor.skipped is None:
                 cursor.skipped = SkippedOffsets()

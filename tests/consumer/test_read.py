@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import random
+import tracemalloc
 from contextlib import aclosing
 from datetime import UTC, datetime
 from time import monotonic
@@ -229,6 +230,25 @@ async def test_records_outside_what_was_asked_for_are_left_out() -> None:
     async with scripted(lambda header: (0, 10, block)) as (_, consumer):
         found = await collect(consumer.read(TOPIC, start={Q0: 3}, end={Q0: 7}))
         assert [message.queue_offset for message in found] == [3, 4, 5, 6]
+
+
+async def test_waiting_reading_holds_no_body() -> None:
+    size = 1 << 20
+    async with embedded() as (_, consumer):
+        for queue in (Q0, Q1, Q2, Q3):
+            await put(consumer, queue, [b"%d" % queue.queue_id * size])
+        read: list[int] = []
+        tracemalloc.start()
+        try:
+            reading = asyncio.ensure_future(
+                each(consumer.read(TOPIC, end=None), lambda message: read.append(len(message.body)))
+            )
+            await until(lambda: read == [size] * 4, 5.0)
+            await until(lambda: tracemalloc.get_traced_memory()[0] < 2 * size, 2.0)  # one is the caller's
+        finally:
+            tracemalloc.stop()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_leaving_the_loop_leaves_nothing() -> None:
