@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .condition import brokers_of, last_success_age, loop_problem, name_server_problem
+from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
 from .lifecycle import LifeCycle, LifeState
 from .losses import lost_offsets
@@ -32,6 +33,8 @@ __all__ = [
     "TOOLS_GROUP",
     "ClientInstance",
     "ClientUser",
+    "GroupListener",
+    "GroupRequests",
     "LifeCycle",
     "LifeState",
     "NameServers",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextvars import Context
 from enum import Enum
 from typing import Final, Unpack
@@ -47,6 +48,7 @@ from ..transport import (
 )
 from .cluster_probe import ClusterProbe, local_address
 from .gaps import GapTable
+from .group_requests import GroupRequests
 from .heartbeat import Heartbeats
 from .loop_monitor import LoopMonitor
 from .name_servers import NameServers
@@ -75,7 +77,8 @@ class _State(Enum):
 class ClientInstance:
     """Made by ``acquire`` and given back by ``release``; other methods are for the time between.
 
-    ``handlers``: request code -> plain function that makes the response to a server's request (None: no response).
+    ``handlers``: request code -> plain function that makes the response to a server's request, or an awaitable of it (None: no
+    response). ``group_requests``: those for consumer groups.
     """
 
     pool: ConnectionPool
@@ -94,8 +97,9 @@ class ClientInstance:
         self.names = Names(config.namespace)
         self.gaps = GapTable()
         self.replies = ReplyTable()
+        self.group_requests = GroupRequests()
         self.handlers: dict[int, RequestHandler] = {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore,
+            **self.group_requests.handlers(),
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.replies.serve,
         }
         self._loop = asyncio.get_running_loop()
@@ -377,7 +381,9 @@ class ClientInstance:
             if hasattr(self, "threads"):
                 self.threads.close()
 
-    def _serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+    def _serve(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         handler = self.handlers.get(command.code)
         if handler is None:
             logger.debug("%s sent request %d, which is not handled here", connection.address, command.code)
@@ -399,10 +405,6 @@ class ClientInstance:
 
     def _route_changed(self, route: TopicRoute) -> None:
         self.heartbeats.send_missing()
-
-
-def _ignore(connection: Connection, command: RemotingCommand) -> None:
-    """Handles NOTIFY_CONSUMER_IDS_CHANGED: pull consumers do not rebalance queues."""
 
 
 _Key = tuple[int, asyncio.AbstractEventLoop, ClientConfig]

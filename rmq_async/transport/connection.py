@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, Final, NamedTuple, cast
 
@@ -30,7 +29,7 @@ from .coalescer import GATHER_FROM
 from .pending import Pending
 from .request_hooks import RequestHooks
 from .request_table import RequestTable
-from .server_requests import not_supported, response_frame
+from .server_requests import Answering, discard, failed, not_supported, response_frame
 from .sockets import unread
 from .states import CloseReason, ConnectionState, next_state
 from .tls import silent_end
@@ -39,8 +38,8 @@ __all__ = ["Connection", "ConnectionSettings", "RequestHandler"]
 
 logger = logging.getLogger("rmq_async.transport")
 
-RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | None]
-"""Makes the response to a server's request on its connection; None: no response."""
+RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None]
+"""Makes the response to a server's request on its connection, now or when an awaitable is done; None: no response."""
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 _STORED: Final = frozenset(
@@ -80,9 +79,9 @@ class Connection(asyncio.Protocol):
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
     __slots__ = (
-        "__weakref__", "_decoder", "_loop", "_on_closed", "_on_request", "_on_retired", "_state", "_transport", "_unread_answers",
-        "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "local_ip", "requests", "retired",
-        "serialize_type", "stored_at", "strays",
+        "__weakref__", "_answering", "_decoder", "_loop", "_on_closed", "_on_request", "_on_retired", "_state", "_transport",
+        "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed", "hooks", "local_ip", "requests",
+        "retired", "serialize_type", "stored_at", "strays",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +119,7 @@ class Connection(asyncio.Protocol):
         self._on_closed = on_closed
         self._on_retired = on_retired
         self._unread_answers = 0
+        self._answering: Answering | None = None
 
     # -- state
 
@@ -146,6 +146,11 @@ class Connection(asyncio.Protocol):
     def has_received(self) -> bool:
         """Whether the peer ever sent a byte."""
         return self.requests.deadlines.received > 0
+
+    @property
+    def answering(self) -> tuple[asyncio.Task[None], ...]:
+        """Tasks that answer requests of the server; cancelled when the connection closes."""
+        return () if self._answering is None else tuple(self._answering.tasks)
 
     def silent_for(self, now: float) -> float:
         """Seconds since the first request written after the last byte came; 0 while no answer is due."""
@@ -302,10 +307,26 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, command: RemotingCommand) -> None:
         """Answers a request of the server."""
-        handler = partial(self._on_request, self) if self._on_request is not None else not_supported
-        parts = response_frame(command, handler, self.address, self.serialize_type)
-        if parts is None or self._state is ConnectionState.CLOSED:
+        try:
+            response = not_supported(command) if self._on_request is None else self._on_request(self, command)
+        except Exception as error:  # noqa: BLE001 - a bug of the handler must not close the connection
+            response = failed(command, self.address, error)
+        if response is None:
             return
+        if isinstance(response, RemotingCommand):
+            self._respond(command, response)
+            return
+        if self._state is ConnectionState.CLOSED:
+            discard(response)
+            return
+        if self._answering is None:
+            self._answering = Answering(self.address, self._respond)
+        self._answering.start(command, response)
+
+    def _respond(self, command: RemotingCommand, response: RemotingCommand) -> None:
+        if command.is_oneway or self._state is ConnectionState.CLOSED:
+            return
+        parts = response_frame(command, response, self.address, self.serialize_type)
         writer = self.requests.writer
         if writer.paused:
             self._unread_answers += sum(map(len, parts))
@@ -366,6 +387,8 @@ class Connection(asyncio.Protocol):
         self._set_state(ConnectionState.CLOSED)
         self.close_reason, self.close_cause = reason, cause
         requests.deadlines.stop()
+        if self._answering is not None:
+            self._answering.cancel()
         if self._transport is not None:
             if orderly:
                 self._transport.close()
@@ -376,6 +399,7 @@ class Connection(asyncio.Protocol):
             if self._on_closed is not None:
                 self._on_closed(self)  # first: a sender that retries immediately must not get this connection
         finally:
+            self._answering = None
             requests.end(unfinished)
 
     def _set_state(self, state: ConnectionState) -> None:

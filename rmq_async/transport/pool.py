@@ -118,6 +118,8 @@ class ConnectionPool:
         self.open: dict[str, Connection] = {}
         """The open connections by address, read-only for callers; a plain dict because it is read for every message."""
         self._all: OrderedSet[Connection] = OrderedSet()
+        self._answering: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        """Tasks of closed connections that answered their servers' requests and have not ended yet."""
         self._connecting: SingleFlight[Connection] = SingleFlight("connect")
         self._resolver = Resolver()
         self._backoffs: dict[str, Backoff] = {}
@@ -253,7 +255,7 @@ class ConnectionPool:
         return response
 
     async def aclose(self, timeout: float = 0.0) -> None:
-        """Closes all connections, after waiting up to ``timeout`` seconds for pending requests. No socket is left."""
+        """Closes all connections, after waiting up to ``timeout`` seconds for pending requests. No socket and no task is left."""
         self._closing = True
         check_not_forked(self._generation)
         if self._idle_timer is not None:
@@ -269,7 +271,7 @@ class ConnectionPool:
         finally:
             for connection in list(self._all):
                 connection.close(CloseReason.LOCAL)
-        ending: list[asyncio.Future[Any]] = [*tasks, *[connection.closed for connection in self._all]]
+        ending: list[asyncio.Future[Any]] = [*tasks, *self._answering, *[connection.closed for connection in self._all]]
         if ending:
             await asyncio.wait(ending)  # unlike gather() it does not cancel the tasks when it is cancelled itself
 
@@ -377,6 +379,9 @@ class ConnectionPool:
             self._schedule_check(connection, until)
 
     def _forget(self, connection: Connection) -> None:
+        for task in connection.answering:
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
         if (timer := self._retired.pop(connection, None)) is not None:
             timer.cancel()
         self._stored_at = max(self._stored_at, connection.stored_at)

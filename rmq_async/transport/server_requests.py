@@ -1,38 +1,102 @@
-"""Requests that a server sends to this client, and the responses to them."""
+"""Requests that a server sends to this client, and the responses to them.
+
+A handler returns its response, or an awaitable of it. Responses that are there at once cost no Task; an awaitable is awaited by a
+Task of its own, which ends with the connection.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
+from typing import Final
 
 from rmq_protocol.command import RemotingCommand, encode_command, make_response
 from rmq_protocol.constants import ResponseCode, SerializeType
 
+from .._ordered import OrderedSet
+from .._text import is_power_of_two
 from .loop_errors import report
 from .pending import request_name
 
-__all__ = ["not_supported", "response_frame"]
+__all__ = ["MAX_ANSWERING", "Answering", "discard", "failed", "not_supported", "response_frame"]
+
+logger = logging.getLogger("rmq_async.transport")
+
+MAX_ANSWERING: Final = 32
+"""Requests of one connection whose awaitables run at a time."""
+
+
+class Answering:
+    """The requests of one server whose handlers returned awaitables. ``respond`` writes a response, if the connection is open."""
+
+    def __init__(self, address: str, respond: Callable[[RemotingCommand, RemotingCommand], None]) -> None:
+        self.tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        self.refused = 0
+        """Number of requests refused because too many were being answered."""
+        self._address = address
+        self._respond = respond
+
+    def start(self, command: RemotingCommand, response: Awaitable[RemotingCommand | None]) -> None:
+        """Responds when the awaitable is done; beyond MAX_ANSWERING, with SYSTEM_BUSY now."""
+        if len(self.tasks) >= MAX_ANSWERING:
+            discard(response)
+            self._refuse(command)
+            return
+        name = f"rmq_async answer {request_name(command.code)} {self._address}"
+        task = asyncio.get_running_loop().create_task(self._answer(command, response), name=name, context=Context())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def cancel(self) -> None:
+        for task in tuple(self.tasks):
+            task.cancel()
+
+    async def _answer(self, command: RemotingCommand, awaitable: Awaitable[RemotingCommand | None]) -> None:
+        try:
+            response = await awaitable
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            response = failed(command, self._address, error)
+        except Exception as error:  # noqa: BLE001 - a bug of the handler must not close the connection
+            response = failed(command, self._address, error)
+        if response is not None:
+            self._respond(command, response)
+
+    def _refuse(self, command: RemotingCommand) -> None:
+        self.refused += 1
+        if is_power_of_two(self.refused):
+            name = request_name(command.code)
+            logger.warning("%s: %d requests are being answered, %s is refused", self._address, MAX_ANSWERING, name)
+        remark = f"[OVERLOAD]system busy, {MAX_ANSWERING} requests are being answered"
+        self._respond(command, make_response(command, ResponseCode.SYSTEM_BUSY, remark))
+
+
+def discard(awaitable: Awaitable[object]) -> None:
+    """Ends an awaitable that is not awaited, so that no warning comes of it."""
+    if isinstance(awaitable, Coroutine):
+        awaitable.close()
+    elif isinstance(awaitable, asyncio.Future):
+        awaitable.cancel()
 
 
 def response_frame(
-    command: RemotingCommand,
-    handler: Callable[[RemotingCommand], RemotingCommand | None],
-    address: str,
-    serialize_type: SerializeType,
-) -> list[bytes] | None:
-    """Returns the frame of the handler's response; None for no response, and for a one-way request.
-
-    A handler that raises is reported to the loop's exception handler, and the server gets SYSTEM_ERROR.
-    """
+    command: RemotingCommand, response: RemotingCommand, address: str, serialize_type: SerializeType
+) -> list[bytes]:
+    """Returns the frame of a handler's response; one that cannot be encoded is reported, and the server gets SYSTEM_ERROR."""
     try:
-        response = handler(command)
-        if response is None or command.is_oneway:
-            return None
         return encode_command(response, serialize_type)
     except Exception as error:  # noqa: BLE001 - a bug of the handler must not close the connection
-        report(f"handler of {request_name(command.code)} from {address} raised", error)
-        if command.is_oneway:
-            return None
-        return encode_command(make_response(command, ResponseCode.SYSTEM_ERROR, type(error).__name__), serialize_type)
+        return encode_command(failed(command, address, error), serialize_type)
+
+
+def failed(command: RemotingCommand, address: str, error: BaseException) -> RemotingCommand:
+    """Reports the error of a handler to the loop's exception handler; returns SYSTEM_ERROR for the server."""
+    report(f"handler of {request_name(command.code)} from {address} raised", error)
+    return make_response(command, ResponseCode.SYSTEM_ERROR, type(error).__name__)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
