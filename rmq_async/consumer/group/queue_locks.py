@@ -1,0 +1,249 @@
+"""Locks of queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): one client of a group has a queue.
+
+A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and looks at
+neither members nor group configs (run: 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover locks under
+``%RETRY%<group>`` instead, for two reasons. While any lock of a group lives, a broker of 5.x turns every send to ``%RETRY%<group>``
+into a dead letter, and it looks for locks under the bare name. And the ACL of 5.x takes this prefix off before it looks for the
+right to subscribe with the group, which each member has; a name with anything appended would need a right of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Final
+
+from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody, decode_body, encode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._asyncio import for_each
+from ..._text import printable
+from ...broker_answers import broker_error
+from ...client import ClientInstance
+from ...errors import ConnectionLostError, RocketMQError
+
+__all__ = ["QueueLocks", "handover_group"]
+
+logger = logging.getLogger(__name__)
+
+LOCK_LIFE: Final = 60.0
+"""Seconds for which a broker keeps a lock that is not renewed."""
+BELIEVED: Final = 55.0
+"""Seconds from a request for which the lock that it was granted is believed in."""
+LONGEST_REQUEST: Final = 1.0
+MAX_ERRORS: Final = 64
+
+
+def handover_group(group: str) -> str:
+    """Returns the name under which the members of ``group`` lock the queues that they hand over."""
+    return RETRY_TOPIC_PREFIX + group
+
+
+class QueueLocks:
+    """The locks of one client under one group string, which is sent as it is.
+
+    No method raises for a broker that refuses or does not answer: it grants nothing, and ``errors`` keeps why. Requests to one
+    broker leave one after the other, since a broker may handle two of one connection in either order.
+    """
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+        self._held: dict[MessageQueue, float] = {}
+        self._assumed: dict[MessageQueue, float] = {}
+        """Queues taken without their lock, and since when."""
+        self._unsure: dict[MessageQueue, float] = {}
+        """Queues whose last request was not answered, and when it was sent: their broker may have a lock of this client."""
+        self._lost: set[MessageQueue] = set()
+        self._errors: dict[str, RocketMQError] = {}
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+        """Broker name -> its lock, and how many hold it or wait for it."""
+
+    def __repr__(self) -> str:
+        return f"<QueueLocks of {printable(self._group)}: {len(self._held)} held, {len(self._assumed)} assumed>"
+
+    @property
+    def held(self) -> Mapping[MessageQueue, float]:
+        """Queue -> monotonic time at which the last request left that was granted its lock."""
+        return MappingProxyType(self._held)
+
+    @property
+    def assumed(self) -> frozenset[MessageQueue]:
+        """Queues that ``assume`` named and whose lock was not granted yet."""
+        return frozenset(self._assumed)
+
+    @property
+    def errors(self) -> Mapping[str, RocketMQError]:
+        """Broker name -> why its last request was not answered, or refused."""
+        return MappingProxyType(self._errors)
+
+    def owns(self, queue: MessageQueue) -> bool:
+        """Returns whether this client may still write offsets of ``queue``: it is locked and renewed in time, or assumed."""
+        since = self._held.get(queue)
+        return queue in self._assumed if since is None else machine.monotonic() - since < BELIEVED
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
+        """Requests locks, or renews them; returns the queues that are locked for this client now."""
+        granted: set[MessageQueue] = set()
+
+        async def ask(broker_name: str, asked: Collection[MessageQueue]) -> None:
+            granted.update(await self._lock(broker_name, asked))
+
+        await self._for_each_broker(queues, ask)
+        return frozenset(granted)
+
+    def assume(self, queues: Iterable[MessageQueue]) -> None:
+        """Takes queues without their locks, which a client that has crashed may have for up to 60 s; ``renew`` requests them."""
+        now = machine.monotonic()
+        self._assumed.update((queue, now) for queue in queues if queue not in self._held)
+
+    async def renew(self) -> frozenset[MessageQueue]:
+        """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
+
+        A lock is lost when its broker refuses it, or 55 s after the last request that was granted it: another client may have had
+        the queue meanwhile, so what a broker grants again is not counted as held. An assumed queue is lost when its lock is refused
+        after 60 s: a client that lives has it.
+        """
+        self._drop_ended()
+
+        async def ask(broker_name: str, asked: Collection[MessageQueue]) -> None:
+            await self._lock(broker_name, [queue for queue in asked if queue in self._held or queue in self._assumed])
+
+        await self._for_each_broker([*self._held, *self._assumed], ask)
+        self._drop_ended()
+        lost = frozenset(self._lost)
+        self._lost.clear()
+        return lost
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        """Gives queues back, once their requests under way are answered; no request for those that cannot be locked.
+
+        A broker that does not answer keeps the lock for up to 60 s.
+        """
+        horizon = machine.monotonic() - LOCK_LIFE
+        to_unlock = []
+        for queue in queues:
+            self._assumed.pop(queue, None)
+            self._lost.discard(queue)
+            if queue in self._held or self._unsure.get(queue, horizon) > horizon:
+                to_unlock.append(queue)
+            self._held.pop(queue, None)
+        await self._for_each_broker(to_unlock, self._unlock)
+
+    async def unlock_all(self) -> None:
+        await self.unlock([*self._held, *self._unsure, *self._assumed])
+
+    # -- inside
+
+    async def _lock(self, broker_name: str, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
+        async with self._turn(broker_name):
+            if not queues:
+                return frozenset()
+            self._drop_ended()
+            asked = frozenset(queues)
+            sent = machine.monotonic()
+            self._expect(asked, sent)
+            body = encode_body(LockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
+            try:
+                response = await self._ask(broker_name, queues, RequestCode.LOCK_BATCH_MQ, body)
+                granted = asked.intersection(decode_body(LockBatchResponseBody, response.body).lock_ok_mq_set)
+            except RocketMQError as error:
+                self._keep(broker_name, error)
+                return frozenset()
+            self._errors.pop(broker_name, None)
+            self._take_answer(asked, granted, sent)
+            return granted
+
+    def _take_answer(self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float) -> None:
+        for queue in granted:
+            self._held[queue] = sent
+            self._assumed.pop(queue, None)
+            self._unsure.pop(queue, None)
+        for queue in asked - granted:
+            self._unsure.pop(queue, None)
+            assumed_since = self._assumed.get(queue)
+            if self._held.pop(queue, None) is not None or (assumed_since is not None and sent - assumed_since >= LOCK_LIFE):
+                self._assumed.pop(queue, None)
+                self._lost.add(queue)
+
+    async def _unlock(self, broker_name: str, queues: Collection[MessageQueue]) -> None:
+        async with self._turn(broker_name):
+            self._expect(queues, machine.monotonic())
+            for queue in queues:
+                self._held.pop(queue, None)  # of a request that was under way when it was given back
+            body = encode_body(UnlockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
+            try:
+                try:
+                    await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
+                except ConnectionLostError:  # a new connection may do
+                    await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
+            except RocketMQError as error:
+                self._keep(broker_name, error)
+                return
+            self._errors.pop(broker_name, None)
+            for queue in queues:
+                self._unsure.pop(queue, None)
+
+    def _drop_ended(self) -> None:
+        now = machine.monotonic()
+        for queue, since in [*self._held.items()]:
+            if now - since >= BELIEVED:
+                del self._held[queue]
+                self._lost.add(queue)
+
+    def _expect(self, queues: Iterable[MessageQueue], sent: float) -> None:
+        """Notes that the broker may have locks of these queues until it answers, and forgets those whose life is over."""
+        for queue, since in [*self._unsure.items()]:
+            if sent - since >= LOCK_LIFE:
+                del self._unsure[queue]
+        self._unsure.update(dict.fromkeys(queues, sent))
+
+    def _keep(self, broker_name: str, error: RocketMQError) -> None:
+        if broker_name not in self._errors:
+            text = printable(error, 500)
+            logger.warning("broker %s grants no locks of queues to group %s: %s", broker_name, printable(self._group), text)
+            while len(self._errors) >= MAX_ERRORS:
+                del self._errors[next(iter(self._errors))]
+        self._errors[broker_name] = error.with_traceback(None)
+
+    async def _for_each_broker(
+        self, queues: Iterable[MessageQueue], act: Callable[[str, Collection[MessageQueue]], Awaitable[None]]
+    ) -> None:
+        by_broker: dict[str, dict[MessageQueue, None]] = defaultdict(dict)
+        for queue in queues:
+            by_broker[self._instance.routes.broker_of(queue)][queue] = None
+
+        async def at(broker_name: str) -> None:
+            await act(broker_name, by_broker[broker_name])
+
+        if len(by_broker) == 1:
+            await at(next(iter(by_broker)))
+        elif by_broker:
+            await for_each(by_broker, at, at_once=len(by_broker))
+
+    async def _ask(self, broker_name: str, queues: Collection[MessageQueue], code: RequestCode, body: bytes) -> RemotingCommand:
+        timeout = min(self._instance.config.request_timeout, LONGEST_REQUEST)
+        topic = next(iter(queues)).topic
+        response, address = await self._instance.ask_broker(broker_name, topic, RemotingCommand(code=code, body=body), timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise broker_error(response.code, response.remark, request=code.name, broker=broker_name, address=address)
+        return response
+
+    @asynccontextmanager
+    async def _turn(self, broker_name: str) -> AsyncIterator[None]:
+        lock, users = self._turns.get(broker_name, (asyncio.Lock(), 0))
+        self._turns[broker_name] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._turns.pop(broker_name)
+            if users > 1:
+                self._turns[broker_name] = (lock, users - 1)
