@@ -6,12 +6,16 @@ A session in which any log record of the client, at any level, shows a secret th
 With pytest-xdist (``tox`` runs ``-n 3``) one process takes the tests that start servers of Java or measure, most of whose time is
 waiting; the others take the rest a file at a time, all those that share a Spark session among them in one. Who is done helps
 with what is left then. Three processes keep two cores busy: two left them idle for four tenths of the time.
+
+The bytecode of imported modules is kept also where PYTHONDONTWRITEBYTECODE is set. Without it each process of pytest-xdist compiles
+all tests, and each program that a test starts the whole package: 20 s of CPU instead of 6 s, and 0.7 s instead of 0.3 s.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 from typing import Any
@@ -23,6 +27,8 @@ from . import canaries
 pytest_plugins = ["pytester"]
 
 logging.setLoggerClass(canaries.CanaryLogger)
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
 SPARK = "tests/spark/"
