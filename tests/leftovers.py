@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-__all__ = ["made_of", "nothing_is_left", "sockets"]
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing import FaultProxy
+
+__all__ = ["made_of", "nothing_is_left", "sockets", "start_twice_at_once"]
 
 
 def sockets() -> set[int]:
@@ -56,3 +59,14 @@ async def nothing_is_left() -> AsyncIterator[None]:
     assert sockets() <= before
     gc.collect(1)
     assert not errors
+
+
+async def start_twice_at_once(server: EmbeddedRocketMQ | FaultProxy, address: Callable[[], str], refused: str) -> None:
+    """Fails where the second start is not ``refused`` in these words, or the port is still open after the stop."""
+    outcomes = await asyncio.gather(server.start(), server.start(), return_exceptions=True)
+    assert outcomes[0] is None
+    assert repr(outcomes[1]) == f"RuntimeError('{refused}')"
+    host, _, port = address().partition(":")
+    await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))

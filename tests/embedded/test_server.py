@@ -11,6 +11,7 @@ import pytest
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
+from ..leftovers import start_twice_at_once
 from .raw import RawClient, pull_fields, send_fields
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -106,13 +107,7 @@ async def test_cancelled_start_leaves_its_ports_free(turns: int) -> None:
 
 async def test_two_starts_at_once_are_one() -> None:
     server = EmbeddedRocketMQ()
-    outcomes = await asyncio.gather(server.start(), server.start(), return_exceptions=True)
-    assert outcomes[0] is None
-    assert repr(outcomes[1]) == "RuntimeError('this server runs already')"
-    address = server.namesrv
-    await server.stop()
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection(*address.split(":"))
+    await start_twice_at_once(server, lambda: server.namesrv, "this server runs already")
 
 
 async def test_start_during_stop_waits_for_its_end() -> None:

@@ -151,6 +151,18 @@ async def outcomes(*waits: Any) -> list[Any]:
     return await asyncio.gather(*waits, return_exceptions=True)
 
 
+async def every_call(sender: Producer) -> list[Any]:
+    return await outcomes(
+        sender.send(message()),
+        sender.send(message(), key=1),
+        sender.send_async(message()),
+        sender.send_oneway(message()),
+        sender.send_batch([message()]),
+        sender.fetch_publish_queues(TOPIC),
+        sender.flush(),
+    )
+
+
 def topic_queues_of(queues_per_broker: list[str]) -> TopicQueues:
     """The queues of topic "T" with no cluster behind it; "a:2" is a broker and its queues."""
     counts = {broker: int(count) for broker, _, count in (each.partition(":") for each in queues_per_broker)}

@@ -11,6 +11,7 @@ import pytest
 
 from rmq_async.testing import Direction, FaultProxy
 
+from ..leftovers import start_twice_at_once
 from .streams import Client, Echo, until
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.wall_clock]
@@ -83,13 +84,7 @@ async def test_cancelled_start_leaves_its_port_free(echo: Echo) -> None:
 
 async def test_two_starts_at_once_are_one(echo: Echo) -> None:
     proxy = FaultProxy(echo.address)
-    outcomes = await asyncio.gather(proxy.start(), proxy.start(), return_exceptions=True)
-    assert outcomes[0] is None
-    assert repr(outcomes[1]) == "RuntimeError('this proxy runs already')"
-    address = proxy.address
-    await proxy.stop()
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection(*address.split(":"))
+    await start_twice_at_once(proxy, lambda: proxy.address, "this proxy runs already")
 
 
 async def test_an_end_is_passed_on_after_the_last_byte(proxy: FaultProxy, echo: Echo) -> None:
