@@ -99,6 +99,27 @@ class QueueLocks:
         await self._for_each_broker(queues, ask)
         return frozenset(granted)
 
+    async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
+        """Unlocks queues in the name of clients that have left the group, and locks them; returns those granted.
+
+        A client that has crashed keeps its locks for up to 60 s, and a queue that is assumed meanwhile cannot be handed on: each
+        next owner waits anew. Brokers take the client id of an UNLOCK_BATCH_MQ as it is given. Only for queues whose owner has had
+        the time to unlock them.
+        """
+        wanted = tuple(queues)
+        for client_id in client_ids:
+
+            async def unlock(broker_name: str, asked: Collection[MessageQueue], client_id: str = client_id) -> None:
+                async with self._turn(broker_name):
+                    body = encode_body(UnlockBatchRequestBody(self._group, client_id, tuple(asked)))
+                    try:
+                        await self._ask(broker_name, asked, RequestCode.UNLOCK_BATCH_MQ, body)
+                    except RocketMQError as error:
+                        self._keep(broker_name, error)
+
+            await self._for_each_broker(wanted, unlock)
+        return await self.lock(wanted)
+
     def assume(self, queues: Iterable[MessageQueue]) -> None:
         """Takes queues without their locks, which a client that has crashed may have for up to 60 s; ``renew`` requests them."""
         now = machine.monotonic()

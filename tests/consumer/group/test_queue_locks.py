@@ -160,6 +160,18 @@ async def test_an_assumed_queue_is_locked_once_its_former_owner_is_forgotten(ser
         assert locks.held[A0] == time.now
 
 
+async def test_a_queue_of_a_client_that_has_left_is_seized_and_handed_on(server: EmbeddedRocketMQ, time: Time) -> None:
+    async with members(server, 3) as (dead, locks, third), member(server, "0") as instance:
+        await dead.lock([A0, B0])
+        time.now += 12.0
+        assert await locks.seize([A0], ["10.0.0.9@another"]) == set()
+        assert await locks.seize([A0, B0], ["10.0.0.9@another", instance.client_id]) == {A0, B0}
+        assert await third.lock([A0]) == set()
+        assert await dead.renew() == {A0, B0}
+        await locks.unlock([A0])
+        assert await third.lock([A0]) == {A0}
+
+
 async def test_an_assumed_queue_is_lost_where_its_owner_lives(server: EmbeddedRocketMQ, time: Time) -> None:
     async with members(server) as (owner, locks):
         await owner.lock([A0])
