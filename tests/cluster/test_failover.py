@@ -40,10 +40,7 @@ def chance() -> random.Random:
     return random.Random(seed)
 
 
-@pytest.mark.parametrize("run_number", [1, 2])
-def test_a_broker_shut_down_in_order_fails_and_loses_nothing(
-    two_brokers: RealCluster, chance: random.Random, run_number: int
-) -> None:
+def test_a_broker_shut_down_in_order_fails_and_loses_nothing(two_brokers: RealCluster, chance: random.Random) -> None:
     async def main() -> None:
         victim = chance.choice(two_brokers.brokers)
         async with loaded(two_brokers) as (load, producer):

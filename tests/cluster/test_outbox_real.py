@@ -23,7 +23,7 @@ from .conftest import started
 from .outbox_kills import Service, count, drained, prepare, run_with_kills
 from .outbox_service import Settings, engine_for
 
-ORDERS = 6_000
+ORDERS = 4_000
 """benchmarks/outbox_faults.py takes 20,000, for docs/outbox.md."""
 
 
@@ -64,7 +64,7 @@ def test_nothing_committed_is_lost_while_writer_relay_and_broker_are_killed(
 
     async def main() -> None:
         settings = await settings_for(lone_broker, url, orders=ORDERS, writers=2 if database == "sqlite" else 4, seed=seed)
-        found = await run_with_kills(lone_broker, settings, pause=(0.5, 2.0), most=12)
+        found = await run_with_kills(lone_broker, settings, pause=(0.3, 1.0), most=5)
         print(found)
         assert found.committed == ORDERS
         assert found.faultless, found
@@ -76,7 +76,7 @@ def test_nothing_committed_is_lost_while_writer_relay_and_broker_are_killed(
 
 def test_two_relays_and_two_writers_on_one_table_send_no_row_twice(lone_broker: RealCluster, postgres_url: str) -> None:
     async def main() -> None:
-        shared: dict[str, Any] = {"orders": 2000, "writers": 2, "processes": 2}
+        shared: dict[str, Any] = {"orders": 1000, "writers": 2, "processes": 2}
         settings = await settings_for(lone_broker, postgres_url, lease=30.0, **shared)
         await prepare(settings)
         writers = []
@@ -95,7 +95,7 @@ def test_two_relays_and_two_writers_on_one_table_send_no_row_twice(lone_broker: 
             for service in (*writers, *relays):
                 await service.kill()
         found = await count(settings)
-        assert (found.committed, found.read, found.lost, found.duplicated) == (2000, 2000, 0, 0), found
+        assert (found.committed, found.read, found.lost, found.duplicated) == (1000, 1000, 0, 0), found
         assert found.faultless, found
 
     run(main())

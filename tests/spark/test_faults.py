@@ -1,5 +1,5 @@
-"""Nothing is lost and nothing is doubled when tasks, workers, brokers and drivers go: two seeds of what benchmarks/spark_faults.py
-does with twenty. Also that the checker sees what it is there for."""
+"""Nothing is lost and nothing is doubled when tasks, workers, brokers and drivers go: a seed or two of what
+benchmarks/spark_faults.py does with twenty. Also that the checker sees what it is there for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def prove(*done: Run) -> list[checker.Verdict]:
     return verdicts
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:1])  # each takes 20 s of CPU
 def test_tasks_that_raise_and_workers_that_are_killed(real: runs.Bench, seed: int) -> None:
     kinds = [(place, action) for place in ("read", "write") for action in ("raise", "kill")]
     (verdict,) = prove(runs.task_faults(real, "tasks fail", seed, "topic", *kinds))
