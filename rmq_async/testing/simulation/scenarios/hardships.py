@@ -17,7 +17,7 @@ from ....admin import Admin
 from ....consumer import PullConsumer
 from ....errors import OffsetRangeError, RocketMQError
 from ....producer import Batching, Producer
-from .services import KEYS, Cluster, Workload, keeps_taking, new_body, reaches, serve, turns
+from .services import KEYS, Cluster, Workload, keeps_sending, keeps_taking, new_body, reaches, serve, turns
 
 __all__ = ["HARDSHIPS"]
 
@@ -205,10 +205,7 @@ async def deleting(cluster: Disturbed, until: float) -> None:
     chance = cluster.generator("workload deleting")
 
     async def write(producer: Producer) -> None:
-        async for _ in turns(cluster, chance, until):
-            for _ in range(chance.randint(1, 20)):
-                with suppress(RocketMQError):
-                    await producer.send(Message("Deleting", new_body(chance, cluster.number())))
+        await keeps_sending(cluster, chance, until, "Deleting", producer.send)
 
     async def operate() -> None:
         while cluster.now < until:

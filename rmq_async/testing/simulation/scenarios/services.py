@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import suppress
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -13,7 +14,10 @@ from ....errors import RocketMQError
 from ....producer import Producer
 from ..chance import exponential
 
-__all__ = ["CALM", "KEYS", "ROUND", "Cluster", "Workload", "every", "keeps_taking", "new_body", "reaches", "serve", "turns"]
+__all__ = [
+    "CALM", "KEYS", "ROUND", "Cluster", "Workload", "every", "keeps_sending", "keeps_taking", "new_body", "reaches", "serve",
+    "turns",
+]  # fmt: skip
 
 PAUSE: Final = 4.0
 """Mean seconds between two turns of a workload."""
@@ -119,6 +123,16 @@ def keeps_taking(topic: str, keys: Collection[str]) -> Callable[[Producer], Awai
         await asyncio.gather(*(producer.send(Message(topic, f"afterwards-{key}".encode()), key=key) for key in keys))
 
     return send
+
+
+async def keeps_sending(
+    cluster: Cluster, chance: Random, until: float, topic: str, send: Callable[[Message], Awaitable[object]]
+) -> None:
+    """Sends one to twenty messages at each turn, one after the other, whether sends succeed or not."""
+    async for _ in turns(cluster, chance, until):
+        for _ in range(chance.randint(1, 20)):
+            with suppress(RocketMQError):
+                await send(Message(topic, new_body(chance, cluster.number())))
 
 
 async def turns(cluster: Cluster, chance: Random, until: float) -> AsyncIterator[int]:

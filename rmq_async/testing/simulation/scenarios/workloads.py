@@ -22,7 +22,7 @@ from ....producer import Batching, Producer, TransactionProducer
 from ....results import TransactionStatus
 from ..chance import exponential
 from ..errors import CallbackError
-from .services import CALM, KEYS, ROUND, Cluster, Workload, every, keeps_taking, new_body, reaches, serve, turns
+from .services import CALM, KEYS, ROUND, Cluster, Workload, every, keeps_sending, keeps_taking, new_body, reaches, serve, turns
 
 __all__ = ["WORKLOADS"]
 
@@ -197,10 +197,7 @@ async def one_way(cluster: Cluster, until: float) -> None:
     chance = cluster.generator("workload one-way")
 
     async def work(producer: Producer) -> None:
-        async for _ in turns(cluster, chance, until):
-            for _ in range(chance.randint(1, 20)):
-                with suppress(RocketMQError):
-                    await producer.send_oneway(Message("OneWay", new_body(chance, cluster.number())))
+        await keeps_sending(cluster, chance, until, "OneWay", producer.send_oneway)
 
     async def afterwards(producer: Producer) -> None:
         for number in range(2 * ROUND):
