@@ -27,6 +27,8 @@ __all__ = ["BrokerLists", "TopicRoute", "topic_route"]
 
 MAX_LISTS: Final = 64
 """Broker lists that are kept for sharing; topics of one cluster have few different ones."""
+MAX_BROKERS: Final = 1024
+"""Brokers in all these lists, unless one list has more."""
 
 _READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
 
@@ -65,14 +67,17 @@ class BrokerLists:
 
     def __init__(self) -> None:
         self._lists: dict[frozenset[str], tuple[tuple[BrokerData, ...], _Addresses]] = {}
+        self._brokers = 0
 
     def shared(self, brokers: tuple[BrokerData, ...]) -> tuple[tuple[BrokerData, ...], _Addresses]:
         """Returns the equal list of an earlier route, if there is one, and its addresses."""
         names = frozenset([item.broker_name for item in brokers])
         known = self._lists.get(names)
         if known is None or known[0] != brokers:
-            if len(self._lists) >= MAX_LISTS:
+            self._brokers += len(brokers) - (len(known[0]) if known is not None else 0)
+            if len(self._lists) >= MAX_LISTS or self._brokers > MAX_BROKERS:
                 self._lists.clear()
+                self._brokers = len(brokers)
             known = self._lists[names] = (brokers, _addresses(brokers))
         return known
 

@@ -11,12 +11,17 @@ from time import monotonic
 import pytest
 
 from rmq_async import Admin, Message, MessageQueue, NameServerError, Producer, PullConsumer, TopicNotFoundError
+from rmq_async.client import topic_route
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.producer.routing import topic_table
 from rmq_async.testing import Answer, ScriptedPeer, routes_to
 from rmq_async.testing.scripted import HEARTBEATS
+from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
+from ..client.support import FakeNameServer
+from ..transport.peer import Link
 from .support import until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -111,6 +116,37 @@ async def test_topics_of_400_queues_are_small() -> None:
                 tracemalloc.stop()
     print(f"{each:.1f} KiB a topic")
     assert each < 60, f"{each:.1f} KiB a topic"
+
+
+async def test_names_that_a_name_server_invents_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer names 100 other brokers: those of the last 20 answers would take half a megabyte."""
+    monkeypatch.setattr(topic_route, "MAX_BROKERS", 100)
+    monkeypatch.setattr(topic_table, "NAMES_KEPT", 100)
+
+    def invented(link: Link, request: RemotingCommand) -> None:
+        brokers = ["broker-a", *(f"{names.asked['T']:04}-{item:0200}" for item in range(100))]
+        queues = tuple(QueueData(name, 1, 1, 6) for name in brokers)
+        link.reply(
+            request,
+            body=encode_route(TopicRouteData(queues, tuple(BrokerData(name, {0: "127.0.0.1:1"}, "c") for name in brokers))),
+        )
+
+    async def answered(number: int) -> int:
+        """The memory after so many further answers, with a use of the topic between them."""
+        for _ in range(number):
+            await sender.fetch_publish_queues("T")
+            await polls(lambda: names.asked["T"], 1)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    async with FakeNameServer(T=invented) as names, Producer("g", namesrv=names.address, route_poll_interval=POLL) as sender:
+        tracemalloc.start()
+        try:
+            before = await answered(5)
+            grown = await answered(20) - before
+        finally:
+            tracemalloc.stop()
+    assert grown < 250_000, f"{grown} bytes"
 
 
 async def test_topics_in_use_and_configured_stay_known() -> None:

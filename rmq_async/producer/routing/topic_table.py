@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -32,6 +32,10 @@ logger = logging.getLogger("rmq_async.producer")
 
 DEPARTED_KEPT: Final = 1024
 """Topics whose brokers are remembered, and topics whose departed brokers are."""
+NAMES_KEPT: Final = 256
+"""Brokers that are remembered of one topic: a name server may name others in each answer."""
+LONGEST_NAME: Final = 255
+"""Characters of a broker's name that is remembered."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two checks whether a broker is back in a route: FIRST_PAUSE, doubled up to LONGEST_PAUSE."""
@@ -61,9 +65,9 @@ class TopicTable:
         # Shared waits for the return of a broker to the route of a topic.
         self._returning: SingleFlight[None] = SingleFlight("return of")
         # By topic, the brokers of all its entries, also dropped ones; the oldest first.
-        self._brokers: dict[str, frozenset[str]] = {}
+        self._brokers: dict[str, tuple[str, ...]] = {}
         # By topic, brokers that were in use and have no master in its route now; the oldest first.
-        self._departed: dict[str, frozenset[str]] = {}
+        self._departed: dict[str, tuple[str, ...]] = {}
         self._ending: list[asyncio.Task[None]] = []
         self._warming: asyncio.Task[None] | None = None
         """Waits for the cluster and then fetches the routes of ``topics``."""
@@ -156,7 +160,9 @@ class TopicTable:
 
     def _new_entry(self, route: TopicRoute, topic: str, without: frozenset[MessageQueue] = frozenset()) -> TopicQueues:
         topic_queues = TopicQueues(route, self._settings, topic, without)
-        _remember(self._brokers, route.topic, self._brokers.get(route.topic, frozenset()) | topic_queues.brokers)
+        now = topic_queues.brokers
+        earlier = [broker for broker in self._brokers.get(route.topic, ()) if broker not in now]
+        _remember(self._brokers, route.topic, [*earlier, *topic_queues.addresses])
         self.adopt(topic, topic_queues)
         return topic_queues
 
@@ -299,16 +305,17 @@ class TopicTable:
 
     def _note_departed(self, route: TopicRoute, previous: Iterable[TopicQueues]) -> None:
         """Records the brokers that have left the route. ``previous``: the entries made from the previous route."""
-        seen = self._departed.pop(route.topic, frozenset()) | self._brokers.get(route.topic, frozenset())
-        seen = seen.union(*[topic_queues.brokers for topic_queues in previous])
-        if departed := frozenset(broker for broker in seen if route.master_address(broker) is None):
+        seen = dict.fromkeys(self._departed.pop(route.topic, ()))
+        for names in (self._brokers.get(route.topic, ()), *[topic_queues.addresses for topic_queues in previous]):
+            seen.update(dict.fromkeys(names))
+        if departed := [broker for broker in seen if route.master_address(broker) is None]:
             _remember(self._departed, route.topic, departed)
 
 
-def _remember(brokers: dict[str, frozenset[str]], topic: str, names: frozenset[str]) -> None:
-    """Puts the topic's entry at the end, and removes the oldest one above ``DEPARTED_KEPT``."""
+def _remember(brokers: dict[str, tuple[str, ...]], topic: str, names: Sequence[str]) -> None:
+    """Puts the topic's entry at the end, with the newest ``NAMES_KEPT`` names, and removes the oldest above ``DEPARTED_KEPT``."""
     brokers.pop(topic, None)
-    brokers[topic] = names
+    brokers[topic] = tuple([name for name in names[-NAMES_KEPT:] if len(name) <= LONGEST_NAME])
     if len(brokers) > DEPARTED_KEPT:
         del brokers[next(iter(brokers))]
 
