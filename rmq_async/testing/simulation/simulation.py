@@ -15,7 +15,7 @@ from rmq_protocol.message import MessageQueue
 from ... import machine as library
 from .checkers import copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
 from .connects import Connects
-from .effects import beginnings
+from .effects import beginnings, expiry
 from .errors import CallbackError, SimulationError
 from .faults import Faults, Injector
 from .history import Event, History, Recording
@@ -226,17 +226,8 @@ class Simulation:
         return {each.name for each in self.brokers if each.running and each.broker.state.topics.get(topic) is not None}
 
     def expire(self, topic: str, chance: Random) -> None:
-        """Deletes the oldest messages of a drawn queue of a topic, where one of its brokers runs."""
-        places = [
-            (each, queue)
-            for each in self.brokers
-            if each.running and (found := each.broker.state.topics.get(topic)) is not None
-            for queue in found.queues()
-        ]
-        if places:
-            machine, queue = chance.choice(places)
-            place = MessageQueue(topic, machine.name, queue.queue_id)
-            machine.expire(place, chance.randint(0, queue.max_offset), corrected=chance.random() < 0.5)
+        """Deletes the oldest messages of a drawn queue of a topic, as the fault "broker-expire" does of any topic."""
+        expiry(self, topic)(chance, 0.0)
 
     @property
     def storms(self) -> Sequence[str]:

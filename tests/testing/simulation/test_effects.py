@@ -103,9 +103,9 @@ def test_deleted_messages_are_named_and_readers_pass_over_them(corrected: bool) 
 def test_fault_deletes_messages_of_a_queue() -> None:
     async def main(simulation: Simulation) -> None:
         broker = simulation.brokers[0]
-        assert storage.expire(simulation, Random(1), broker) is None  # there is no topic of a user
+        assert storage.expire(simulation, None, Random(1), broker) is None  # there is no topic of a user
         await send(simulation, 80)
-        effect = storage.expire(simulation, Random(1), broker)
+        effect = storage.expire(simulation, None, Random(1), broker)
         assert effect is not None
         assert effect.met() is bool(broker.deleted) is True
 

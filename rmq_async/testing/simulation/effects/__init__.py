@@ -9,7 +9,7 @@ from ..faults import Begin
 from . import answers, links, machines, storage
 from .effect import Cluster, on
 
-__all__ = ["beginnings"]
+__all__ = ["beginnings", "expiry"]
 
 _ANSWERS: Final = {
     "broker-busy": answers.busy,
@@ -42,6 +42,11 @@ def beginnings(cluster: Cluster) -> dict[str, Begin]:
     }
 
 
+def expiry(cluster: Cluster, topic: str | None = None) -> Begin:
+    """Returns the function that deletes the oldest messages of a queue, of ``topic`` or of any."""
+    return on(lambda: cluster.brokers, partial(storage.expire, cluster, topic))
+
+
 def _of_processes(cluster: Cluster) -> dict[str, Begin]:
     return {
         "broker-crash": on(lambda: cluster.brokers, machines.crash, paused=False),
@@ -60,7 +65,7 @@ def _of_processes(cluster: Cluster) -> dict[str, Begin]:
 
 def _of_storage(cluster: Cluster) -> dict[str, Begin]:
     return {
-        "broker-expire": on(lambda: cluster.brokers, partial(storage.expire, cluster)),
+        "broker-expire": expiry(cluster),
         "broker-resize": on(lambda: cluster.brokers, partial(storage.resize, cluster), paused=False),
         "broker-truncate": on(lambda: cluster.brokers, partial(storage.truncate, cluster), paused=False),
         "name-server-disagree": on(lambda: cluster.name_servers, partial(storage.disagree, cluster)),

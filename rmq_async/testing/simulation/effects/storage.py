@@ -33,9 +33,10 @@ def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect
     return once(taken > 0)
 
 
-def expire(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """The oldest messages of a queue are deleted; the queue says so at once, or later."""
-    queue = drawn(chance, [queue for topic in _topics(machine) for queue in _queues(machine, topic)])
+def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerMachine) -> Effect | None:
+    """The oldest messages of a queue are deleted; the queue says so at once, or later. ``topic``: None for any of users."""
+    topics = _topics(machine) if topic is None else [topic]
+    queue = drawn(chance, [queue for name in topics for queue in _queues(machine, name)])
     if queue is None:
         return None
     before, corrected = chance.randint(*machine.bounds(queue)), chance.random() < 0.5
@@ -106,7 +107,7 @@ def _topics(machine: BrokerMachine) -> Sequence[str]:
 
 
 def _queues(machine: BrokerMachine, topic: str) -> Sequence[MessageQueue]:
-    """Queues of a topic that have messages."""
+    """Queues of a topic that have messages; none of an unknown topic."""
     found = machine.disk.topics.get(topic)
-    assert found is not None
-    return [MessageQueue(topic, machine.name, queue.queue_id) for queue in found.queues() if queue.oldest < queue.max_offset]
+    queues = () if found is None else found.queues()
+    return [MessageQueue(topic, machine.name, queue.queue_id) for queue in queues if queue.oldest < queue.max_offset]
