@@ -7,8 +7,9 @@ ago. Broken connections are made again in between, so that a client that sends n
 unanswered heartbeats in a row prove a connection dead, and it is closed.
 
 To push a reply, a broker looks the client up by its id, and that entry is easily lost: a producer group that leaves removes it,
-and so does a former connection that ends after the client was introduced on a new one. Only a group that is new to the broker on
-that connection restores it, so one of the remaining groups leaves and joins again; not where no call has ever waited for a reply.
+and so does a former connection that ends after the client was introduced on a new one (``former``). Only a group that is new to
+the broker on that connection restores it, so one of the remaining groups leaves and joins again; not where no call has ever waited
+for a reply.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .._ordered import OrderedSet
 from .._text import printable
 from ..errors import ConfigError, RequestTimeoutError, RocketMQError
 from ..transport import CloseReason, Connection, ConnectionPool
+from .former import FormerConnections
 
 __all__ = ["Heartbeats"]
 
@@ -39,17 +41,17 @@ RECONNECTS = 6
 """Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
 UNREACHABLE_FOR = 5.0
 """Seconds for which no call waits for a broker that did not answer its first heartbeat."""
-FORMER_NOTICED = 0.5
-"""Seconds after which a broker has noticed the end of a former connection."""
 
 
 class HeartbeatState:
     """Heartbeats of one connection."""
 
-    __slots__ = ("drops", "known", "restored_drops", "sent_at", "task", "unanswered")
+    __slots__ = ("drops", "known", "reached_at", "restored_drops", "sent_at", "task", "unanswered")
 
     def __init__(self) -> None:
         self.sent_at = 0.0
+        self.reached_at = 0.0
+        """When the last one was sent that the broker has answered."""
         self.known = False
         """Whether the broker has answered one, so that it knows this client on this connection."""
         self.drops = 0
@@ -97,7 +99,7 @@ class Heartbeats:
         """Brokers that did not answer, and until when no call waits for them."""
         self._introduces = False
         """Whether a call has ever waited until brokers know this client."""
-        self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
+        self._former = FormerConnections(self._forgotten)
         self._soon: asyncio.Handle | None = None
         self._body: bytes | None = None
         """The encoded heartbeat; None from a change of the groups until one is sent: with many groups encoding takes ms."""
@@ -145,8 +147,8 @@ class Heartbeats:
 
     def on_closed(self, connection: Connection) -> None:
         """Removes a connection that takes no more requests; the broker may drop the client's id when its socket closes."""
-        if self._states.pop(connection, None) is not None:
-            connection.closed.add_done_callback(partial(self._former_over, connection.address))
+        if (state := self._states.pop(connection, None)) is not None:
+            self._former.add(connection, state.reached_at or state.sent_at)
 
     def send_missing(self) -> None:
         """Sends the first heartbeat on connections that were made before their brokers came into use."""
@@ -238,9 +240,7 @@ class Heartbeats:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._former.close()
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
@@ -300,7 +300,7 @@ class Heartbeats:
         except RocketMQError as error:
             logger.debug("heartbeat to %s: %s", address, error)
             return
-        state.unanswered = 0
+        state.unanswered, state.reached_at = 0, state.sent_at
         if response.code == ResponseCode.SUCCESS:
             state.known = state.restored_drops == state.drops
             self._reported.discard(address)
@@ -334,14 +334,8 @@ class Heartbeats:
         if self._introduces and self._producers and connection.is_open and connection in self._states:
             self._beat(connection)
 
-    def _former_over(self, address: str, _: object) -> None:
-        if not self._closed:
-            timer: asyncio.TimerHandle
-            timer = asyncio.get_running_loop().call_later(FORMER_NOTICED, lambda: self._former_noticed(address, timer))
-            self._timers.add(timer)
-
-    def _former_noticed(self, address: str, timer: asyncio.TimerHandle) -> None:
-        self._timers.discard(timer)
+    def _forgotten(self, address: str) -> None:
+        """Restores the id at a broker that may have dropped it with a former connection."""
         if (connection := self._pool.get(address)) is not None:
             self._restore(connection)
 

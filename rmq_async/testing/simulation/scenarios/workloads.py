@@ -17,7 +17,7 @@ from rmq_protocol.message import Message
 
 from ....admin import Admin
 from ....consumer import PullConsumer
-from ....errors import QueueNotExistError, RocketMQError
+from ....errors import QueueNotExistError, ReplyTimeoutError, RocketMQError
 from ....producer import Batching, Producer, TransactionProducer
 from ....results import TransactionStatus
 from ..chance import exponential
@@ -32,6 +32,8 @@ SPACING: Final = 0.0005
 """Mean seconds between two calls of a stream."""
 LAST_REQUESTS: Final = 60.0
 """Seconds in which requests come after that."""
+REJOINED: Final = 10.0
+"""Seconds after which a client is known again to a broker that forgot it, minutes after its address had changed."""
 
 
 async def plain(cluster: Cluster, until: float) -> None:
@@ -257,10 +259,14 @@ async def requests(cluster: Cluster, until: float) -> None:
                 await ask(producer, new_body(chance, number))
 
     async def afterwards(producer: Producer) -> None:
-        if cluster.moved("requests"):
-            return  # a broker learns late that the connection of the old address is gone, and forgets the client then
         for number in range(ROUND):
-            await ask(producer, f"afterwards-{number}".encode())
+            try:
+                await ask(producer, f"afterwards-{number}".encode())
+            except ReplyTimeoutError:
+                if not cluster.moved("requests"):
+                    raise
+                await asyncio.sleep(REJOINED)
+                await ask(producer, f"again-{number}".encode())
 
     await serve(cluster, until, lambda: Producer("requests", namesrv=cluster.namesrv), work, afterwards)
 

@@ -1,0 +1,83 @@
+"""Former connections of a broker, whose end makes it forget the client: when it has noticed that end.
+
+A broker forgets the id of a client when a connection ends on which the client was introduced, also where the client is on a new
+connection by then. It notices an end that reaches it at once. Where a connection fell silent, because the client's address has
+changed, say, nothing reaches the broker: it closes the connection after 120 s without traffic, or without a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from .. import machine
+from .._ordered import OrderedSet
+from ..transport import CloseReason, Connection
+
+__all__ = ["FormerConnections"]
+
+NOTICED: Final = 0.5
+"""Seconds after which a broker has noticed the end of a former connection."""
+SILENT: Final = 120.5
+"""Seconds after the last heartbeat that reached a broker on a silent connection from which on it may close that."""
+SILENT_UNTIL: Final = 155.5
+"""Seconds after that heartbeat until which it may: requests can have followed for the 30 s until the next one."""
+AGAIN: Final = 5.0
+"""Seconds between two reports meanwhile."""
+
+_SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
+
+
+class FormerConnections:
+    """``forgotten(address)``: called when the broker may have forgotten the client."""
+
+    def __init__(self, forgotten: Callable[[str], None]) -> None:
+        self._forgotten = forgotten
+        self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
+        self._doubted: dict[str, float] = {}
+        """Addresses of brokers that may close a silent connection, and until when."""
+        self._closed = False
+
+    def add(self, connection: Connection, last_heartbeat: float) -> None:
+        """Takes a connection that takes no more requests. ``last_heartbeat``: when one was sent that reached it."""
+        connection.closed.add_done_callback(partial(self._over, connection.address))
+        if connection.close_reason in _SILENT:
+            self._doubt(connection.address, last_heartbeat)
+
+    def close(self) -> None:
+        """Cancels all timers."""
+        self._closed = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _over(self, address: str, _: object) -> None:
+        self._after(NOTICED, partial(self._forgotten, address))
+
+    def _doubt(self, address: str, last_heartbeat: float) -> None:
+        until = last_heartbeat + SILENT_UNTIL
+        if (known := self._doubted.get(address)) is not None:
+            self._doubted[address] = max(known, until)
+        elif (left := until - machine.monotonic()) > 0:
+            self._doubted[address] = until
+            self._after(max(left - (SILENT_UNTIL - SILENT), AGAIN), partial(self._doubtful, address))
+
+    def _doubtful(self, address: str) -> None:
+        self._forgotten(address)
+        if self._doubted[address] - machine.monotonic() > AGAIN:
+            self._after(AGAIN, partial(self._doubtful, address))
+        else:
+            del self._doubted[address]
+
+    def _after(self, seconds: float, call: Callable[[], object]) -> None:
+        if self._closed:
+            return
+
+        def fire() -> None:
+            self._timers.discard(timer)
+            call()
+
+        timer = asyncio.get_running_loop().call_later(seconds, fire)
+        self._timers.add(timer)
