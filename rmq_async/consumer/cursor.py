@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from datetime import datetime
 
 from rmq_protocol.continuity import without_ranges
 from rmq_protocol.message import MessageExt, MessageQueue
@@ -11,33 +11,35 @@ from .. import machine
 from ..results import PullResult, PullStatus
 from .continuity import SkippedOffsets
 
-__all__ = ["Cursor", "LastRead", "is_doubtful", "last_read", "until", "within"]
+__all__ = ["Cursor", "LastRead", "is_doubtful", "is_last", "until", "within"]
 
 
-class LastRead(msgspec.Struct, frozen=True, gc=False):
-    """What identifies the message read last. Not the message itself: its body may have megabytes, for each queue."""
-
-    queue_offset: int
-    msg_id: str
-    store_time_ms: int
+LastRead = tuple[int, int, str | None, int]
+"""Queue offset, store time, unique id and commit log offset: a message itself may have megabytes, and each queue keeps one."""
 
 
-def last_read(message: MessageExt) -> LastRead:
-    """Returns what to keep of a message."""
-    return LastRead(message.queue_offset, message.msg_id, message.store_time_ms)
+def is_last(message: MessageExt, last: LastRead) -> bool:
+    """Whether a message is the one read last. Copies that a retry has stored share their id; messages of old clients have none."""
+    offset, stored, unique_id, position = last
+    return (
+        (message.queue_offset, message.store_time_ms) == (offset, stored)
+        and message.unique_id == unique_id
+        and (unique_id is not None or message.commit_log_offset == position)
+    )
 
 
 class Cursor:
     """Position in one queue. ``end``: exclusive; None follows. ``at_first``: jump to the first message when this offset is deleted.
 
     ``wait_for_end``: wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets that pulls with
-    tags skipped and that need a check. ``begun``: a response has moved it on. ``last``: the message read last, ``recheck`` whether
-    the queue may hold another message in its place, ``connection`` the one of the last pull. ``ahead_since``: time from which on
-    the queue ended below the cursor.
+    tags skipped and that need a check. ``since``: the time at which the reading begins, until its offset is found. ``begun``: a
+    response has moved it on. ``last``: the message read last, ``recheck`` whether the queue may hold another message in its place,
+    ``connection`` the one of the last pull. ``ahead_since``: time from which on the queue ended below the cursor.
     """
 
     __slots__ = (
-        "ahead_since", "at_first", "begun", "connection", "end", "last", "offset", "queue", "recheck", "skipped", "wait_for_end"
+        "ahead_since", "at_first", "begun", "connection", "end", "last", "offset", "queue", "recheck", "since", "skipped",
+        "wait_for_end",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +51,7 @@ class Cursor:
         self.at_first = at_first
         self.wait_for_end = wait_for_end
         self.skipped: SkippedOffsets | None = None
+        self.since: float | datetime | None = None
         self.begun = False
         self.last: LastRead | None = None
         self.recheck = False

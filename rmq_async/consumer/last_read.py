@@ -16,7 +16,7 @@ from ..client import ClientInstance, has_master
 from ..errors import BrokerNotFoundError, OffsetRangeError
 from ..results import PullResult
 from .backoff import FIRST_REST
-from .cursor import Cursor, last_read
+from .cursor import Cursor, is_last
 from .pulling import Calls, PullRequest, pull_once
 
 __all__ = ["AHEAD_PATIENCE", "believe", "check_last", "range_error"]
@@ -32,26 +32,28 @@ async def check_last(instance: ClientInstance, group: str, cursor: Cursor, calls
     """
     last = cursor.last
     while last is not None:
-        request = PullRequest(group, cursor.queue, last.queue_offset, 1, "*", 0.0, instance.config.request_timeout)
+        offset = last[0]
+        request = PullRequest(group, cursor.queue, offset, 1, "*", 0.0, instance.config.request_timeout)
         result = await pull_once(instance, request, calls)
-        found = next((message for message in result.messages if message.queue_offset == last.queue_offset), None)
-        below = found is None and result.max_offset <= last.queue_offset
+        found = next((message for message in result.messages if message.queue_offset == offset), None)
+        below = found is None and result.max_offset <= offset
         if below:
             await believe(instance, cursor)
             if cursor.is_ahead_for() > AHEAD_PATIENCE:
                 return range_error(instance, cursor, result)
             await asyncio.sleep(FIRST_REST)
             continue
-        if found is not None and last_read(found) != last:  # copies that a retry has stored share their id
+        if found is not None and not is_last(found, last):
             await believe(instance, cursor)
-            return _replaced(instance, cursor, result, f"{last.msg_id!r} was read, and {found.msg_id!r} is there now")
+            what = f"{last[2] or f'a message stored at {last[1]} ms'!r} was read, and {found.msg_id!r} is there now"
+            return _replaced(instance, cursor, result, what)
         break
     cursor.recheck = False
     return None
 
 
 def _replaced(instance: ClientInstance, cursor: Cursor, result: PullResult, what: str) -> OffsetRangeError:
-    offset = cursor.offset if cursor.last is None else cursor.last.queue_offset
+    offset = cursor.offset if cursor.last is None else cursor.last[0]
     return OffsetRangeError(
         f"{instance.names.shown_queue(cursor.queue)} has lost messages that were read and gives their offsets out again: "
         f"at offset {offset} {what}; start a new reading to get the new ones",

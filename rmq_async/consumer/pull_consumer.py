@@ -157,7 +157,7 @@ class PullConsumer(ClientUser):
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
                 return await self._cursors(instance, await self._queues(topic) if chosen is None else chosen, start, end)
 
-        scope = ReadScope(tags, end is None, topic if queues is None and end is None else None, chosen is not None)
+        scope = ReadScope(tags, end is None, topic if queues is None and end is None else None, chosen is not None, start)
         return Reader(instance, self._group, scope, opening, self._calls, self._readers).messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:

@@ -32,8 +32,9 @@ from ..results import PullResult, PullStatus
 from ..tracebacks import own_copy
 from .backoff import FIRST_REST, ReadBackoff, has_left
 from .continuity import SkippedOffsets, deleted_among
-from .cursor import Cursor, is_doubtful, last_read, until, within
+from .cursor import Cursor, is_doubtful, until, within
 from .last_read import AHEAD_PATIENCE, believe, check_last, range_error
+from .latecomers import Latecomers, find_start
 from .pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 
 __all__ = ["ReadScope", "Reader"]
@@ -54,12 +55,13 @@ MOST_GONE: Final = 1024
 
 class ReadScope(NamedTuple):
     """What a read covers. ``follow``: it has no end. ``topic``: follows new queues of this topic, too; None for no new queues.
-    ``named``: reads the cursors' queues only; other queues that the topic has at the start are left out."""
+    ``named``: reads the cursors' queues only; other queues that the topic has at the start are left out. ``start``: the user's."""
 
     tags: str
     follow: bool
     topic: str | None
     named: bool
+    start: object
 
 
 class _Batch(NamedTuple):
@@ -143,6 +145,7 @@ class Reader:
         return list(self._pulling)
 
     async def _open(self) -> None:
+        self._latecomers = Latecomers(self._scope.start)
         cursors = await self._opening()
         if self._stopped is not None:
             raise own_copy(self._stopped)
@@ -152,6 +155,7 @@ class Reader:
         self._hold([*(cursor.queue.topic for cursor in cursors), *(() if topic is None else (topic,))])
         if topic is not None:
             route = self._instance.routes.cached(topic)
+            self._latecomers.opened(self._known, route)
             if route is not None and self._scope.named:
                 self._known.update(route.subscribe_queues)
             elif route is not None:
@@ -159,7 +163,7 @@ class Reader:
             self._instance.routes.on_change.append(self._route_changed)
 
     def _hold(self, topics: Iterable[str]) -> None:
-        """Keeps the routes of the topics, however long the caller takes between two steps."""
+        """Keeps the routes of the topics, however long the caller takes."""
         self._held.update(dict.fromkeys(topics))
         for topic in self._held:
             self._instance.routes.use.hold(topic)
@@ -176,7 +180,7 @@ class Reader:
             pending.future.add_done_callback(self._answered)
 
     def _start_pull(self, cursor: Cursor) -> PendingPull | None:
-        if cursor.skipped is not None and cursor.check_due:
+        if cursor.since is not None or (cursor.skipped is not None and cursor.check_due):
             return None
         try:
             pending = start_pull(self._instance, self._request(cursor))
@@ -260,8 +264,8 @@ class Reader:
         for queue in route.subscribe_queues:
             if queue not in self._known:
                 self._known.add(queue)
-                cursor = self._gone.pop(queue, None) or Cursor(queue, 0, None, at_first=True)
-                logger.info("topic %s has a new queue, read from offset %d on: %s", route.topic, cursor.offset, queue)
+                cursor = self._gone.pop(queue, None) or self._latecomers.cursor(queue)
+                logger.info("topic %s has a new queue: %s", route.topic, queue)
                 self._idle.append(cursor)
         self._start_pulls()
 
@@ -294,6 +298,7 @@ class Reader:
         while not cursor.finished:
             pulled_at = machine.monotonic() if pending is None else pending.since
             try:
+                await find_start(self._instance, cursor)
                 if self._is_check_due(cursor, pending):
                     error = await self._check(cursor)
                     if error is not None:
@@ -379,7 +384,9 @@ class Reader:
         cursor.offset, cursor.begun = after, True
         messages = within(result.messages, offset, cursor.end)
         if messages:
-            cursor.last, cursor.ahead_since = last_read(messages[-1]), None
+            last = messages[-1]
+            cursor.last = (last.queue_offset, last.store_time_ms, last.properties.get("UNIQ_KEY"), last.commit_log_offset)
+            cursor.ahead_since = None
         if self._scope.tags != "*":
             if cursor.skipped is None:
                 cursor.skipped = SkippedOffsets()

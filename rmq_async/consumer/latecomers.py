@@ -1,0 +1,54 @@
+"""Where a reading that follows begins in queues which its topic did not have at the start.
+
+A queue that is new on a broker which the route named at the start is read from its first message: all of it is newer. A broker that
+the route did not name may be new, or it was away and has old messages. Its queues begin where the reading did: with the first
+message there is (``start="earliest"``), with the first one stored at the time asked for, or at the start of the reading. That time
+is the client's and is compared with the broker's, so a little is allowed for clocks that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from ..client import ClientInstance, TopicRoute, search_offset
+from .cursor import Cursor
+
+__all__ = ["Latecomers", "find_start"]
+
+CLOCKS_DIFFER: Final = 10.0
+"""Seconds by which a client's clock may be ahead of a broker's."""
+
+
+class Latecomers:
+    """``start``: as for ``PullConsumer.read``; the same for all offsets by queue."""
+
+    def __init__(self, start: object) -> None:
+        self._start = start
+        self._since = machine.time() - CLOCKS_DIFFER
+        self._brokers: frozenset[str] = frozenset()
+
+    def opened(self, queues: Iterable[MessageQueue], route: TopicRoute | None) -> None:
+        """Takes the queues that the reading begins with, and the route at that moment."""
+        known = {queue.broker_name for queue in queues}
+        if route is not None:
+            known.update(route.addresses, [queue.broker_name for queue in route.subscribe_queues])
+        self._brokers = frozenset(known)
+
+    def cursor(self, queue: MessageQueue) -> Cursor:
+        """Returns the cursor of a queue that has come."""
+        cursor = Cursor(queue, 0, None, at_first=True)
+        if self._start != "earliest" and queue.broker_name not in self._brokers:
+            cursor.since = self._start if isinstance(self._start, datetime) else self._since
+        return cursor
+
+
+async def find_start(instance: ClientInstance, cursor: Cursor) -> None:
+    """Moves a cursor to the first message stored at its ``since`` or later. Raises what the look-up raises."""
+    if cursor.since is not None:
+        cursor.offset = await search_offset(instance, cursor.queue, cursor.since, any_replica=False)
+        cursor.since = None
