@@ -17,7 +17,23 @@ if TYPE_CHECKING:
     from . import embedded as embedded
     from .admin import Admin
     from .config import ClientConfig
-    from .consumer import PullConsumer
+    from .consumer import (
+        Consumer,
+        ConsumerConfig,
+        ConsumerHealth,
+        ConsumerStats,
+        DeadLetter,
+        Delivery,
+        Lag,
+        Outcome,
+        PullConsumer,
+        Retry,
+        RetryLater,
+        Settled,
+        Subscription,
+        allocate_evenly,
+        current_delivery,
+    )
     from .credentials import Credentials
     from .errors import (
         AuthenticationError,
@@ -30,15 +46,18 @@ if TYPE_CHECKING:
         ConnectionLostError,
         CorruptMessageError,
         ForkedError,
+        HandlerTimeoutError,
         InvalidMessageError,
         NameServerError,
         OffsetRangeError,
         PermissionDeniedError,
         ProtocolError,
+        QueueLostError,
         RequestTimeoutError,
         RocketMQError,
         SelectorError,
         SendError,
+        SubscriptionConflictError,
         SystemBusyError,
         TopicNotFoundError,
         TransactionError,
@@ -89,17 +108,26 @@ __all__ = [
     "ConfigError",
     "ConnectError",
     "ConnectionLostError",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerHealth",
+    "ConsumerStats",
     "CorruptMessageError",
     "Credentials",
+    "DeadLetter",
+    "Delivery",
     "FaultTable",
     "ForkedError",
+    "HandlerTimeoutError",
     "Hook",
     "InvalidMessageError",
+    "Lag",
     "Message",
     "MessageExt",
     "MessageQueue",
     "NameServerError",
     "OffsetRangeError",
+    "Outcome",
     "PermissionDeniedError",
     "Problem",
     "Producer",
@@ -110,7 +138,10 @@ __all__ = [
     "PullConsumer",
     "PullResult",
     "PullStatus",
+    "QueueLostError",
     "RequestTimeoutError",
+    "Retry",
+    "RetryLater",
     "RocketMQError",
     "Selector",
     "SelectorError",
@@ -118,6 +149,9 @@ __all__ = [
     "SendError",
     "SendResult",
     "SendStatus",
+    "Settled",
+    "Subscription",
+    "SubscriptionConflictError",
     "SystemBusyError",
     "TopicNotFoundError",
     "TransactionError",
@@ -125,6 +159,8 @@ __all__ = [
     "TransactionSendResult",
     "TransactionStatus",
     "WrongLoopError",
+    "allocate_evenly",
+    "current_delivery",
     "run",
     "select_at_random",
     "select_best",
@@ -137,13 +173,17 @@ _PLACES: Final = {
     "rmq_protocol.message": "Message MessageExt MessageQueue",
     ".admin": "Admin",
     ".config": "ClientConfig",
-    ".consumer": "PullConsumer",
+    ".consumer": (
+        "Consumer ConsumerConfig ConsumerHealth ConsumerStats DeadLetter Delivery Lag Outcome PullConsumer Retry RetryLater "
+        "Settled Subscription allocate_evenly current_delivery"
+    ),
     ".credentials": "Credentials",
     ".errors": (
-        "AuthenticationError BackpressureError BrokerError BrokerNotFoundError ClientStateError ConfigError "
-        "ConnectError ConnectionLostError CorruptMessageError ForkedError InvalidMessageError NameServerError "
-        "OffsetRangeError PermissionDeniedError ProtocolError RequestTimeoutError RocketMQError SelectorError SendError "
-        "SystemBusyError TopicNotFoundError TransactionError WrongLoopError"
+        "AuthenticationError BackpressureError BrokerError BrokerNotFoundError ClientStateError ConfigError ConnectError "
+        "ConnectionLostError CorruptMessageError ForkedError HandlerTimeoutError InvalidMessageError NameServerError "
+        "OffsetRangeError PermissionDeniedError ProtocolError QueueLostError RequestTimeoutError RocketMQError "
+        "SelectorError SendError SubscriptionConflictError SystemBusyError TopicNotFoundError TransactionError "
+        "WrongLoopError"
     ),
     ".health": "BrokerHealth Problem",
     ".producer": (

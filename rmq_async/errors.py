@@ -41,6 +41,7 @@ __all__ = [
     "ForkedError",
     "GoAwayError",
     "GroupNotOnlineError",
+    "HandlerTimeoutError",
     "InvalidGroupError",
     "InvalidMessageError",
     "LocalProtocolError",
@@ -51,6 +52,7 @@ __all__ = [
     "PermissionDeniedError",
     "ProtocolError",
     "QueryNotFoundError",
+    "QueueLostError",
     "QueueNotExistError",
     "RemoteProtocolError",
     "ReplyTimeoutError",
@@ -59,6 +61,7 @@ __all__ = [
     "SelectorError",
     "SendError",
     "ServiceNotAvailableError",
+    "SubscriptionConflictError",
     "SystemBusyError",
     "TopicNotExistError",
     "TopicNotFoundError",
@@ -75,6 +78,10 @@ _NO_QUEUE = re.compile(
 
 class ConfigError(RocketMQError, ValueError):
     """A setting is wrong, or contradicts another one; nothing was started."""
+
+
+class SubscriptionConflictError(ConfigError):
+    """Members of one consumer group have different subscriptions, so that each takes messages away from the others."""
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
@@ -396,6 +403,14 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
     """The request was sent and no reply message came in time (10006)."""
 
     code = 10006
+
+
+class HandlerTimeoutError(RocketMQError, TimeoutError):
+    """The handler of a consumer did not end within the ``timeout`` of its subscription; the message is delivered again."""
+
+
+class QueueLostError(RocketMQError):
+    """Another member of the group has taken the queue over, so this one may not commit for it any more."""
 
 
 class Attempt(NamedTuple):

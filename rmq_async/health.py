@@ -22,6 +22,15 @@ ProblemCode = Literal[
     "broker_unreachable",
     "broker_silent",
     "no_credits",
+    "handler_stuck",
+    "queue_stopped",
+    "queue_unreadable",
+    "group_unknown",
+    "not_committed",
+    "not_taken_back",
+    "no_handler",
+    "subscription_conflict",
+    "restarted",
 ]
 """They stay the same, for alerts and tests; docs/production.md says what each means."""
 

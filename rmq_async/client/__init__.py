@@ -8,6 +8,7 @@ from .instance import ClientInstance
 from .lifecycle import LifeCycle, LifeState
 from .losses import lost_offsets
 from .masters import has_master, known_master
+from .membership import group_members
 from .name_servers import NameServers
 from .names import Names
 from .offsets import (
@@ -23,6 +24,7 @@ from .offsets import (
     until_readable,
 )
 from .reply_table import PushedReply
+from .retry_requests import send_back, send_dead_letter
 from .route_table import RouteTable, TopicRoute
 from .time_search import TOOLS_GROUP, store_time_ms
 from .unique_ids import UniqueIds, longest_id
@@ -50,6 +52,7 @@ __all__ = [
     "earliest_store_time_ms",
     "epoch_ms",
     "first_port",
+    "group_members",
     "has_master",
     "known_master",
     "known_queue",
@@ -61,6 +64,8 @@ __all__ = [
     "min_offset",
     "name_server_problem",
     "search_offset",
+    "send_back",
+    "send_dead_letter",
     "store_time_ms",
     "until_readable",
     "vip_address",

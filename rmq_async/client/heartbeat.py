@@ -157,6 +157,11 @@ class Heartbeats:
             if connection is not None and connection not in self._states:
                 self._beat(connection)
 
+    def announce(self) -> None:
+        """Sends a heartbeat to each connected broker in use at the end of this turn of the loop."""
+        if self._soon is None and not self._closed:
+            self._soon = asyncio.get_running_loop().call_soon(self._announce)
+
     async def run(self) -> None:
         """Starts a round every ``interval`` seconds, and tries broken connections in between, for ever."""
         due = machine.monotonic() + self._interval
@@ -249,8 +254,8 @@ class Heartbeats:
 
     def _groups_changed(self, *, announce: bool) -> None:
         self._body = None
-        if announce and self._soon is None and not self._closed:
-            self._soon = asyncio.get_running_loop().call_soon(self._announce)
+        if announce:
+            self.announce()
 
     def _has_groups(self) -> bool:
         return bool(self._producers or self._consumers)

@@ -1,12 +1,40 @@
-"""Reading messages by queue and offset. ``__all__`` are the public names; the others are for the Spark source."""
+"""Consuming: group consumers, and reading by queue and offset.
+
+``__all__`` are the public names; the others are for the Spark source.
+"""
 
 from __future__ import annotations
 
+from .config import Allocate, ConsumerConfig, Positions, Retry, allocate_evenly
+from .consumer import Consumer
 from .continuity import SkippedOffsets as SkippedOffsets
 from .continuity import deleted_among as deleted_among
+from .delivery import Delivery, current_delivery
+from .outcome import DeadLetter, Outcome, RetryLater
 from .pull_consumer import PullConsumer
 from .pulling import PulledBody as PulledBody
 from .pulling import PullRequest as PullRequest
 from .pulling import pull_body as pull_body
+from .settled import Settled
+from .subscription import Subscription
+from .watching import ConsumerHealth, ConsumerStats, Lag
 
-__all__ = ["PullConsumer"]
+__all__ = [
+    "Allocate",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerHealth",
+    "ConsumerStats",
+    "DeadLetter",
+    "Delivery",
+    "Lag",
+    "Outcome",
+    "Positions",
+    "PullConsumer",
+    "Retry",
+    "RetryLater",
+    "Settled",
+    "Subscription",
+    "allocate_evenly",
+    "current_delivery",
+]

@@ -1,0 +1,34 @@
+"""The members of a consumer group, as one broker lists them (GET_CONSUMER_LIST_BY_GROUP, 38)."""
+
+from __future__ import annotations
+
+from rmq_protocol.bodies import GetConsumerListByGroupResponseBody
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import GetConsumerListByGroupRequestHeader, to_ext
+from rmq_protocol.json_body import decode_body
+
+from ..broker_answers import broker_error
+from .instance import ClientInstance
+
+__all__ = ["group_members"]
+
+
+async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
+    """Returns client ids in no order, one for each connection: a client with an old connection that the broker has not given up
+    is there twice. Empty for a group without members, which brokers answer with code 1.
+
+    ``topic``: of whose route the broker is. Raises BrokerError and the errors of a request.
+    """
+    header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
+    command = RemotingCommand(code=RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={**to_ext(header)})
+    response, address = await instance.ask_broker(
+        broker_name, topic, command, instance.config.request_timeout, any_replica=True
+    )
+    if response.code == ResponseCode.SYSTEM_ERROR and "no consumer for this group" in (response.remark or ""):
+        return ()
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(
+            response.code, response.remark, request="GET_CONSUMER_LIST_BY_GROUP", broker=broker_name, address=address
+        )
+    return decode_body(GetConsumerListByGroupResponseBody, response.body).consumer_id_list

@@ -1,0 +1,225 @@
+"""The queues that this member holds: taken over, given up, or lost.
+
+A queue that leaves this member is drained: its pulls end, what has not begun is dropped, running handlers get ``handover_timeout``
+to end, the watermark is committed, and only then its lock is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from .. import machine
+from .._ordered import OrderedSet
+from ..client import ClientInstance
+from .commits import Commits
+from .decision import Decision
+from .delivery import Delivery
+from .dispatch import Dispatcher
+from .fetch import Pulling
+from .group import QueueLocks, Takeover
+from .held_queue import HeldQueue, QueueState
+from .intake import Intake
+from .outcome import Outcome
+from .outcomes import Outcomes
+from .subscription import Subscription
+from .supervisor import Supervisor
+
+__all__ = ["Assignment"]
+
+logger = logging.getLogger(__name__)
+
+COMMIT_TIME: Final = 3.0
+"""Seconds for the last commit of a queue after its drain."""
+SETTLE_TIME: Final = 2.0
+"""Seconds for outcomes that are on their way when the drain ends."""
+
+
+class Assignment:
+    """``subscriptions``: by topic on the wire; the retry topic is not among them. ``held``: by queue on the wire."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        subscriptions: Mapping[str, Subscription],
+        supervisor: Supervisor,
+        pulling: Pulling,
+        commits: Commits,
+        outcomes: Outcomes,
+        intake: Intake,
+    ) -> None:
+        self._instance = instance
+        self._subscriptions = subscriptions
+        self._supervisor = supervisor
+        self._pulling = pulling
+        self._commits = commits
+        self._outcomes = outcomes
+        self._intake = intake
+        self.dispatcher: Dispatcher
+        self.takeover: Takeover
+        self.locks: QueueLocks
+        self.released: Callable[[], None]
+        """Called after a queue was released."""
+        self.held: dict[MessageQueue, HeldQueue] = {}
+        self.leaving: dict[HeldQueue, None] = {}
+        """Queues that are drained."""
+        self._pulls: dict[HeldQueue, asyncio.Task[None]] = {}
+        self._drains: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        self._shares: dict[str, frozenset[MessageQueue]] = {}
+        self._abandoned: dict[HeldQueue, list[MessageExt]] = {}
+        self.handover_timeout = 0.0
+        self.closing = False
+        self.lost = 0
+        """Queues that another member has taken without a handover."""
+        self.rounds = 0
+        """Changes of the share."""
+
+    def owned(self) -> list[HeldQueue]:
+        """Returns the queues whose offsets this member commits."""
+        return [*self.held.values(), *self.leaving]
+
+    def apply(self, shares: dict[str, frozenset[MessageQueue]]) -> None:
+        """Starts to take and to give up queues so that this member holds ``shares``, topic -> queues."""
+        if self.closing:
+            return
+        for topic, share in shares.items():
+            if self._shares.get(topic) != share:
+                self.rounds += 1
+            self._shares[topic] = share
+            given_up = [held for queue, held in self.held.items() if queue.topic == topic and queue not in share]
+            for held in given_up:
+                self._drain(held, self.handover_timeout)
+            unwanted = [queue for queue in self.takeover.queues if queue.topic == topic and queue not in share]
+            if locked := self.takeover.unwant(unwanted):
+                self._supervisor.once("unlock", self.locks.unlock(locked))
+            leaving = {each.queue for each in self.leaving}
+            self.takeover.want(sorted(share - self.held.keys() - leaving))
+
+    def open(self, queue: MessageQueue, offset: int, committed: int | None) -> None:
+        """Begins to pull a queue that was taken over."""
+        shown = self._instance.names.shown_queue(queue)
+        held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
+        held.committed = committed
+        self.held[queue] = held
+        logger.info("%s is read from offset %d on", shown, offset)
+        self._begin_pulls(held)
+
+    def _drain(self, held: HeldQueue, timeout: float) -> None:
+        task = self._supervisor.once(f"drain of {held.shown}", self.give_up(held, timeout))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
+    async def pull_again(self, held: HeldQueue) -> None:
+        """Ends a pull that its broker holds, and pulls at once: messages that a filter leaves out do not wake a held pull."""
+        if held.state is QueueState.RUNNING and held in self._pulls:
+            await self._end_pulls(held)
+            self._begin_pulls(held)
+
+    def _begin_pulls(self, held: HeldQueue) -> None:
+        if held.state is QueueState.RUNNING:
+            self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
+
+    def call_ended(self, held: HeldQueue, delivery: Delivery) -> None:
+        """Records the end of a call."""
+        if delivery.outcome is Outcome.ABANDONED and held in self.leaving:
+            self._abandoned.setdefault(held, []).append(delivery.messages[0])
+        if held.squeezed and not self.dispatcher.waits(held):
+            held.squeezed = False
+        held.settled_at = machine.monotonic()
+        held.changed.set()
+
+    async def give_up(self, held: HeldQueue, timeout: float) -> None:
+        """Drains a queue for up to ``timeout`` seconds, commits it and releases its lock."""
+        if self.held.pop(held.queue, None) is None:
+            return
+        self.leaving[held] = None
+        held.state = QueueState.DRAINING
+        deadline = machine.monotonic() + timeout
+        try:
+            await self._end_pulls(held)
+            self._intake.drop_unbegun(held)
+            if not await self._drained(held, deadline):
+                await self._cut_off(held)
+            if not await self._commits.commit_last(held, COMMIT_TIME):
+                logger.warning("the last offset of %s was not committed in time; its messages are repeated", held.shown)
+        finally:
+            self.leaving.pop(held, None)
+            self._abandoned.pop(held, None)
+            self._intake.stopped.pop(held, None)
+            lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
+        if not lost:
+            await self.locks.unlock([held.queue])
+        logger.info("%s is given up at offset %d", held.shown, held.progress.watermark)
+        if not self.closing and held.queue in self._shares.get(held.queue.topic, ()):
+            self.takeover.want([held.queue])
+        self.released()
+
+    async def give_up_all(self, timeout: float) -> None:
+        """Gives all queues up at the same time."""
+        self.closing = True
+        if locked := self.takeover.unwant(self.takeover.queues):
+            self._supervisor.once("unlock", self.locks.unlock(locked))
+        for held in [*self.held.values()]:
+            self._drain(held, timeout)
+        if self._drains:  # those that a rebalance had begun, too
+            await asyncio.wait([*self._drains])
+
+    def lose(self, queues: Iterable[MessageQueue]) -> None:
+        """Ends the pulls and commits of queues whose locks another member has."""
+        for queue in queues:
+            held = self.held.pop(queue, None)
+            if held is None:
+                for each in self.leaving:
+                    if each.queue == queue:
+                        each.state = QueueState.LOST
+                continue
+            self.lost += 1
+            held.state = QueueState.LOST
+            logger.error("%s was taken over by another member without a handover; running handlers may be repeated", held.shown)
+            if (pulls := self._pulls.pop(held, None)) is not None:
+                pulls.cancel()
+            self._intake.drop_unbegun(held)
+
+    async def _end_pulls(self, held: HeldQueue) -> None:
+        pulls = self._pulls.pop(held, None)
+        if pulls is not None:
+            pulls.cancel()
+            await asyncio.wait([pulls])
+
+    async def _drained(self, held: HeldQueue, deadline: float) -> bool:
+        """Waits until every call of the queue has ended; returns False at ``deadline``."""
+        while held.running or self.dispatcher.waits(held):
+            held.changed.clear()
+            try:
+                async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
+                    await held.changed.wait()
+            except TimeoutError:
+                return not held.running and not self.dispatcher.waits(held)
+        return True
+
+    async def _cut_off(self, held: HeldQueue) -> None:
+        """Cancels the calls that have not ended, and gives back what would be skipped by the next owner's first pull.
+
+        An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. One with settled messages
+        behind it is given back, and the watermark passes it. Never both.
+        """
+        running = list(held.running)
+        for delivery in running:
+            if delivery.state == "running" and delivery.subscription.is_async and delivery.task is not None:
+                delivery.task.cancel()
+        tasks = [each.task for each in running if each.task is not None and each.subscription.is_async]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SETTLE_TIME)
+        waiting = self._intake.withdraw_waiting(held)
+        left = sorted([*self._abandoned.get(held, ()), *waiting], key=lambda message: message.queue_offset)
+        for message in left:
+            if held.progress.settled_above(message.queue_offset):
+                outcome = await self._outcomes.give_back(held, message.topic, message, Decision(Outcome.RETRIED))
+                if outcome is not Outcome.ABANDONED:
+                    held.progress.settle(message.queue_offset)
+        if held.running:
+            logger.warning("%d handlers of %s run on in threads; their messages are repeated", len(held.running), held.shown)

@@ -1,0 +1,216 @@
+"""Handler calls: a task for each, a deadline, a thread for a plain function, and the outcome of the message.
+
+A call occupies its slot until the outcome is with the broker, so that a broker that takes nothing back slows the consumer down
+instead of filling its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import Context, copy_context
+from typing import Any, Final, Protocol
+
+from rmq_protocol.message import MessageExt
+
+from .. import machine
+from .._text import printable
+from ..errors import HandlerTimeoutError
+from .config import Retry
+from .deadlines import CallDeadlines
+from .decision import Decision, decide
+from .delivery import CURRENT, Delivery
+from .held_queue import HeldQueue
+from .outcome import DeadLetter, Outcome, RetryLater
+from .subscription import Subscription
+
+__all__ = ["HandlerCalls", "Settle"]
+
+logger = logging.getLogger(__name__)
+
+CUT_OFF_TIME: Final = 1.0
+"""Seconds that a cancelled handler has to end after the stop."""
+TRACEBACK_EVERY: Final = 10.0
+"""Seconds between two tracebacks of one handler in the log."""
+
+
+class Settle(Protocol):
+    """Carries a decision out; returns what came of it."""
+
+    def __call__(self, held: HeldQueue, delivery: Delivery, decision: Decision, /) -> Coroutine[Any, Any, Outcome]: ...
+
+
+class HandlerCalls:
+    """``retry``: of subscriptions without their own. ``settle``: gives messages back. ``ended``: called at the end of each call.
+
+    ``context``: that handlers run in a copy of.
+    """
+
+    def __init__(
+        self,
+        retry: Retry,
+        concurrency: int,
+        settle: Settle,
+        ended: Callable[[HeldQueue, Delivery, BaseException | None], None],
+        context: Context,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._retry = retry
+        self._concurrency = concurrency
+        self._settle = settle
+        self._ended = ended
+        self._context = context
+        self._deadlines = CallDeadlines(self._expire)
+        self._threads: ThreadPoolExecutor | None = None
+        self._reported: dict[Subscription, float] = {}
+        """When the last traceback of each subscription's handler was logged."""
+        self.running: dict[Delivery, HeldQueue] = {}
+        self.failed = 0
+        """Calls that raised."""
+
+    def begin(self, held: HeldQueue, subscription: Subscription, message: MessageExt) -> None:
+        """Starts the task of one call."""
+        delivery = Delivery(subscription, message)
+        held.running[delivery] = message.queue_offset
+        self.running[delivery] = held
+        self._deadlines.add(delivery)
+        name = f"rmq_async {subscription.topic} {message.msg_id}"
+        delivery.task = self._loop.create_task(self._run(held, delivery), name=name, context=self._context.copy())
+
+    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Returns whether ``task`` is that of a call."""
+        return any(delivery.task is task for delivery in self.running)
+
+    def cancel_all(self) -> None:
+        """Cancels the calls whose handlers run."""
+        for delivery in [*self.running]:
+            if delivery.state == "running" and delivery.subscription.is_async and delivery.task is not None:
+                delivery.task.cancel()
+
+    async def cut_off(self) -> None:
+        """Cancels all calls, and waits until they have ended, up to CUT_OFF_TIME; threads run on."""
+        tasks = [delivery.task for delivery in self.running if delivery.task not in (None, asyncio.current_task())]
+        left = [task for task in tasks if task is not None]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=CUT_OFF_TIME)
+
+    def close(self) -> None:
+        """Called when no call runs, or none is waited for any more."""
+        self._deadlines.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+    async def _run(self, held: HeldQueue, delivery: Delivery) -> None:
+        CURRENT.set(delivery)
+        error: BaseException | None = None
+        try:
+            error = await self._call(delivery)
+            delivery.state = "settling"
+            self._deadlines.remove()
+            decision = self._decide(error, delivery)
+            delivery.outcome = await self._settle(held, delivery, decision)
+        except asyncio.CancelledError:
+            if delivery.state == "running":
+                self._deadlines.remove()
+            delivery.outcome = Outcome.ABANDONED
+        finally:
+            delivery.state = "finished"
+            self.running.pop(delivery, None)
+            held.running.pop(delivery, None)
+            self._ended(held, delivery, error)
+            delivery.task = None
+            del error
+
+    async def _call(self, delivery: Delivery) -> BaseException | None:
+        """Returns the error of the handler, None where it returned. Raises CancelledError where the call is cancelled."""
+        subscription, message = delivery.subscription, delivery.messages[0]
+        task = delivery.task
+        assert task is not None
+        try:
+            if subscription.is_async:
+                await subscription.handler(message)  # type: ignore[misc]
+            else:
+                result = await self._loop.run_in_executor(self._executor(), copy_context().run, subscription.handler, message)
+                if inspect.isawaitable(result):
+                    await result
+        except asyncio.CancelledError as cancelled:
+            if delivery.timed_out and task.uncancel() == 0:
+                return _timeout(delivery)
+            if task.cancelling():
+                raise
+            return cancelled  # the handler's own
+        except Exception as error:  # noqa: BLE001 - the outcome of the message
+            return error
+        if delivery.timed_out:
+            task.uncancel()
+            if not subscription.is_async:  # a thread cannot be cancelled
+                return _timeout(delivery)
+        return None
+
+    def _executor(self) -> Executor:
+        if machine.executor is not None:
+            return machine.executor
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="rmq_async handler")
+        return self._threads
+
+    def _expire(self, delivery: Delivery) -> None:
+        delivery.timed_out = True
+        if delivery.subscription.is_async:
+            if delivery.task is not None:
+                delivery.task.cancel("the handler timed out")
+            return
+        logger.warning(
+            "handler %s runs longer than its timeout of %s s for message %s; a thread cannot be cancelled, the message is "
+            "delivered again when it ends",
+            delivery.subscription.name,
+            delivery.subscription.timeout,
+            delivery.messages[0].msg_id,
+        )
+
+    def _decide(self, error: BaseException | None, delivery: Delivery) -> Decision:
+        subscription = delivery.subscription
+        retry = subscription.retry if subscription.retry is not None else self._retry
+        try:
+            decision = decide(error, subscription, retry, delivery.attempt)
+        except Exception:
+            logger.exception("the delays of subscription %s failed; the broker's delay is used", subscription.topic)
+            decision = Decision(Outcome.RETRIED, max_times=retry.limit)
+        if error is not None:
+            self.failed += 1
+            self._log(error, delivery, decision)
+        return decision
+
+    def _log(self, error: BaseException, delivery: Delivery, decision: Decision) -> None:
+        subscription, message = delivery.subscription, delivery.messages[0]
+        where = f"message {message.msg_id} of {subscription.topic} ({message.queue}, offset {message.queue_offset})"
+        if decision.cut:
+            logger.warning("%s: its delay is longer than 2 h, the longest one; it is delivered again after 2 h", where)
+        if decision.outcome is Outcome.DEAD_LETTERED:
+            reason = decision.reason or printable(repr(error), 500)
+            logger.error("dead-lettered: %s, attempt %d, by handler %s: %s", where, delivery.attempt, subscription.name, reason)
+            return
+        quiet = isinstance(error, RetryLater | DeadLetter)
+        now = machine.monotonic()
+        with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
+        if with_traceback:
+            self._reported[subscription] = now
+        logger.warning(
+            "attempt %d failed, the message is delivered again: %s, handler %s: %s",
+            delivery.attempt,
+            where,
+            subscription.name,
+            printable(repr(error), 500),
+            exc_info=error if with_traceback else None,
+        )
+
+
+def _timeout(delivery: Delivery) -> HandlerTimeoutError:
+    subscription = delivery.subscription
+    return HandlerTimeoutError(f"handler {subscription.name} did not end within {subscription.timeout:g} s")

@@ -1,0 +1,129 @@
+"""Commits: the watermark of each held queue goes to its broker, which keeps it as the group's offset.
+
+Each ``commit_interval`` the queues whose watermark has moved are committed, answered, one request in flight per queue. All held
+queues are committed once per ``rebalance_interval``: brokers take offsets from any client, and a stale one of a former owner would
+stay otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .._asyncio import for_each
+from .._text import printable
+from ..client import ClientInstance, commit_offset
+from ..errors import RocketMQError
+from .held_queue import HeldQueue
+
+__all__ = ["Commits"]
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 16
+GAP: Final = 5.0
+"""Seconds without a turn of the loop after which the membership is confirmed before the next commit."""
+
+
+class Commits:
+    """``held``: the queues to commit. ``owns``: whether this member may still write the offset of a queue."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        held: Callable[[], Iterable[HeldQueue]],
+        owns: Callable[[MessageQueue], bool],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._held = held
+        self._owns = owns
+        self.count = 0
+        """Offsets that brokers have confirmed."""
+        self.error: str | None = None
+        """Of the last round; None after one without errors."""
+
+    async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
+        """Commits for ever. ``after_gap``: awaited where the loop was blocked for longer than GAP."""
+        full_at = machine.monotonic() + full_interval
+        while True:
+            before = machine.monotonic()
+            await asyncio.sleep(interval)
+            now = machine.monotonic()
+            if now - before - interval > GAP:
+                logger.warning(
+                    "the event loop was blocked for %.1f s; the locks of the queues are confirmed first", now - before
+                )
+                await after_gap()
+            full = now >= full_at
+            if full:
+                full_at = now + full_interval
+            await self.round(full=full)
+
+    async def round(self, *, full: bool = False, failures: list[RocketMQError] | None = None) -> None:
+        """Commits the queues whose watermark has moved, or all of them. ``failures``: gets the errors."""
+        due = [each for each in self._held() if self._may(each) and (full or each.committed != each.progress.watermark)]
+        errors: list[str] = []
+
+        async def commit(held: HeldQueue) -> None:
+            try:
+                await self.commit(held)
+            except RocketMQError as error:
+                errors.append(printable(error, 500))
+                if failures is not None:
+                    failures.append(error)
+
+        await for_each(due, commit, at_once=AT_ONCE)
+        error = errors[0] if errors else None
+        if error is not None and self.error is None:
+            logger.warning("offsets of %d queues were not committed, they are again in the next round: %s", len(errors), error)
+        self.error = error
+
+    async def now(self) -> None:
+        """Commits the queues whose watermark has moved. Raises the first error, after all requests."""
+        failures: list[RocketMQError] = []
+        await self.round(failures=failures)
+        if failures:
+            raise failures[0]
+
+    async def commit(self, held: HeldQueue) -> None:
+        """Commits one queue; returns when its broker has answered. Raises the error of the request."""
+        if held.committing:  # the round that does it leaves what moved meanwhile to the next one
+            return
+        held.committing = True
+        try:
+            offset = held.progress.watermark
+            await commit_offset(self._instance, self._group, held.queue, offset)
+            held.committed = offset
+            self.count += 1
+        finally:
+            held.committing = False
+
+    def _may(self, held: HeldQueue) -> bool:
+        return held.is_owned and self._owns(held.queue)
+
+    async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
+        """Commits a queue that is given up; returns whether its broker has confirmed its watermark within ``timeout`` seconds."""
+        deadline = machine.monotonic() + timeout
+        while held.committed != held.progress.watermark:
+            left = deadline - machine.monotonic()
+            if left <= 0 or not self._may(held):
+                return False
+            try:
+                async with asyncio.timeout(left):
+                    await self.commit(held)
+            except TimeoutError:
+                return False
+            except RocketMQError as error:
+                logger.warning("the last offset of %s was not committed: %s", held.shown, printable(error, 500))
+                await asyncio.sleep(min(0.1, max(deadline - machine.monotonic(), 0.0)))
+            else:
+                if held.committing:
+                    await asyncio.sleep(0.01)
+        return True

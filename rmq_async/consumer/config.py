@@ -1,0 +1,233 @@
+"""Settings of a group consumer: immutable, checked when made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from typing import Any, Final, Literal, Protocol
+
+from rmq_protocol.allocation import allocate_averagely
+from rmq_protocol.errors import shown
+from rmq_protocol.message import MessageQueue
+
+from ..config import ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
+from ..errors import ConfigError
+from ..options import suggests_keywords
+
+__all__ = [
+    "Allocate",
+    "AssignmentCallback",
+    "ConsumerConfig",
+    "ConsumerOptions",
+    "Positions",
+    "Retry",
+    "allocate_evenly",
+    "split_options",
+]
+
+MAX_CONCURRENCY: Final = 65_536
+MAX_PULL_SIZE: Final = 1024
+MAX_DELAY: Final = 7200.0
+"""Seconds: the highest delay level of a stock broker."""
+
+Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
+"""Own client id, the sorted queues of a topic, the sorted client ids of the group -> the queues of this member."""
+AssignmentCallback = Callable[[frozenset[MessageQueue]], Awaitable[None] | None]
+
+
+def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
+    """Returns a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it."""
+    return allocate_averagely(client_id, queues, client_ids)
+
+
+class Positions(Protocol):
+    """Stored positions of a broadcast consumer."""
+
+    async def load(self, topic: str) -> Mapping[MessageQueue, int]: ...
+    async def save(self, positions: Mapping[MessageQueue, int], /) -> None: ...
+
+
+@suggests_keywords
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How often and when a message whose handler raised is delivered again.
+
+    ``limit``: attempts after the first one; then the message is dead-lettered. None: the group's ``retryMaxTimes`` at the broker
+    (16 unless set). ``delays``: seconds before the second, third, ... attempt, the last one repeated, or a function of the attempt
+    that failed, counted from 1; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at or
+    above a delay is used. ``max_hold``: seconds for which an ordered subscription holds a key or a queue.
+
+    Raises ConfigError for values out of range.
+    """
+
+    limit: int | None = None
+    delays: Sequence[float] | Callable[[int], float] | None = None
+    max_hold: float | None = 900.0
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            check_int("limit", self.limit, 0, 1_000_000)
+        if self.max_hold is not None:
+            check_seconds("max_hold", self.max_hold)
+        if self.delays is None or callable(self.delays):
+            return
+        given: object = self.delays
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise ConfigError(f"delays must be one or more numbers of seconds, a function or None, not {shown(self.delays)}")
+        for delay in self.delays:
+            check_seconds("delays: each", delay, zero=True)
+        object.__setattr__(self, "delays", tuple(self.delays))
+
+    def delay_after(self, attempt: int) -> float | None:
+        """Returns seconds before the attempt after ``attempt``, counted from 1; None for the broker's ladder."""
+        delays = self.delays
+        if delays is None:
+            return None
+        if callable(delays):
+            return float(delays(attempt))
+        return float(delays[min(attempt, len(delays)) - 1])
+
+
+@suggests_keywords
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig:
+    """How a group consumer works. Times are seconds, sizes bytes.
+
+    ``concurrency``: handler calls at a time, of the whole consumer. ``buffered_limit``, ``buffered_bytes_limit``: messages and
+    bytes of bodies that are pulled and not settled, for the whole consumer. ``max_span``: offsets from the first unsettled message
+    of a queue to the last one pulled; it bounds what a crash repeats. ``pull_size``: messages that one pull asks for.
+
+    ``start_from``: where a group without any committed offset for a topic starts: "latest", "earliest" or an aware datetime.
+    ``out_of_range``: what to do about an offset whose message is deleted: go on with the first ("earliest") or after the last
+    message ("latest"), or "stop" the queue.
+
+    ``commit_interval``: between two commits of changed offsets. ``rebalance_interval``: between two looks at the members of the
+    group, which also happen at every notice of a broker. ``allocate``: a function that computes this member's share; it must be the
+    same in all members. ``handover_timeout``: for which a queue that goes to another member waits for its running handlers.
+    ``stop_timeout``: default of ``stop()``. ``on_conflict``: log a WARNING, or raise SubscriptionConflictError from ``start()``,
+    where members of the group have different subscriptions. ``retry``: of subscriptions without their own. ``stuck_after``: age
+    of a handler call from which ``health()`` names it.
+
+    Raises ConfigError for values out of range, and for ``mode="pop"``, ``broadcast``, ``hooks``, ``trace`` and callbacks, which
+    are not supported yet.
+    """
+
+    mode: Literal["pull", "pop"] = "pull"
+    concurrency: int = 64
+    buffered_limit: int = 4096
+    buffered_bytes_limit: int = 64 * 1024 * 1024
+    max_span: int = 2000
+    pull_size: int = 32
+    start_from: Literal["latest", "earliest"] | datetime = "latest"
+    out_of_range: Literal["earliest", "latest", "stop"] = "earliest"
+    commit_interval: float = 1.0
+    rebalance_interval: float = 20.0
+    allocate: Allocate = allocate_evenly
+    handover_timeout: float = 10.0
+    stop_timeout: float = 25.0
+    broadcast: bool | Positions = False
+    invisible_time: float = 60.0
+    max_lease: float = 3600.0
+    on_conflict: Literal["warn", "raise"] = "warn"
+    on_assigned: AssignmentCallback | None = None
+    on_revoked: AssignmentCallback | None = None
+    on_released: AssignmentCallback | None = None
+    on_lost: AssignmentCallback | None = None
+    retry: Retry = field(default_factory=Retry)
+    hooks: Sequence[object] = ()
+    trace: bool = False
+    stuck_after: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_int("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
+        check_int("buffered_limit", self.buffered_limit, 1, 1 << 31)
+        check_int("buffered_bytes_limit", self.buffered_bytes_limit, 1024, 1 << 40)
+        check_int("max_span", self.max_span, 1, 1 << 31)
+        check_int("pull_size", self.pull_size, 1, MAX_PULL_SIZE)
+        for name in ("commit_interval", "rebalance_interval", "handover_timeout", "invisible_time", "max_lease", "stuck_after"):
+            check_seconds(name, getattr(self, name))
+        check_seconds("stop_timeout", self.stop_timeout, zero=True)
+        self._check_choices()
+        self._check_unsupported()
+
+    def _check_choices(self) -> None:
+        start = self.start_from
+        if isinstance(start, datetime):
+            if start.utcoffset() is None:
+                raise ConfigError(f"start_from must be an aware datetime, {start.isoformat()} has no time zone")
+        elif start not in ("latest", "earliest"):
+            raise ConfigError(f'start_from must be "latest", "earliest" or a datetime, not {shown(start)}')
+        if self.out_of_range not in ("earliest", "latest", "stop"):
+            raise ConfigError(f'out_of_range must be "earliest", "latest" or "stop", not {shown(self.out_of_range)}')
+        if self.on_conflict not in ("warn", "raise"):
+            raise ConfigError(f'on_conflict must be "warn" or "raise", not {shown(self.on_conflict)}')
+        if self.mode not in ("pull", "pop"):
+            raise ConfigError(f'mode must be "pull" or "pop", not {shown(self.mode)}')
+        if not callable(self.allocate):
+            raise ConfigError(f"allocate must be a function, not {shown(self.allocate)}")
+        if not isinstance(self.retry, Retry):
+            raise ConfigError(f"retry must be a Retry, not {shown(self.retry)}")
+
+    def _check_unsupported(self) -> None:
+        check_flag("trace", self.trace)
+        for item in fields(self):
+            if item.name in _NOT_YET and getattr(self, item.name) != item.default:
+                raise ConfigError(f"{item.name}={shown(getattr(self, item.name))} is not supported yet")
+
+
+_NOT_YET: Final = frozenset(
+    {
+        "mode", "broadcast", "invisible_time", "max_lease", "hooks", "trace", "on_assigned", "on_revoked", "on_released", "on_lost"
+    }
+)  # fmt: skip
+"""Settings of later releases: a value other than the default is refused."""
+
+
+class ConsumerOptions(ClientOptions, total=False):
+    """The fields of ConsumerConfig and ClientConfig as keywords of consumers."""
+
+    mode: Literal["pull", "pop"]
+    concurrency: int
+    buffered_limit: int
+    buffered_bytes_limit: int
+    max_span: int
+    pull_size: int
+    start_from: Literal["latest", "earliest"] | datetime
+    out_of_range: Literal["earliest", "latest", "stop"]
+    commit_interval: float
+    rebalance_interval: float
+    allocate: Allocate
+    handover_timeout: float
+    stop_timeout: float
+    broadcast: bool | Positions
+    invisible_time: float
+    max_lease: float
+    on_conflict: Literal["warn", "raise"]
+    on_assigned: AssignmentCallback | None
+    on_revoked: AssignmentCallback | None
+    on_released: AssignmentCallback | None
+    on_lost: AssignmentCallback | None
+    retry: Retry
+    hooks: Sequence[object]
+    trace: bool
+    stuck_after: float
+
+
+_FIELDS: Final = frozenset(item.name for item in fields(ConsumerConfig))
+
+
+def split_options(
+    owner: str,
+    namesrv: str | Sequence[str] | None,
+    client: ClientConfig | None,
+    config: ConsumerConfig | None,
+    options: Mapping[str, object],
+) -> tuple[ClientConfig, ConsumerConfig]:
+    """Sorts keyword options into the two configs. Raises TypeError for an unknown option and for a config of another type."""
+    merged = client_options(owner, namesrv, client, options, _FIELDS)
+    if not isinstance(config, ConsumerConfig | None):
+        raise TypeError(f"config must be a ConsumerConfig, not {type(config).__name__}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS}
+    consuming = config if config is not None else ConsumerConfig()
+    return merged, replace(consuming, **given) if given else consuming

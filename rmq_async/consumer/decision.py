@@ -1,0 +1,56 @@
+"""What to do with a message after its handler has ended. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final, NamedTuple
+
+from .config import MAX_DELAY, Retry
+from .outcome import DeadLetter, Outcome, RetryLater
+from .subscription import Subscription
+
+__all__ = ["DELAYS", "Decision", "decide", "level_of"]
+
+DELAYS: Final = (
+    1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, MAX_DELAY,
+)  # fmt: skip
+"""Seconds of the delay levels 1 to 18 (``messageDelayLevel`` of a stock broker)."""
+BY_ATTEMPT: Final = 0
+"""The level with which the broker chooses by the message's attempts (3 + reconsume times)."""
+DEAD: Final = -1
+"""The level with which the broker dead-letters the message."""
+
+
+class Decision(NamedTuple):
+    """``level``: of CONSUMER_SEND_MSG_BACK (36). ``max_times``: its ``maxReconsumeTimes``, None for the group's own setting.
+
+    ``reason``: for the log, empty where the error says it. ``cut``: whether the delay is longer than the longest level.
+    """
+
+    outcome: Outcome
+    level: int = BY_ATTEMPT
+    max_times: int | None = None
+    reason: str = ""
+    cut: bool = False
+
+
+def level_of(delay: float) -> int:
+    """Returns the lowest delay level of ``delay`` seconds or more; 18, which is 2 h, for more."""
+    return min(bisect_left(DELAYS, delay) + 1, len(DELAYS))
+
+
+def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
+    """``error``: that the handler raised, None where it returned. ``retry``: of the subscription, or the consumer's. ``attempt``:
+    that has ended, counted from 1."""
+    if error is None:
+        return Decision(Outcome.DONE)
+    if isinstance(error, DeadLetter):
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)
+    if isinstance(error, subscription.dead_letter_on):
+        return Decision(Outcome.DEAD_LETTERED, DEAD)
+    if retry.limit is not None and attempt > retry.limit:
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"attempt {attempt} of {retry.limit + 1}")
+    delay = error.delay if isinstance(error, RetryLater) and error.delay is not None else retry.delay_after(attempt)
+    if delay is None:
+        return Decision(Outcome.RETRIED, max_times=retry.limit)
+    return Decision(Outcome.RETRIED, level_of(delay), retry.limit, cut=delay > MAX_DELAY)

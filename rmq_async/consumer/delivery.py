@@ -1,0 +1,67 @@
+"""One call of a handler: its message, its attempt, its deadline and its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import Literal
+
+from rmq_protocol.message import MessageExt
+
+from .. import machine
+from ..errors import ClientStateError
+from ..timeouts import checked_timeout
+from .outcome import Outcome
+from .subscription import Subscription
+
+__all__ = ["CURRENT", "Delivery", "current_delivery"]
+
+
+class Delivery:
+    """One call of a handler.
+
+    ``messages``: of this call. ``topic``: the one that was subscribed to, also for a message that is delivered again. ``attempt``:
+    counted from 1. ``deadline``: monotonic time at which the call times out; None for never. ``state``: "running" in the handler,
+    "settling" while its outcome goes to the broker, then "finished". ``outcome``: None until the message is settled or abandoned.
+    """
+
+    __slots__ = ("attempt", "began", "deadline", "messages", "outcome", "state", "subscription", "task", "timed_out", "topic")
+
+    def __init__(self, subscription: Subscription, message: MessageExt) -> None:
+        self.subscription = subscription
+        self.messages = (message,)
+        self.topic = subscription.topic
+        self.attempt = message.reconsume_times + 1
+        self.began = machine.monotonic()
+        self.deadline = None if subscription.timeout is None else self.began + subscription.timeout
+        self.state: Literal["running", "settling", "finished"] = "running"
+        self.outcome: Outcome | None = None
+        self.timed_out = False
+        self.task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        message = self.messages[0]
+        return f"<Delivery of {message.msg_id} of {self.topic}, attempt {self.attempt}, {self.state}>"
+
+    @property
+    def age(self) -> float:
+        """Seconds since the call began."""
+        return machine.monotonic() - self.began
+
+    def extend(self, seconds: float) -> None:
+        """Moves the deadline to ``seconds`` from now.
+
+        Raises ClientStateError when the handler has ended or has timed out; ValueError unless ``seconds`` is above 0.
+        """
+        seconds = checked_timeout(seconds, "seconds")
+        if self.state != "running" or self.timed_out:
+            raise ClientStateError(f"the delivery of message {self.messages[0].msg_id} is over, its deadline cannot move")
+        self.deadline = machine.monotonic() + seconds
+
+
+CURRENT: ContextVar[Delivery] = ContextVar("rmq_async_delivery")
+
+
+def current_delivery() -> Delivery:
+    """Returns the delivery of the handler that runs in this context. Raises LookupError outside of handlers."""
+    return CURRENT.get()

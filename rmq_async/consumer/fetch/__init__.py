@@ -1,0 +1,9 @@
+"""Pulling: room for messages, the pulls of each queue, and offsets that a broker does not hold."""
+
+from __future__ import annotations
+
+from .budget import Budget
+from .illegal_offset import Cause, Move, find_move
+from .pulling import Pulling, PullLimits
+
+__all__ = ["Budget", "Cause", "Move", "PullLimits", "Pulling", "find_move"]

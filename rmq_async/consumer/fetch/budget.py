@@ -1,0 +1,90 @@
+"""Room for pulled messages, in messages and bytes, for all queues of a consumer.
+
+A queue reserves room before it pulls and releases it when the answer is there; each message of the answer takes its own room, and
+gives it back when it is settled or dropped. Queues that wait get their turn in the order in which they came. A pull of a queue
+that is read to its end reserves nothing: it asks for one message, so that a full buffer elsewhere does not delay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """``messages``, ``size``: of messages that are buffered or being handled, without what is reserved. ``full``: called when a
+    queue has to wait."""
+
+    __slots__ = ("_max_messages", "_max_size", "_reserved", "_reserved_size", "_waiting", "full", "messages", "size")
+
+    def __init__(self, max_messages: int, max_size: int) -> None:
+        self._max_messages = max_messages
+        self._max_size = max_size
+        self._reserved = self._reserved_size = 0
+        self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
+        self.messages = 0
+        self.size = 0
+        self.full: Callable[[], None] = _nothing
+
+    @property
+    def waiting(self) -> int:
+        """Number of queues that wait for room."""
+        return len(self._waiting)
+
+    async def reserve(self, messages: int, size: int) -> None:
+        """Reserves room for a pull, after the queues that wait already. Where nothing is taken, there is room for any pull."""
+        if not self._waiting and self._fits(messages, size):
+            self._reserve(messages, size)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((messages, size, future))
+        self.full()
+        self._wake()
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.release(messages, size)
+            raise
+
+    def release(self, messages: int, size: int) -> None:
+        """Ends a reservation."""
+        self._reserved -= messages
+        self._reserved_size -= size
+        self._wake()
+
+    def take(self, messages: int, size: int) -> None:
+        """Takes room for messages that are there."""
+        self.messages += messages
+        self.size += size
+
+    def give(self, messages: int, size: int) -> None:
+        """Gives room back."""
+        self.messages -= messages
+        self.size -= size
+        self._wake()
+
+    def _reserve(self, messages: int, size: int) -> None:
+        self._reserved += messages
+        self._reserved_size += size
+
+    def _wake(self) -> None:
+        waiting = self._waiting
+        while waiting and (waiting[0][2].done() or self._fits(*waiting[0][:2])):
+            messages, size, future = waiting.popleft()
+            if not future.done():
+                self._reserve(messages, size)
+                future.set_result(None)
+
+    def _fits(self, messages: int, size: int) -> bool:
+        taken, taken_size = self.messages + self._reserved, self.size + self._reserved_size
+        if not taken and not taken_size:
+            return True
+        return taken + messages <= self._max_messages and taken_size + size <= self._max_size
+
+
+def _nothing() -> None:
+    """No queue holds more than its share."""

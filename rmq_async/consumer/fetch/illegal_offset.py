@@ -1,0 +1,49 @@
+"""Where a queue goes on whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21).
+
+There are three causes. An operator has reset the group's offset: the pulled offset exists, and the broker says where to go on. The
+message is deleted: the offset is below the minimum, and ``out_of_range`` decides. The queue ends below the offset: a new master
+lacks messages, or is not the master yet; that is confirmed three times before the member goes back to the end of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import Final, NamedTuple
+
+from rmq_protocol.message import MessageQueue
+
+from ...client import ClientInstance, max_offset, min_offset
+
+__all__ = ["Cause", "Move", "find_move"]
+
+CONFIRMATIONS: Final = 3
+
+
+class Cause(Enum):
+    RESET = "the group's offset was reset"
+    DELETED = "messages were deleted before they were pulled"
+    BEYOND_END = "the queue ends below the offset"
+    OVER = "the broker holds the offset again"
+
+
+class Move(NamedTuple):
+    """``offset``: where to go on."""
+
+    cause: Cause
+    offset: int
+
+
+async def find_move(instance: ClientInstance, queue: MessageQueue, offset: int, proposed: int, patience: float) -> Move:
+    """``offset``: of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds over which an end below
+    ``offset`` is confirmed. Asks the master only; raises the errors of these requests."""
+    for confirmation in range(CONFIRMATIONS):
+        low = await min_offset(instance, queue, any_replica=False)
+        high = await max_offset(instance, queue, any_replica=False)
+        if offset < low:
+            return Move(Cause.DELETED, low)
+        if offset <= high:
+            return Move(Cause.RESET if proposed != offset and low <= proposed <= high else Cause.OVER, proposed)
+        if confirmation < CONFIRMATIONS - 1:
+            await asyncio.sleep(patience / (CONFIRMATIONS - 1))
+    return Move(Cause.BEYOND_END, high)

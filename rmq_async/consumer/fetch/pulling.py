@@ -1,0 +1,154 @@
+"""The pulls of one held queue, one in flight at a time; what they bring goes into the buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ... import machine
+from ..._backoff import Backoff
+from ..._ordered import OrderedSet
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import (
+    FlowControlError,
+    NoPermissionError,
+    QueueNotExistError,
+    RocketMQError,
+    SubscriptionGroupNotExistError,
+    SystemBusyError,
+    TopicNotFoundError,
+)
+from ...results import PullResult, PullStatus
+from ..held_queue import HeldQueue, QueueState
+from ..pulling import Calls, PullRequest, pull_once
+from .budget import Budget
+
+__all__ = ["PullLimits", "Pulling"]
+
+logger = logging.getLogger(__name__)
+
+SUSPEND: Final = 15.0
+"""Seconds that a broker may hold a pull; it looks every 5 s, so up to 20."""
+PULL_TIMEOUT: Final = 30.0
+FIRST_PULL_SIZE: Final = 4 * 1024 * 1024
+"""Bytes for which the first pull of a queue takes room, before the size of its messages is known."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 5.0
+BUSY_PAUSE: Final = 1.0
+REFUSED_PAUSE: Final = 30.0
+"""Seconds between pulls that a broker refuses until an operator acts."""
+REPORT_EVERY: Final = 30.0
+IDLE_ANSWERS: Final = 10
+"""Answers in a row without progress after which the next pull waits."""
+
+
+class PullLimits:
+    """``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one."""
+
+    __slots__ = ("size", "span")
+
+    def __init__(self, size: int, span: int) -> None:
+        self.size = size
+        self.span = span
+
+
+class Pulling:
+    """``group``: on the wire. ``accept``: takes an answer with or without messages. ``moved``: finds where to go on after an answer
+    that says that the broker does not hold the offset. ``lost_route``: called when a queue seems to have left its topic."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        limits: PullLimits,
+        budget: Budget,
+        accept: Callable[[HeldQueue, PullResult], None],
+        moved: Callable[[HeldQueue, PullResult], Awaitable[None]],
+        lost_route: Callable[[HeldQueue], None],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._limits = limits
+        self._budget = budget
+        self._accept = accept
+        self._moved = moved
+        self._lost_route = lost_route
+        self._calls: Calls = OrderedSet()
+
+    async def run(self, held: HeldQueue) -> None:
+        """Pulls for as long as the queue is held; ends only by cancellation, or when the queue stops running."""
+        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        idle, reported = 0, 0.0
+        while held.state is QueueState.RUNNING:
+            room = await self._room(held)
+            messages, reserved = await self._reserve(held, room)
+            offset = held.cursor
+            held.pulled_at = machine.monotonic()
+            try:
+                result = await self._pull(held, messages)
+            except RocketMQError as error:
+                now = machine.monotonic()
+                if now - reported > REPORT_EVERY:
+                    reported = now
+                    logger.warning("pulls of %s fail and are repeated: %s", held.shown, printable(error, 500))
+                held.error = error
+                pause = self._pause(held, error, pauses)
+            else:
+                held.error, reported, pause = None, 0.0, 0.0
+                pauses.reset()
+                if held.cursor != offset:
+                    continue  # it was moved meanwhile, so that this answer is of no use
+                if result.status is PullStatus.OFFSET_ILLEGAL:
+                    await self._moved(held, result)
+                else:
+                    self._accept(held, result)
+                idle = 0 if held.cursor > offset else idle + 1
+                if idle >= IDLE_ANSWERS and machine.monotonic() - held.pulled_at < 1.0:
+                    pause = pauses.next()
+            finally:
+                if reserved:
+                    self._budget.release(messages, reserved)
+            if pause:
+                await asyncio.sleep(pause)
+
+    async def _room(self, held: HeldQueue) -> int:
+        """Waits until the span allows another message; returns how many."""
+        while True:
+            room = self._limits.span - held.progress.span
+            if room > 0 and not held.squeezed:
+                return room
+            held.changed.clear()
+            await held.changed.wait()
+
+    async def _reserve(self, held: HeldQueue, room: int) -> tuple[int, int]:
+        """Reserves room for the next pull; returns its number of messages, and the bytes that are reserved, 0 for none."""
+        if held.is_caught_up:
+            return 1, 0
+        mean = held.mean_size
+        messages = min(self._limits.size, room)
+        size = FIRST_PULL_SIZE if mean is None else max(round(mean * messages), 1)
+        await self._budget.reserve(messages, size)
+        return messages, size
+
+    async def _pull(self, held: HeldQueue, messages: int) -> PullResult:
+        tags = "*" if held.subscription is None else held.subscription.tags
+        suspend, timeout = 0.0, self._instance.config.request_timeout
+        if held.is_caught_up:  # else the broker answers at once, and room stays reserved no longer than that
+            suspend, timeout = SUSPEND, PULL_TIMEOUT
+        request = PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout)
+        return await pull_once(self._instance, request, self._calls)
+
+    def _pause(self, held: HeldQueue, error: RocketMQError, pauses: Backoff) -> float:
+        """Returns the seconds until the next pull after ``error``."""
+        if isinstance(error, TopicNotFoundError | QueueNotExistError):
+            self._instance.routes.refresh_soon(held.queue.topic)
+            self._lost_route(held)
+            return BUSY_PAUSE
+        if isinstance(error, NoPermissionError | SubscriptionGroupNotExistError):
+            return REFUSED_PAUSE
+        if isinstance(error, SystemBusyError | FlowControlError):
+            return max(pauses.next(), BUSY_PAUSE * machine.random.uniform(0.5, 1.0))
+        return pauses.next()

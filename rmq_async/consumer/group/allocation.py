@@ -1,0 +1,48 @@
+"""This member's share of the queues of a topic, from the lists of members that brokers give. Pure.
+
+Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or the end
+of a connection; a client with two connections is listed twice. Locks (``handover``) keep two members that disagree for a moment
+from reading one queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rmq_protocol.message import MessageQueue
+
+from ..config import Allocate
+
+__all__ = ["merged_members", "share_of"]
+
+
+def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
+    """Returns the client ids of all lists, sorted, each as often as in the list that has it most often; and whether the lists are
+    equal."""
+    counts = [Counter(each) for each in lists]
+    merged: Counter[str] = Counter()
+    for count in counts:
+        merged |= count
+    return tuple(sorted(merged.elements())), all(count == merged for count in counts)
+
+
+def share_of(
+    client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], allocate: Allocate
+) -> frozenset[MessageQueue]:
+    """Returns the queues of ``client_id``; those of each of its places where it is listed more than once.
+
+    Java members take the share of their first place only, so the share of a second one would be read by no member. ``queues`` and
+    ``members``: sorted. Raises what ``allocate`` raises, ValueError where it returns other queues than it was given.
+    """
+    places = [index for index, member in enumerate(members) if member == client_id]
+    found: set[MessageQueue] = set()
+    for place in places:
+        others = [
+            member if member != client_id or index == place else f"{member} (another connection, {index})"
+            for index, member in enumerate(members)
+        ]
+        found.update(allocate(client_id, queues, others))
+    if not found <= set(queues):
+        raise ValueError(f"allocate returned queues that it was not given: {sorted(found - set(queues))[:3]}")
+    return frozenset(found)

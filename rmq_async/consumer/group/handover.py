@@ -1,0 +1,149 @@
+"""Taking queues over from other members, and giving them up, so that the next owner starts where the last one has stopped.
+
+Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is locked at
+its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up drains it,
+commits, and unlocks it; the next owner asks for the lock every 100 ms, reads the committed offset when it has it, and pulls. The
+lock of a member that has crashed lives for 60 s: a queue whose lock is not granted within ``handover_timeout`` and 2 s is taken
+without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._asyncio import for_each
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import RocketMQError
+from .queue_locks import QueueLocks
+from .start_position import start_offset
+
+__all__ = ["Takeover"]
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY: Final = 0.1
+OFFSET_PAUSE: Final = 1.0
+"""Seconds between two requests for the committed offset of a queue, where one failed."""
+CRASH_MARGIN: Final = 2.0
+AT_ONCE: Final = 16
+
+
+class Takeover:
+    """Queues of this member's share that it does not hold yet. ``group``: on the wire. ``patience``: seconds to wait for a lock.
+
+    ``open``: called with a queue, its start offset and the committed one.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        locks: QueueLocks,
+        patience: float,
+        open: Callable[[MessageQueue, int, int | None], None],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._locks = locks
+        self._patience = patience + CRASH_MARGIN
+        self._open = open
+        self._waiting: dict[MessageQueue, float] = {}
+        """Queues whose lock is wanted, and since when."""
+        self._ready: dict[MessageQueue, float] = {}
+        """Queues whose offset is wanted, and when it is asked for next."""
+        self._wake = asyncio.Event()
+        self.idle = asyncio.Event()
+        """Set while no queue is waited for."""
+        self.idle.set()
+        self.errors: dict[MessageQueue, str] = {}
+        """Why the offset of a queue is not known yet."""
+
+    def __contains__(self, queue: object) -> bool:
+        return queue in self._waiting or queue in self._ready
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        return frozenset((*self._waiting, *self._ready))
+
+    def want(self, queues: Iterable[MessageQueue]) -> None:
+        """Adds queues of a new share."""
+        now = machine.monotonic()
+        for queue in queues:
+            if queue not in self:
+                self._waiting[queue] = now
+                self._wake.set()
+                self.idle.clear()
+
+    def unwant(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Removes queues that are in the share no longer; returns those that may be locked already, to be unlocked."""
+        locked = []
+        for queue in queues:
+            self._waiting.pop(queue, None)
+            self.errors.pop(queue, None)
+            if self._ready.pop(queue, None) is not None:
+                locked.append(queue)
+        self._check_idle()
+        return locked
+
+    async def run(self) -> None:
+        """Takes queues over, for ever."""
+        while True:
+            if not self._waiting and not self._ready:
+                self._wake.clear()
+                await self._wake.wait()
+            began = machine.monotonic()
+            await self._lock()
+            await self._read_offsets()
+            if self._waiting or self._ready:
+                await asyncio.sleep(max(began + ASK_EVERY - machine.monotonic(), ASK_EVERY / 10))
+
+    def _check_idle(self) -> None:
+        if not self._waiting and not self._ready:
+            self.idle.set()
+
+    async def _lock(self) -> None:
+        if not self._waiting:
+            return
+        granted = await self._locks.lock(tuple(self._waiting))
+        now = machine.monotonic()
+        dropped = []
+        for queue in granted:
+            if self._waiting.pop(queue, None) is not None:
+                self._ready[queue] = now
+            else:
+                dropped.append(queue)  # not wanted any more since this round began
+        for queue, since in list(self._waiting.items()):
+            if now - since >= self._patience:
+                logger.warning(
+                    "queue %s is still locked by its former owner after %.1f s and is taken over", queue, now - since
+                )
+                del self._waiting[queue]
+                self._ready[queue] = now
+                self._locks.assume([queue])
+        if dropped:
+            await self._locks.unlock(dropped)
+
+    async def _read_offsets(self) -> None:
+        now = machine.monotonic()
+
+        async def read(queue: MessageQueue) -> None:
+            try:
+                offset, committed = await start_offset(self._instance, self._group, queue)
+            except RocketMQError as error:
+                if queue in self._ready:
+                    self._ready[queue] = machine.monotonic() + OFFSET_PAUSE
+                    self.errors[queue] = printable(error, 300)
+                return
+            if self._ready.pop(queue, None) is not None:
+                self.errors.pop(queue, None)
+                self._open(queue, offset, committed)
+                self._check_idle()
+
+        await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)

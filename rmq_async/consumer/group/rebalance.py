@@ -1,0 +1,156 @@
+"""Rounds in which a member looks at the group and computes its share.
+
+A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after a round that could not
+see everything; at most one begins in a second. It asks each broker of the topics for its list of members once. A topic for which
+no broker answers keeps its queues, and so does a member that is not listed, for 120 s: a broker that has restarted lists it again
+after its heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._asyncio import for_each
+from ..._text import printable
+from ...client import ClientInstance, group_members
+from ...errors import RocketMQError
+from ..config import Allocate
+from .allocation import merged_members, share_of
+
+__all__ = ["Rebalance"]
+
+logger = logging.getLogger(__name__)
+
+SPACING: Final = 1.0
+"""Seconds from the beginning of one round to that of the next, at least."""
+AT_ONCE: Final = 16
+UNLISTED_LIMIT: Final = 120.0
+"""Seconds after which a member that no broker lists gives its queues up; brokers forget a silent client after as long."""
+
+
+class Rebalance:
+    """``topics``: names on the wire, the retry topic included. ``apply``: called with topic -> share after each round, for the
+    topics whose share is known."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        topics: Sequence[str],
+        allocate: Allocate,
+        apply: Callable[[dict[str, frozenset[MessageQueue]]], None],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._topics = tuple(topics)
+        self._allocate = allocate
+        self._apply = apply
+        self._wake = asyncio.Event()
+        self._unlisted_since: dict[str, float] = {}
+        self._failed: set[str] = set()
+        self.count = 0
+        """Rounds that changed nothing included."""
+        self.problem: str | None = None
+        """What the last round could not see."""
+
+    def trigger(self) -> None:
+        """Asks for a round soon."""
+        self._wake.set()
+
+    async def run(self, interval: float) -> None:
+        """Begins rounds for ever; the first one at once."""
+        while True:
+            began = machine.monotonic()
+            self._wake.clear()
+            try:
+                balanced = await self.round()
+            except Exception:
+                logger.exception("a rebalance round of group %s failed; the next one is in %s s", self._group, SPACING)
+                balanced = False
+            await asyncio.sleep(max(began + SPACING - machine.monotonic(), 0.0))
+            if balanced:
+                try:
+                    async with asyncio.timeout(max(began + interval - machine.monotonic(), 0.0)):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+
+    async def round(self) -> bool:
+        """Returns whether every topic's share is known for sure."""
+        instance = self._instance
+        self.count += 1
+        balanced = True
+        shares: dict[str, frozenset[MessageQueue]] = {}
+        problem: str | None = None
+        queues: dict[str, tuple[MessageQueue, ...]] = {}
+        for topic in self._topics:
+            route = instance.routes.cached(topic)
+            if route is None or route.provisional:
+                self._look_up(topic)
+            else:
+                queues[topic] = tuple(sorted(route.subscribe_queues))
+        lists = await self._lists(queues)
+        for topic, found in queues.items():
+            answers = [lists[name] for name in {each.broker_name for each in found} if name in lists]
+            try:
+                share, sure, text = self._share(topic, found, answers)
+            except Exception as error:  # noqa: BLE001 - a function of the user
+                share, sure, text = None, True, f"allocate raised for topic {topic}: {printable(repr(error), 300)}"
+                self._report(topic, text)
+            problem = problem or text
+            balanced = balanced and sure
+            if share is not None:
+                shares[topic] = share
+        self.problem = problem
+        self._apply(shares)
+        return balanced
+
+    async def _lists(self, queues: dict[str, tuple[MessageQueue, ...]]) -> dict[str, tuple[str, ...]]:
+        """Returns broker name -> its list; brokers that do not answer are left out."""
+        topics = {queue.broker_name: topic for topic, found in queues.items() for queue in found}
+        lists: dict[str, tuple[str, ...]] = {}
+
+        async def ask(broker_name: str) -> None:
+            try:
+                lists[broker_name] = await group_members(self._instance, self._group, broker_name, topics[broker_name])
+            except RocketMQError as error:
+                logger.debug("broker %s does not list the members of %s: %s", broker_name, self._group, printable(error, 300))
+
+        await for_each(sorted(topics), ask, at_once=AT_ONCE)
+        return lists
+
+    def _share(
+        self, topic: str, queues: tuple[MessageQueue, ...], answers: list[tuple[str, ...]]
+    ) -> tuple[frozenset[MessageQueue] | None, bool, str | None]:
+        """Returns the share (None: keep what is held), whether it is sure, and what is missing."""
+        if not queues:
+            return frozenset(), True, None
+        if not answers:
+            return None, False, f"no broker of topic {topic} lists the members of the group"
+        members, equal = merged_members(answers)
+        client_id = self._instance.client_id
+        if client_id not in members:
+            now = machine.monotonic()
+            since = self._unlisted_since.setdefault(topic, now)
+            self._instance.heartbeats.announce()
+            text = f"no broker of topic {topic} lists this member"
+            return (None if now - since < UNLISTED_LIMIT else frozenset()), False, text
+        self._unlisted_since.pop(topic, None)
+        share = share_of(client_id, queues, members, self._allocate)
+        self._failed.discard(topic)
+        return share, equal, None if equal else f"the brokers of topic {topic} list different members"
+
+    def _look_up(self, topic: str) -> None:
+        self._instance.routes.use.mark(topic)
+        self._instance.routes.refresh_soon(topic)
+
+    def _report(self, topic: str, text: str) -> None:
+        if topic not in self._failed:
+            self._failed.add(topic)
+            logger.error("%s; the queues of the topic stay as they are", text)

@@ -1,0 +1,91 @@
+"""A queue that this member holds: where its pulls are, what is buffered of it, and what of that is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .delivery import Delivery
+from .progress import Progress
+from .subscription import Subscription
+
+__all__ = ["HeldQueue", "QueueState"]
+
+
+class QueueState(Enum):
+    """``DRAINING``: goes to another member, or the consumer stops. ``STOPPED``: held, and not pulled (``out_of_range``). ``LOST``:
+    another member may read it already."""
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    RELEASED = "released"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
+class HeldQueue:
+    """``queue``: with names as on the wire. ``subscription``: None for the retry topic, whose messages are of all subscriptions.
+
+    ``cursor``: offset of the next pull. ``committed``: the offset that the broker confirmed last. ``end``: the queue's maximum
+    offset in the last answer, None before the first one. ``mean_size``: running mean of the bodies, in bytes.
+    """
+
+    __slots__ = (
+        "changed", "committed", "committing", "cursor", "end", "error", "mean_size", "progress", "pulled_at", "queue",
+        "running", "settled_at", "shown", "squeezed", "state", "subscription",
+    )  # fmt: skip
+
+    def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
+        self.queue = queue
+        self.shown = shown
+        self.subscription = subscription
+        self.cursor = start
+        self.progress = Progress(start)
+        self.committed: int | None = None
+        self.committing = False
+        self.end: int | None = None
+        self.mean_size: float | None = None
+        self.running: dict[Delivery, int] = {}
+        """Calls that run, and the offsets of their messages in this queue."""
+        self.state = QueueState.RUNNING
+        self.error: BaseException | None = None
+        """Of the last pull; None after one that succeeded."""
+        self.pulled_at = self.settled_at = machine.monotonic()
+        self.squeezed = False
+        """Whether messages were dropped for lack of room: the next pull waits until those that are left have begun."""
+        self.changed = asyncio.Event()
+        """Set at the end of each call, for the one that waits for room in the span, or for the end of all calls."""
+
+    def __repr__(self) -> str:
+        return f"<HeldQueue {self.shown} {self.state.value} at {self.progress.watermark}>"
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether this member may still commit."""
+        return self.state in (QueueState.RUNNING, QueueState.DRAINING, QueueState.STOPPED)
+
+    @property
+    def is_caught_up(self) -> bool:
+        return self.end is not None and self.cursor >= self.end
+
+    @property
+    def lag(self) -> int | None:
+        """Messages from the watermark to the end of the queue; None before the first answer."""
+        return None if self.end is None else max(self.end - self.progress.watermark, 0)
+
+    def restart(self, offset: int) -> None:
+        """Goes on at ``offset`` with a new progress. Calls that run no longer count for this queue."""
+        self.cursor = offset
+        self.progress = Progress(offset)
+        self.running.clear()
+
+    def stop(self) -> None:
+        """Ends the pulls; the queue stays held."""
+        self.state = QueueState.STOPPED
+
+    def count_size(self, size: int) -> None:
+        """Adds a body of ``size`` bytes to the running mean, of which each body is an eighth."""
+        self.mean_size = float(size) if self.mean_size is None else self.mean_size + (size - self.mean_size) / 8

@@ -1,0 +1,171 @@
+"""What pulls bring: messages go into the buffer of their subscription, and queues move where a broker does not hold their
+offset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rmq_protocol.forwarding import original_topic
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from .._text import printable
+from ..client import ClientInstance
+from ..results import PullResult
+from .commits import Commits
+from .config import ConsumerConfig
+from .dispatch import Dispatcher
+from .fetch import Budget, Cause, find_move
+from .held_queue import HeldQueue
+from .subscription import Subscription
+
+__all__ = ["Intake"]
+
+logger = logging.getLogger(__name__)
+
+CONFIRM_WITHIN: Final = 10.0
+"""Seconds in which the last commit of a moved queue is to be confirmed."""
+
+
+class Intake:
+    """``subscriptions``: by topic on the wire. ``orphan``: takes a message to deliver again whose topic has no subscription here.
+
+    ``lost``: messages that were deleted before they were pulled. ``corrupt``: records that could not be read.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        subscriptions: Mapping[str, Subscription],
+        config: ConsumerConfig,
+        budget: Budget,
+        commits: Commits,
+        orphan: Callable[[HeldQueue, MessageExt, str], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._instance = instance
+        self._subscriptions = subscriptions
+        self._config = config
+        self._budget = budget
+        self._commits = commits
+        self._orphan = orphan
+        self.dispatcher: Dispatcher
+        self.spawn: Callable[[str, Coroutine[Any, Any, None]], object]
+        self.held: Callable[[], Mapping[MessageQueue, HeldQueue]]
+        self.lost = 0
+        self.corrupt = 0
+        self.stopped: dict[HeldQueue, str] = {}
+        """Queues that ``out_of_range="stop"`` has stopped, and why."""
+
+    def accept(self, held: HeldQueue, result: PullResult) -> None:
+        """Buffers the messages of an answer and moves the cursor behind it."""
+        progress, dispatcher, budget = held.progress, self.dispatcher, self._budget
+        for corrupt in result.corrupt:
+            self.corrupt += 1
+            logger.error("a record of %s cannot be read and is left out: %s", held.shown, printable(corrupt, 300))
+        for missing in result.lost:
+            self.lost += len(missing)
+            logger.error("%d messages of %s were deleted before they were pulled: %s", len(missing), held.shown, missing)
+        for message in result.messages:
+            progress.enter(message.queue_offset)
+            subscription = held.subscription
+            if subscription is None:
+                topic = original_topic(message.topic, message.properties)
+                subscription = self._subscriptions.get(self._instance.names.wire(topic))
+                if subscription is None:
+                    self.spawn(f"{message.msg_id} back", self._orphan(held, message, topic))
+                    continue
+                message = msgspec.structs.replace(message, topic=subscription.topic)
+            size = len(message.body)
+            held.count_size(size)
+            budget.take(1, size)
+            dispatcher.add(held, subscription, message)
+        progress.pass_to(result.next_offset)
+        held.cursor = result.next_offset
+        held.end = max(result.max_offset, result.next_offset)
+        dispatcher.pump()
+
+    async def move(self, held: HeldQueue, result: PullResult) -> None:
+        """Finds out why the broker does not hold the offset of the pull, and moves the queue."""
+        offset = held.cursor
+        move = await find_move(self._instance, held.queue, offset, result.next_offset, self._config.handover_timeout)
+        if held.cursor != offset or not held.is_owned:
+            return
+        if move.cause is Cause.OVER:
+            return
+        shown = held.shown
+        if move.cause is Cause.DELETED:
+            after = self._after_deletion(held, offset, move.offset, result.max_offset)
+            if after is not None:
+                held.progress.pass_to(after)
+                held.cursor = after
+            return
+        target = move.offset
+        log = logger.warning if move.cause is Cause.RESET else logger.error
+        log("%s goes on at offset %d instead of %d: %s", shown, target, offset, move.cause.value)
+        self._give(self.dispatcher.drop(held, -1))
+        held.restart(target)
+        await self._commits.commit_last(held, CONFIRM_WITHIN)
+
+    def _after_deletion(self, held: HeldQueue, offset: int, low: int, high: int) -> int | None:
+        """Returns where the queue goes on by ``out_of_range``; None where it stops."""
+        policy = self._config.out_of_range
+        text = f"offset {offset} of {held.shown} is below its first message at {low}"
+        if policy == "stop":
+            held.stop()
+            self.stopped[held] = text
+            logger.error("%s; the queue stops, since out_of_range is stop", text)
+            return None
+        target = low if policy == "earliest" else max(high, low)
+        self.lost += low - offset
+        logger.error("%s: %d messages were deleted before they were pulled; it goes on at %d", text, low - offset, target)
+        return target
+
+    # -- room
+
+    def drop_unbegun(self, held: HeldQueue) -> None:
+        """Drops what has not begun and lies above everything that has, so that the next owner pulls it."""
+        progress = held.progress
+        above = max([*held.running.values(), progress.highest_settled], default=-1)
+        dropped = self.dispatcher.drop(held, above)
+        self._give(dropped)
+        if dropped:
+            progress.withdraw(min(message.queue_offset for message in dropped))
+
+    def withdraw_waiting(self, held: HeldQueue) -> list[MessageExt]:
+        """Removes all messages of a queue that have not begun; they stay unsettled."""
+        dropped = self.dispatcher.drop(held, -1)
+        self._give(dropped)
+        return dropped
+
+    def make_room(self) -> None:
+        """Drops buffered messages of the queue that has most above its share, where another queue waits for room."""
+        table = [each for each in self.held().values() if each.is_owned and not each.squeezed]
+        if len(table) < 2:
+            return
+        share = max(self._config.buffered_limit // len(table), 1)
+        share_size = self._config.buffered_bytes_limit // len(table)
+        waiting = {each: self.dispatcher.buffered_of(each) for each in table}
+        sizes = {each: sum(len(message.body) for message in waiting[each]) for each in table}
+        victim = max(table, key=lambda each: (sizes[each] / share_size, len(waiting[each]) / share))
+        messages = waiting[victim]
+        if victim.subscription is None or (len(messages) <= share and sizes[victim] <= share_size):
+            return
+        kept = size = 0
+        for message in messages[:share]:
+            size += len(message.body)
+            if size > share_size:
+                break
+            kept += 1
+        first = messages[kept].queue_offset
+        victim.cursor = first
+        dropped = self.dispatcher.drop(victim, first - 1)
+        victim.squeezed = self.dispatcher.waits(victim)
+        victim.progress.withdraw(first)
+        self._give(dropped)
+
+    def _give(self, dropped: list[MessageExt]) -> None:
+        if dropped:
+            self._budget.give(len(dropped), sum(len(message.body) for message in dropped))

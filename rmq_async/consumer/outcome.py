@@ -1,0 +1,42 @@
+"""What a handler may raise to say more than "again", and the outcomes of a message."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["DeadLetter", "Outcome", "RetryLater"]
+
+
+class RetryLater(Exception):  # noqa: N818 - not an error
+    """Raised by a handler: deliver this message again, logged without a traceback. It uses up an attempt.
+
+    ``delay``: seconds; None for the delay of the attempt. The broker delays by levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the
+    next level at or above ``delay`` is used, 2 h for more.
+    """
+
+    def __init__(self, delay: float | None = None) -> None:
+        super().__init__(delay)
+        self.delay = delay
+
+    def __str__(self) -> str:
+        return "" if self.delay is None else f"again in {self.delay:g} s"
+
+
+class DeadLetter(Exception):  # noqa: N818 - not an error
+    """Raised by a handler: do not deliver this message again, put it into the group's dead-letter topic now.
+
+    ``reason``: a text for the log. The request to the broker (CONSUMER_SEND_MSG_BACK) has no field for it.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Outcome(Enum):
+    """``ABANDONED``: the queue was lost or the consumer stopped first, and another member gets the message."""
+
+    DONE = "done"
+    RETRIED = "retried"
+    DEAD_LETTERED = "dead-lettered"
+    ABANDONED = "abandoned"

@@ -1,0 +1,88 @@
+"""Carries the decision about a message out: settled here, given back to the broker, or dead-lettered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.message import MessageExt
+
+from .._backoff import Backoff
+from .._text import printable
+from ..client import ClientInstance, send_back, send_dead_letter
+from ..errors import BrokerError, ConnectionLostError, RequestTimeoutError, RocketMQError
+from .decision import Decision
+from .delivery import Delivery
+from .held_queue import HeldQueue
+from .outcome import Outcome
+
+__all__ = ["Outcomes"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 30.0
+
+
+class Outcomes:
+    """``group``: on the wire. ``retried``, ``dead_lettered``: messages that brokers have taken back so. ``unsure``: requests
+    without an answer that were repeated, so that a message may be delivered twice."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+        self.retried = 0
+        self.dead_lettered = 0
+        self.unsure = 0
+        self.refused: str | None = None
+        """The last error of a message that could not be given back; None after one that could."""
+
+    async def settle(self, held: HeldQueue, delivery: Delivery, decision: Decision) -> Outcome:
+        """Returns the outcome; ABANDONED if the queue is lost before a broker has taken the message back."""
+        progress, message = held.progress, delivery.messages[0]
+        outcome = decision.outcome
+        if outcome is not Outcome.DONE:
+            outcome = await self.give_back(held, delivery.topic, message, decision)
+        if outcome is not Outcome.ABANDONED:
+            progress.settle(message.queue_offset)
+        return outcome
+
+    async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
+        """Repeats the request until the broker confirms it; returns ABANDONED if the queue is no longer this member's by then.
+
+        ``topic``: the one that was subscribed to. A message that the broker does not store any more is sent as a dead letter:
+        nothing else could keep it.
+        """
+        instance, wire_topic = self._instance, self._instance.names.wire(topic)
+        pauses, stored = Backoff(FIRST_PAUSE, LONGEST_PAUSE), True
+        while held.is_owned:
+            try:
+                if stored:
+                    await send_back(
+                        instance, self._group, wire_topic, message, level=decision.level, max_times=decision.max_times
+                    )
+                else:
+                    await send_dead_letter(instance, self._group, wire_topic, message)
+            except RocketMQError as error:
+                self.refused = printable(error, 500)
+                if isinstance(error, RequestTimeoutError | ConnectionLostError) and error.maybe_stored:
+                    self.unsure += 1
+                if stored and isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_ERROR:
+                    stored = False
+                    logger.error(  # noqa: TRY400 - the traceback says nothing
+                        "message %s is no longer stored, a copy is dead-lettered: %s", message.msg_id, self.refused
+                    )
+                    continue
+                pause = pauses.next()
+                logger.warning("message %s was not taken back, again in %.1f s: %s", message.msg_id, pause, self.refused)
+                await asyncio.sleep(pause)
+            else:
+                self.refused = None
+                if stored and decision.outcome is Outcome.RETRIED:
+                    self.retried += 1
+                    return Outcome.RETRIED
+                self.dead_lettered += 1
+                return Outcome.DEAD_LETTERED
+        return Outcome.ABANDONED

@@ -1,0 +1,258 @@
+"""A consumer between its start and its stop: the rooms of the group put together, its tasks, and the order of start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextvars import Context
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.heartbeat import ConsumerData, ConsumeType
+from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.subscription import build_subscription
+
+from .. import machine
+from .._asyncio import StopScope, for_each
+from .._text import printable
+from ..client import ClientInstance, TopicRoute
+from ..errors import RocketMQError, TopicNotFoundError
+from ..transport import not_supported
+from .assignment import Assignment
+from .calls import HandlerCalls
+from .commits import Commits
+from .config import ConsumerConfig
+from .decision import Decision
+from .delivery import Delivery
+from .dispatch import Dispatcher
+from .fetch import Budget, Pulling, PullLimits
+from .group import QueueLocks, Rebalance, Takeover, first_positions, handover_group, store_positions
+from .held_queue import HeldQueue
+from .intake import Intake
+from .outcome import Outcome
+from .outcomes import Outcomes
+from .settled import SettledLog
+from .subscription import Subscription
+from .supervisor import Supervisor
+
+__all__ = ["Session"]
+
+logger = logging.getLogger(__name__)
+
+RENEW_EVERY: Final = 20.0
+"""Seconds between two renewals of locks, which live for 60 s."""
+FIRST_ASSIGNMENT: Final = 3.0
+"""Seconds for which ``start()`` waits until the queues of the first share are read."""
+LEAVE_TIME: Final = 1.0
+"""Seconds for the brokers' answers when the member leaves the group."""
+AT_ONCE: Final = 16
+
+
+class Session:
+    """``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        config: ConsumerConfig,
+        context: Context,
+    ) -> None:
+        self.instance = instance
+        self.group = group
+        self.config = config
+        self.subscriptions = subscriptions
+        self.retry_topic = RETRY_TOPIC_PREFIX + group
+        self.topics = (*subscriptions, self.retry_topic)
+        self.settled = SettledLog()
+        self.supervisor = Supervisor()
+        self.budget = Budget(config.buffered_limit, config.buffered_bytes_limit)
+        self.outcomes = Outcomes(instance, group)
+        self.locks = QueueLocks(instance, handover_group(group))
+        self.commits = Commits(instance, group, lambda: self.assignment.owned(), self.locks.owns)
+        self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
+        self.calls = HandlerCalls(config.retry, config.concurrency, self.outcomes.settle, self._call_ended, context)
+        self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self.calls.begin)
+        limits = PullLimits(config.pull_size, config.max_span)
+        self.rebalance = Rebalance(instance, group, self.topics, config.allocate, self._apply)
+        pulling = Pulling(
+            instance, group, limits, self.budget, self.intake.accept, self.intake.move, lambda held: self.rebalance.trigger()
+        )
+        self.assignment = Assignment(
+            instance, subscriptions, self.supervisor, pulling, self.commits, self.outcomes, self.intake
+        )
+        self.takeover = Takeover(instance, group, self.locks, config.handover_timeout, self.assignment.open)
+        self._connect_rooms()
+        self._registered = False
+        self._assigned = asyncio.Event()
+        """Set after the first round."""
+        self.orphans: dict[str, int] = {}
+        """Topics without a subscription here whose messages were to be delivered again, and how many."""
+
+    def _connect_rooms(self) -> None:
+        """Gives the rooms the collaborators that were made after them."""
+        self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
+        self.intake.spawn = self.supervisor.once
+        self.intake.held = lambda: self.assignment.held
+        self.assignment.takeover = self.takeover
+        self.assignment.locks = self.locks
+        self.assignment.released = self.rebalance.trigger
+        self.assignment.handover_timeout = self.config.handover_timeout
+        self.budget.full = self.intake.make_room
+        for subscription in self.subscriptions.values():
+            subscription.wake = self.dispatcher.pump
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether a first round has been made and each queue of its share is read."""
+        return self._assigned.is_set() and not self.takeover.queues
+
+    async def open(self, starting: StopScope) -> None:
+        """Joins the group. Raises the errors of the brokers that keep positions; nothing is left behind then."""
+        instance = self.instance
+        instance.group_requests.add(self.group, self)
+        for topic in self.topics:
+            instance.routes.use.hold(topic)
+        instance.routes.on_change.append(self._route_changed)
+        try:
+            await starting.run(self._join())
+        except BaseException:
+            await self._abandon()
+            raise
+        config, run = self.config, self.supervisor.run
+        run("takeover", self.takeover.run)
+        run("rebalance", lambda: self.rebalance.run(config.rebalance_interval))
+        run("commits", lambda: self.commits.run(config.commit_interval, config.rebalance_interval, self._confirm))
+        run("lock renewal", self._renew)
+        await starting.run(self._first_assignment())
+
+    async def close(self, deadline: float) -> None:
+        """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic)."""
+        self.assignment.closing = True
+        try:
+            left = deadline - machine.monotonic()
+            # Out of the list first: the other members ask for the locks while this one drains.
+            await self._leave(min(LEAVE_TIME, left))
+            drain = max(min(self.config.handover_timeout, deadline - machine.monotonic() - 0.5), 0.0)
+            await self.assignment.give_up_all(drain)
+        finally:
+            await self._abandon()
+
+    def members_changed(self) -> None:
+        """Called for NOTIFY_CONSUMER_IDS_CHANGED (40)."""
+        self.rebalance.trigger()
+
+    def serve(self, command: RemotingCommand) -> RemotingCommand:
+        """Answers requests of tools for this member."""
+        return not_supported(command)
+
+    # -- inside
+
+    async def _join(self) -> None:
+        instance, config = self.instance, self.config
+        positions = await for_each(self.subscriptions, self._first_positions, at_once=AT_ONCE)
+        version = round(machine.time() * 1000)
+        data = ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            subscription_data_set=tuple(
+                build_subscription(
+                    topic, self.subscriptions[topic].tags if topic in self.subscriptions else "*", sub_version=version
+                )
+                for topic in self.topics
+            ),
+            unit_mode=instance.config.unit_mode,
+        )
+        instance.register_consumer(data)
+        self._registered = True
+        await instance.heartbeats.send_first(instance.config.request_timeout)
+        for stored in positions.values():
+            await store_positions(instance, self.group, stored)
+        try:
+            await instance.routes.refresh(self.retry_topic, config.handover_timeout)
+        except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again
+            logger.debug("no route of the retry topic yet: %s", printable(error, 300))
+
+    async def _first_positions(self, topic: str) -> dict[MessageQueue, int]:
+        instance = self.instance
+        try:
+            route = await instance.routes.get(topic, instance.config.request_timeout)
+        except TopicNotFoundError as error:
+            logger.warning("subscribed, and read as soon as it exists: %s", printable(error, 300))
+            return {}
+        queues = route.subscribe_queues
+        return {**await first_positions(instance, self.group, queues, self.config.start_from)}
+
+    async def _first_assignment(self) -> None:
+        """Waits until the first share is known and read; not for queues that another member drains."""
+        try:
+            async with asyncio.timeout(FIRST_ASSIGNMENT):
+                await self._assigned.wait()
+                await self.takeover.idle.wait()
+        except TimeoutError:
+            logger.info("group %s: %d queues are still with other members", self.group, len(self.takeover.queues))
+
+    async def _leave(self, timeout: float) -> None:
+        if self._registered:
+            self._registered = False
+            await self.instance.unregister_consumer(self.group, max(timeout, 0.0))
+
+    async def _abandon(self) -> None:
+        """Ends everything that is left."""
+        instance = self.instance
+        instance.group_requests.remove(self.group)
+        if self._route_changed in instance.routes.on_change:
+            instance.routes.on_change.remove(self._route_changed)
+        await self.supervisor.close()
+        await self.locks.unlock_all()
+        await self.calls.cut_off()
+        await self._leave(0.0)
+        for topic in self.topics:
+            instance.routes.use.release(topic)
+        self.calls.close()
+        for subscription in self.subscriptions.values():
+            subscription.wake = _nothing
+
+    def _apply(self, shares: dict[str, frozenset[MessageQueue]]) -> None:
+        self.assignment.apply(shares)
+        self._assigned.set()
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        if route.topic in self.topics:
+            self.rebalance.trigger()
+
+    def _call_ended(self, held: HeldQueue, delivery: Delivery, error: BaseException | None) -> None:
+        message = delivery.messages[0]
+        self.budget.give(1, len(message.body))
+        self.assignment.call_ended(held, delivery)
+        self.settled.add(message, delivery, error)
+        self.dispatcher.ended(delivery.subscription)
+
+    async def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
+        """Gives back a message to deliver again whose topic is not subscribed to here: another member may subscribe to it."""
+        progress = held.progress
+        if topic not in self.orphans:
+            logger.error(
+                "message %s of topic %s is to be delivered again, and no handler here subscribes to it", message.msg_id, topic
+            )
+        self.orphans[topic] = self.orphans.get(topic, 0) + 1
+        outcome = await self.outcomes.give_back(held, topic, message, Decision(Outcome.RETRIED))
+        if outcome is not Outcome.ABANDONED:
+            progress.settle(message.queue_offset)
+            held.changed.set()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_EVERY)
+            await self._confirm()
+
+    async def _confirm(self) -> None:
+        """Renews the locks, and gives up the queues that another member has locked."""
+        self.assignment.lose(await self.locks.renew())
+
+
+def _nothing() -> None:
+    """The consumer does not run."""

@@ -1,0 +1,135 @@
+"""A topic that a consumer subscribes to, its handler and its options. All are checked when the subscription is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import Any, Final, Literal
+
+from rmq_protocol.errors import InvalidMessageError, LocalProtocolError, shown
+from rmq_protocol.message import MessageExt
+from rmq_protocol.subscription import parse_tags
+from rmq_protocol.validation import check_topic
+
+from ..config import check_int
+from ..errors import ConfigError
+from ..timeouts import checked_timeout
+from .config import MAX_CONCURRENCY, Retry
+
+__all__ = ["Handler", "Subscription", "handler_name"]
+
+Handler = Callable[[MessageExt], Awaitable[object] | object]
+"""A coroutine function, or a plain function, which runs in a thread."""
+LATER: Final[dict[str, Any]] = {"sql": None, "order": None, "key": None, "batch_size": None, "batch_wait": 0.0, "rate": None}
+"""Options of later releases and the value that means "without"."""
+
+
+class Subscription:
+    """A topic and its handler, made by ``Consumer.subscribe``.
+
+    ``tags``: "*" or "a || b". ``timeout``: seconds for one call of the handler; None for no limit. ``retry``: None for the
+    consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at once. ``concurrency``: calls of the
+    handler at a time, inside the consumer's; it may be set while the consumer runs.
+    """
+
+    __slots__ = ("_concurrency", "dead_letter_on", "handler", "is_async", "name", "retry", "tags", "timeout", "topic", "wake")
+
+    def __init__(
+        self,
+        topic: str,
+        handler: Handler,
+        *,
+        tags: str = "*",
+        concurrency: int | None = None,
+        timeout: float | None = 900.0,
+        retry: Retry | None = None,
+        dead_letter_on: tuple[type[Exception], ...] = (),
+        later: dict[str, Any] | None = None,
+    ) -> None:
+        _refuse_later(later or {})
+        self.topic = _checked_topic(topic)
+        self.tags = _checked_tags(tags)
+        if not callable(handler):
+            raise ConfigError(f"handler must be a function of one message, not {shown(handler)}")
+        self.handler = handler
+        self.name = handler_name(handler)
+        self.is_async = _is_async(handler)
+        self.timeout = None if timeout is None else checked_timeout(timeout)
+        if not isinstance(retry, Retry | None):
+            raise ConfigError(f"retry must be a Retry or None, not {shown(retry)}")
+        self.retry = retry
+        self.dead_letter_on = _checked_errors(dead_letter_on)
+        self.wake: Callable[[], None] = _nothing
+        """Called when ``concurrency`` changes; the running consumer sets it."""
+        self._concurrency: int | None = None
+        self.concurrency = concurrency
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.topic} {self.tags!r} to {self.name}>"
+
+    @property
+    def concurrency(self) -> int | None:
+        """Calls of the handler at a time; None for the consumer's."""
+        return self._concurrency
+
+    @concurrency.setter
+    def concurrency(self, value: int | None) -> None:
+        if value is not None:
+            check_int("concurrency", value, 1, MAX_CONCURRENCY)
+        self._concurrency = value
+        self.wake()
+
+
+def handler_name(handler: Callable[..., object]) -> str:
+    """Returns the name of a function, of the function of a partial, or of the class of a callable object."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    module = getattr(handler, "__module__", None) or type(handler).__module__
+    return f"{module}.{name}"
+
+
+def _is_async(handler: Callable[..., object]) -> bool:
+    while isinstance(handler, partial):
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def _checked_topic(topic: str) -> str:
+    try:
+        check_topic(topic)
+    except InvalidMessageError as error:
+        raise ConfigError(str(error)) from None
+    return str.__str__(topic)
+
+
+def _checked_tags(tags: str) -> str:
+    try:
+        if isinstance(tags, str) and tags:
+            parse_tags(tags)
+            return str.__str__(tags)
+    except LocalProtocolError:
+        pass
+    raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')
+
+
+def _checked_errors(errors: object) -> tuple[type[Exception], ...]:
+    given = (errors,) if isinstance(errors, type) else errors
+    if not isinstance(given, tuple) or not all(isinstance(each, type) and issubclass(each, Exception) for each in given):
+        raise ConfigError(f"dead_letter_on must be a tuple of exception classes, not {shown(errors)}")
+    return given
+
+
+def _refuse_later(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value != LATER[name]:
+            raise ConfigError(f"{name}={shown(value)} is not supported yet")
+
+
+def _nothing() -> None:
+    """The consumer does not run."""
+
+
+Key = Callable[[MessageExt], Hashable]
+Order = Literal["key", "queue"]

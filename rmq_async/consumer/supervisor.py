@@ -1,0 +1,86 @@
+"""The tasks of a running consumer: each is restarted when it fails, and ``health()`` names it.
+
+A consumer that stops silently is worse than one that crashes, so no inner task ends before the consumer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final
+
+from .. import machine
+from .._backoff import Backoff
+from .._ordered import OrderedSet
+from .._text import printable
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 10.0
+SOUND_AFTER: Final = 60.0
+"""Seconds without a failure after which the pauses begin anew and the failure is no longer a problem."""
+
+
+class Supervisor:
+    """``failures``: task name -> its last error and when it failed."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        self.failures: dict[str, tuple[str, float]] = {}
+
+    def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Starts a task that runs ``work()``, again after a pause whenever it raises; ends when it returns or is cancelled."""
+        return self.once(name, self._repeat(name, work))
+
+    def once(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task that runs once; its error is logged."""
+        task = self._loop.create_task(work, name=f"rmq_async {name}", context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancels all tasks but the current one, and waits until they have ended."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def recent(self) -> list[str]:
+        """Returns a text for each task that failed in the last SOUND_AFTER seconds."""
+        now = machine.monotonic()
+        return [
+            f"{name} failed and was restarted: {text}"
+            for name, (text, at) in list(self.failures.items())
+            if now - at < SOUND_AFTER
+        ]
+
+    async def _repeat(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        pauses, failed_at = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0.0
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                now = machine.monotonic()
+                if now - failed_at > SOUND_AFTER:
+                    pauses.reset()
+                failed_at = now
+                self.failures[name] = (printable(repr(error), 300), now)
+                pause = pauses.next()
+                logger.exception("%s failed and is restarted in %.1f s", name, pause)
+                await asyncio.sleep(pause)
+            else:
+                self.failures.pop(name, None)
+                return
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)

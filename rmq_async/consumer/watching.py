@@ -1,0 +1,163 @@
+"""Lag, numbers and condition of a running consumer, from its own state: no request, no wait, callable from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .._text import printable
+from ..client import brokers_of, loop_problem, name_server_problem
+from ..health import Problem
+from .delivery import Delivery
+from .held_queue import HeldQueue
+from .session import Session
+
+__all__ = ["ConsumerHealth", "ConsumerStats", "Lag", "health_of", "lag_of", "stats_of"]
+
+ERROR_AFTER = 5.0
+"""Seconds for which pulls of a queue fail before that is a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Messages that are stored and not settled, of this member's share.
+
+    ``messages``: of the subscribed topics; those that a tag filter leaves out count until a pull has passed them. ``retries``: of
+    the group's retry topic, those that wait for their delay not included. ``oldest_age``: seconds since the oldest message that
+    is buffered or being handled was stored; None without one. ``by_queue``: None for a queue without an answer yet.
+    """
+
+    messages: int
+    retries: int
+    oldest_age: float | None
+    by_queue: Mapping[MessageQueue, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
+
+    ``handled``, ``failed``: handler calls that returned, or raised. ``retried``, ``dead_lettered``: messages that brokers have
+    taken back so. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies.
+    ``commits``: offsets that brokers have confirmed. ``rebalances``: changes of this member's share, counted by topic.
+    """
+
+    handled: int = 0
+    failed: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    buffered: int = 0
+    buffered_bytes: int = 0
+    running: int = 0
+    commits: int = 0
+    rebalances: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHealth:
+    """A snapshot of a consumer's condition.
+
+    ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain function
+    runs in its thread for twice its timeout. ``ready``: the consumer runs, its first share is known and read, and it does not
+    stop. ``problems``: all there are. ``last_progress_age``: seconds since a message was settled, or, if none was, since the first
+    queue was taken; None without a queue. ``oldest_unfinished``: the handler call that has run longest.
+    """
+
+    live: bool
+    ready: bool
+    problems: tuple[Problem, ...]
+    last_progress_age: float | None
+    oldest_unfinished: Delivery | None
+
+
+def lag_of(session: Session) -> Lag:
+    held = list(session.assignment.held.values())
+    by_queue = {each.shown: each.lag for each in held}
+    retries = sum(each.lag or 0 for each in held if each.subscription is None)
+    messages = sum(each.lag or 0 for each in held if each.subscription is not None)
+    stored = [delivery.messages[0].store_time_ms for delivery in list(session.calls.running)]
+    stored += session.dispatcher.oldest()
+    age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
+    return Lag(messages, retries, age, by_queue)
+
+
+def stats_of(session: Session) -> ConsumerStats:
+    return ConsumerStats(
+        handled=session.settled.handled,
+        failed=session.settled.failed,
+        retried=session.outcomes.retried,
+        dead_lettered=session.outcomes.dead_lettered,
+        buffered=session.budget.messages,
+        buffered_bytes=session.budget.size,
+        running=session.dispatcher.running,
+        commits=session.commits.count,
+        rebalances=session.assignment.rounds,
+    )
+
+
+def health_of(session: Session) -> ConsumerHealth:
+    """Makes the snapshot of a running consumer."""
+    instance = session.instance
+    now = machine.monotonic()
+    blocked = loop_problem(instance)
+    _, silence = name_server_problem(instance)
+    _, troubles = brokers_of(instance)
+    problems = [problem for problem in (blocked, silence, *troubles) if problem is not None]
+    held = list(session.assignment.held.values())
+    problems += [problem for each in held if (problem := _queue_problem(session, each)) is not None]
+    problems += _group_problems(session)
+    oldest = min(list(session.calls.running), key=lambda delivery: delivery.began, default=None)
+    hung = False
+    if oldest is not None and oldest.age > session.config.stuck_after:
+        name = oldest.subscription.name
+        text = f"handler {name} has been running for {oldest.age:.0f} s on message {oldest.messages[0].msg_id}"
+        problems.append(Problem("handler_stuck", text))
+        timeout = oldest.subscription.timeout
+        hung = not oldest.subscription.is_async and timeout is not None and oldest.age > 2 * timeout
+    progress = max((each.settled_at for each in held), default=None)
+    return ConsumerHealth(
+        live=blocked is None and not hung,
+        ready=blocked is None and session.is_assigned and not session.assignment.closing,
+        problems=tuple(problems),
+        last_progress_age=None if progress is None else max(now - progress, 0.0),
+        oldest_unfinished=oldest,
+    )
+
+
+def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
+    stopped = session.intake.stopped.get(held)
+    if stopped is not None:
+        return Problem("queue_stopped", stopped, broker=held.shown.broker_name, queue=held.shown)
+    error = held.error
+    if error is None:
+        return None
+    text = f"pulls of {held.shown} fail: {printable(error, 300)}"
+    return Problem("queue_unreadable", text, broker=held.shown.broker_name, queue=held.shown)
+
+
+def _group_problems(session: Session) -> list[Problem]:
+    """Returns the problems of membership, commits, and messages that could not be given back."""
+    found: list[Problem] = []
+    if session.rebalance.problem is not None:
+        found.append(Problem("group_unknown", session.rebalance.problem))
+    for queue, text in list(session.takeover.errors.items()):
+        shown = session.instance.names.shown_queue(queue)
+        found.append(
+            Problem("queue_unreadable", f"the offset of {shown} is not known: {text}", broker=shown.broker_name, queue=shown)
+        )
+    if session.commits.error is not None:
+        found.append(Problem("not_committed", f"offsets were not committed: {session.commits.error}"))
+    if session.outcomes.refused is not None:
+        found.append(Problem("not_taken_back", f"a message could not be given back to its broker: {session.outcomes.refused}"))
+    for topic, count in list(session.orphans.items()):
+        found.append(
+            Problem(
+                "no_handler",
+                f"{count} messages of topic {topic} were to be delivered again, and no handler here subscribes to it",
+            )
+        )
+    found += [Problem("restarted", text) for text in session.supervisor.recent()]
+    return found

@@ -1,0 +1,56 @@
+"""Group consumers of tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer
+
+__all__ = ["Seen", "create", "member", "send", "until"]
+
+
+class Seen:
+    """A handler that counts bodies. ``work``: awaited before a message counts as handled."""
+
+    def __init__(self, work: Callable[[MessageExt], Any] | None = None) -> None:
+        self.bodies: Counter[bytes] = Counter()
+        self.attempts: list[tuple[bytes, int]] = []
+        self.work = work
+
+    async def __call__(self, message: MessageExt) -> None:
+        self.attempts.append((message.body, message.reconsume_times + 1))
+        if self.work is not None:
+            await self.work(message)
+        self.bodies[message.body] += 1
+
+    @property
+    def twice(self) -> int:
+        return sum(count > 1 for count in self.bodies.values())
+
+
+async def create(namesrv: str, topic: str = "T", queues: int = 4) -> None:
+    async with Admin(namesrv=namesrv) as admin:
+        await admin.create_topic(topic, queues=queues)
+
+
+async def send(namesrv: str, *bodies: bytes, topic: str = "T", tags: str | None = None) -> None:
+    async with Producer("senders", namesrv=namesrv) as producer:
+        for body in bodies:
+            await producer.send(Message(topic, body, tags=tags))
+
+
+async def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    """Waits until ``condition()`` holds. Raises TimeoutError."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def member(group: str, namesrv: str, name: str, handler: Callable[[MessageExt], Any], **options: Any) -> Consumer:
+    """Returns a consumer that is another member than those with another ``name``."""
+    consumer = Consumer(group, namesrv=namesrv, instance_name=name, **options)
+    consumer.subscribe("T", handler)
+    return consumer

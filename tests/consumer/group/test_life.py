@@ -1,0 +1,316 @@
+"""Start, stop, signals and states of a group consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from rmq_async import (
+    ClientStateError,
+    ConfigError,
+    Consumer,
+    ConsumerConfig,
+    MessageExt,
+    MessageQueue,
+    NameServerError,
+    Outcome,
+    PullConsumer,
+    QueueLostError,
+    Retry,
+    allocate_evenly,
+)
+from rmq_async.embedded import EmbeddedRocketMQ
+
+from .support import Seen, create, send, until
+
+NOWHERE = "127.0.0.1:1"
+
+
+async def handler(message: MessageExt) -> None:
+    """Accepts every message."""
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"concurrency": 0}, "concurrency must be a whole number from 1"),
+        ({"buffered_bytes_limit": 5}, "buffered_bytes_limit must be a whole number from 1024"),
+        ({"max_span": True}, "max_span must be a whole number"),
+        ({"start_from": "first"}, 'start_from must be "latest", "earliest" or a datetime'),
+        ({"start_from": datetime(2026, 1, 1)}, "start_from must be an aware datetime"),
+        ({"out_of_range": "skip"}, 'out_of_range must be "earliest", "latest" or "stop"'),
+        ({"on_conflict": "ignore"}, 'on_conflict must be "warn" or "raise"'),
+        ({"mode": "push"}, 'mode must be "pull" or "pop"'),
+        ({"mode": "pop"}, "mode='pop' is not supported yet"),
+        ({"broadcast": True}, "broadcast=True is not supported yet"),
+        ({"hooks": [1]}, "hooks=.* is not supported yet"),
+        ({"on_assigned": print}, "on_assigned=.* is not supported yet"),
+        ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
+        ({"retry": 3}, "retry must be a Retry, not 3"),
+        ({"allocate": "AVG"}, "allocate must be a function"),
+        ({"topics": "T"}, "topics='T' is not supported yet"),
+        ({"heartbeat_interval": -1}, "heartbeat_interval must be above 0"),
+    ],
+)
+def test_consumer_wrong_option(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Consumer("g", **options)
+
+
+def test_consumer_unknown_option() -> None:
+    with pytest.raises(TypeError, match="did you mean concurrency"):
+        Consumer("g", concurency=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"group|name"):
+        Consumer("no such group!")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tags": "||"}, 'tags must be "\\*" or tags'),
+        ({"tags": None}, 'tags must be "\\*" or tags'),
+        ({"concurrency": 0}, "concurrency must be a whole number"),
+        ({"retry": 3}, "retry must be a Retry or None"),
+        ({"dead_letter_on": (1,)}, "dead_letter_on must be a tuple of exception classes"),
+        ({"dead_letter_on": (KeyboardInterrupt,)}, "dead_letter_on must be a tuple of exception classes"),
+        ({"order": "key"}, "order='key' is not supported yet"),
+        ({"batch_size": 10}, "batch_size=10 is not supported yet"),
+        ({"sql": "a > 1"}, "sql='a > 1' is not supported yet"),
+        ({"rate": 3.0}, "rate=3.0 is not supported yet"),
+    ],
+)
+def test_subscribe_wrong_option(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Consumer("g").subscribe("T", handler, **options)
+
+
+def test_subscribe_wrong_topic_handler_or_time() -> None:
+    consumer = Consumer("g", namesrv=NOWHERE)
+    with pytest.raises(ConfigError, match="topic"):
+        consumer.subscribe("a topic", handler)
+    with pytest.raises(ConfigError, match="handler must be a function of one message, not 'h'"):
+        consumer.subscribe("T", "h")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout must be above 0"):
+        consumer.subscribe("T", handler, timeout=0)
+    first = consumer.subscribe("T", handler)
+    assert consumer.subscriptions == (first,)
+    with pytest.raises(ConfigError, match=r"topic T is subscribed to already, by handler .*test_life.handler"):
+        consumer.subscribe("T", handler)
+
+
+@pytest.mark.parametrize("delays", ["", "123", (), (1, -1), 5])
+def test_retry_wrong_delays(delays: Any) -> None:
+    with pytest.raises(ConfigError, match="delays"):
+        Retry(delays=delays)
+
+
+def test_retry_delay_after_an_attempt() -> None:
+    assert Retry().delay_after(1) is None
+    assert [Retry(delays=[1, 5]).delay_after(attempt) for attempt in (1, 2, 3)] == [1.0, 5.0, 5.0]
+    assert Retry(delays=lambda attempt: 2**attempt).delay_after(3) == 8.0
+    assert ConsumerConfig().allocate is allocate_evenly
+
+
+async def test_consumer_without_a_subscription() -> None:
+    with pytest.raises(ConfigError, match=r"consumer g has no subscription: subscribe\(\) a handler first"):
+        await Consumer("g", namesrv=NOWHERE).start()
+
+
+async def test_consumer_without_a_cluster_leaves_nothing() -> None:
+    consumer = Consumer("g", namesrv=NOWHERE, request_timeout=0.2, connect_timeout=0.2)
+    consumer.subscribe("T", handler)
+    with pytest.raises(NameServerError):
+        await consumer.start()
+    assert not consumer.health().ready
+    await consumer.stop()
+
+
+async def test_consumer_used_before_its_start() -> None:
+    consumer = Consumer("g", namesrv=NOWHERE)
+    for call in (consumer.commit(), consumer.wait_idle(), consumer.wait_settled(1)):
+        with pytest.raises(ClientStateError, match="consumer g is not started"):
+            await call
+    assert consumer.assignment == frozenset()
+    assert consumer.lag().messages == 0
+    assert [problem.code for problem in consumer.health().problems] == ["not_started"]
+
+
+async def test_consumer_subscribes_while_it_runs() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", handler)
+        async with consumer:
+            with pytest.raises(ClientStateError, match=r"is running: subscribe before start\(\)"):
+                consumer.subscribe("Other", handler)
+            with pytest.raises(QueueLostError, match="does not read"):
+                consumer.position(MessageQueue("T", "broker-a", 77))
+
+
+async def test_group_twice_in_one_client() -> None:
+    """The second one neither starts nor takes the group away from the first."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        seen = Seen()
+        first, second = Consumer("g", namesrv=server.namesrv), Consumer("g", namesrv=server.namesrv)
+        first.subscribe("T", seen)
+        second.subscribe("T", handler)
+        async with first, PullConsumer("pulls", namesrv=server.namesrv):
+            with pytest.raises(ConfigError, match="consumer group g is already in use by this client"):
+                await second.start()
+            third = Consumer("pulls", namesrv=server.namesrv)
+            third.subscribe("T", handler)
+            with pytest.raises(ConfigError, match="consumer group pulls is already in use by this client"):
+                await third.start()
+            await send(server.namesrv, b"x")
+            await first.wait_settled(1)
+
+
+async def test_consumer_starts_again_where_it_stopped() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        seen = Seen()
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", seen)
+        for number in range(3):
+            async with consumer:
+                await send(server.namesrv, b"%d" % number)
+                await consumer.wait_settled(1)
+            await send(server.namesrv, b"between %d" % number)
+        async with consumer:
+            await consumer.wait_settled(1)
+        assert len(seen.bodies) == 6
+        assert seen.twice == 0
+
+
+async def test_consumer_stopped_by_its_handler() -> None:
+    """``stop()`` begins the stop and returns; the handler ends by itself, and its message is settled."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        ended: list[bytes] = []
+        consumer = Consumer("g", namesrv=server.namesrv)
+
+        @consumer.handler("T")
+        async def stops(message: MessageExt) -> None:
+            await consumer.stop()
+            await asyncio.sleep(0.05)
+            ended.append(message.body)
+
+        await consumer.start()
+        await send(server.namesrv, b"x")
+        await until(lambda: repr(consumer) == "<Consumer g stopped>")
+        assert ended == [b"x"]
+        async with PullConsumer("g", namesrv=server.namesrv) as reader:
+            committed = [await reader.committed(queue) for queue in await reader.queues("T")]
+        assert sorted(offset or 0 for offset in committed) == [0, 0, 0, 1]
+
+
+async def test_stop_waits_for_handlers_and_commits() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        seen = Seen(lambda message: asyncio.sleep(0.3))
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", seen)
+        await consumer.start()
+        await send(server.namesrv, *[b"%d" % number for number in range(20)])
+        await until(lambda: consumer.stats().running)
+        await consumer.stop()
+        begun = len(seen.attempts)
+        assert len(seen.bodies) == begun > 0
+        async with consumer:
+            await until(lambda: len(seen.bodies) == 20)
+            await consumer.wait_idle()
+        assert seen.twice == 0
+
+
+async def test_stop_with_a_time_that_is_over() -> None:
+    """The handlers are cancelled; nothing is lost."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        cancelled: list[bytes] = []
+        block = True
+
+        async def blocks(message: MessageExt) -> None:
+            try:
+                if block and message.body != b"quick":
+                    await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(message.body)
+                raise
+
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", blocks, retry=Retry(delays=(1,)))
+        await consumer.start()
+        await send(server.namesrv, b"slow 1", b"quick", b"slow 2")
+        await until(lambda: consumer.stats().running == 2)
+        await consumer.stop(timeout=0)
+        assert sorted(cancelled) == [b"slow 1", b"slow 2"]
+        block = False
+        outcomes = []
+        async with consumer:
+            while len(outcomes) < 2:
+                outcomes += [(each.message.body, each.outcome) for each in await consumer.wait_settled(1, timeout=20.0)]
+        assert sorted(outcomes) == [(b"slow 1", Outcome.DONE), (b"slow 2", Outcome.DONE)]
+
+
+async def test_run_until_a_signal(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        seen = Seen(lambda message: asyncio.sleep(0.2))
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", seen)
+        running = asyncio.create_task(consumer.run(signals=(signal.SIGUSR1,)))
+        await until(lambda: consumer.health().ready)
+        await send(server.namesrv, b"x")
+        await until(lambda: consumer.stats().running)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await running
+        assert seen.bodies == {b"x": 1}
+        assert not caplog.records
+
+
+async def test_run_second_signal_ends_the_handlers(caplog: pytest.LogCaptureFixture) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", Seen(lambda message: asyncio.sleep(100)))
+        running = asyncio.create_task(consumer.run(signals=(signal.SIGUSR1,)))
+        await until(lambda: consumer.health().ready)
+        await send(server.namesrv, b"x")
+        await until(lambda: consumer.stats().running)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.wait_for(running, 5)
+        assert "a second signal ends the running handlers" in caplog.text
+
+
+async def test_run_until_stop() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", handler)
+        running = asyncio.create_task(consumer.run(signals=()))
+        await until(lambda: consumer.health().ready)
+        await consumer.stop()
+        await running
+
+
+async def test_topic_that_does_not_exist_yet(caplog: pytest.LogCaptureFixture) -> None:
+    """It is read as soon as it exists, from its first message on."""
+    async with EmbeddedRocketMQ() as server:
+        seen = Seen()
+        consumer = Consumer("g", namesrv=server.namesrv, rebalance_interval=0.2)
+        consumer.subscribe("T", seen)
+        async with consumer:
+            assert "subscribed, and read as soon as it exists" in caplog.text
+            await create(server.namesrv)
+            await send(server.namesrv, b"1", b"2")
+            await consumer.wait_settled(2, timeout=10.0)
+        assert seen.bodies == {b"1": 1, b"2": 1}

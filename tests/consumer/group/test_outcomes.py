@@ -1,0 +1,238 @@
+"""What happens to a message after its handler has returned or raised, on the embedded broker and in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+
+import pytest
+
+from rmq_async import (
+    Consumer,
+    DeadLetter,
+    HandlerTimeoutError,
+    MessageExt,
+    MessageQueue,
+    Outcome,
+    PullConsumer,
+    Retry,
+    RetryLater,
+    current_delivery,
+)
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing.simulation import Simulation
+from rmq_protocol.constants import RequestCode
+
+from .support import Seen, create, send, until
+
+
+async def dead_letters(namesrv: str, group: str) -> list[bytes]:
+    async with PullConsumer("readers", namesrv=namesrv) as reader:
+        return [message.body async for message in reader.read(f"%DLQ%{group}")]
+
+
+async def test_handler_that_returns_settles_its_message() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        seen = Seen()
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", seen)
+        async with consumer:
+            await send(server.namesrv, b"1", b"2")
+            settled = await consumer.wait_settled(2)
+            await consumer.wait_idle()
+            queue = MessageQueue("T", "broker-a", 0)
+            assert consumer.position(queue) == 2
+            await consumer.commit()
+            assert await consumer.committed(queue) == 2
+        assert [(each.message.body, each.outcome, each.error) for each in settled] == [
+            (b"1", Outcome.DONE, None),
+            (b"2", Outcome.DONE, None),
+        ]
+        assert seen.attempts == [(b"1", 1), (b"2", 1)]
+
+
+def test_handler_that_raises_gets_its_message_again_then_it_is_dead_lettered(caplog: pytest.LogCaptureFixture) -> None:
+    """Three attempts for ``limit=2``, after 10 s and 30 s; the body is never logged."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        times: list[float] = []
+
+        async def handler(message: MessageExt) -> None:
+            assert message.topic == "T"
+            assert current_delivery().attempt == len(times) + 1
+            times.append(s.now)
+            raise ValueError("no such account")
+
+        consumer = Consumer("g", namesrv=s.namesrv, retry=Retry(limit=2, delays=(10, 30)))
+        consumer.subscribe("T", handler)
+        async with consumer:
+            await send(s.namesrv, b"secret body")
+            await asyncio.sleep(120)
+            assert consumer.stats().retried == 2
+            assert consumer.stats().dead_lettered == 1
+        assert [round(later - earlier) for earlier, later in itertools.pairwise(times)] == [10, 30]
+        assert await dead_letters(s.namesrv, "g") == [b"secret body"]
+
+    Simulation(1, faults=None).run(main)
+    failed = [record for record in caplog.records if "attempt" in record.message]
+    assert [record.levelno for record in failed] == [logging.WARNING, logging.WARNING, logging.ERROR]
+    assert "no such account" in caplog.text
+    assert "secret body" not in caplog.text
+
+
+def test_exceptions_of_the_handler_that_say_more() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        times: dict[bytes, list[float]] = {}
+
+        async def handler(message: MessageExt) -> None:
+            seen = times.setdefault(message.body, [])
+            seen.append(s.now)
+            if message.body == b"dead":
+                raise DeadLetter("no such account")
+            if message.body == b"listed":
+                raise FileNotFoundError
+            if len(seen) == 1:
+                raise RetryLater(50)
+
+        consumer = Consumer("g", namesrv=s.namesrv)
+        consumer.subscribe("T", handler, dead_letter_on=(OSError,))
+        async with consumer:
+            await send(s.namesrv, b"dead", b"listed", b"later")
+            await asyncio.sleep(100)
+        assert len(times[b"dead"]) == len(times[b"listed"]) == 1
+        first, second = times[b"later"]
+        assert round(second - first) == 60  # the level above 50 s
+        assert sorted(await dead_letters(s.namesrv, "g")) == [b"dead", b"listed"]
+
+    Simulation(2, faults=None).run(main)
+
+
+def test_handler_that_exceeds_its_timeout_is_cancelled_and_gets_the_message_again() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        ended: list[str] = []
+
+        async def handler(message: MessageExt) -> None:
+            try:
+                if not ended:
+                    await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                ended.append(f"cancelled after {s.now - began:.0f} s")
+                raise
+            ended.append("returned")
+
+        consumer = Consumer("g", namesrv=s.namesrv)
+        consumer.subscribe("T", handler, timeout=20.0)
+        async with consumer:
+            await send(s.namesrv, b"x")
+            began = s.now
+            (first,) = await consumer.wait_settled(1, timeout=100.0)
+            assert first.outcome is Outcome.RETRIED
+            assert isinstance(first.error, HandlerTimeoutError)
+            await consumer.wait_settled(1, timeout=100.0)
+        assert ended == ["cancelled after 20 s", "returned"]
+
+    Simulation(3, faults=None).run(main)
+
+
+def test_extended_deadline_of_a_delivery() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+
+        async def handler(message: MessageExt) -> None:
+            for _ in range(5):
+                await asyncio.sleep(8)
+                current_delivery().extend(10)
+
+        consumer = Consumer("g", namesrv=s.namesrv)
+        consumer.subscribe("T", handler, timeout=10.0)
+        async with consumer:
+            await send(s.namesrv, b"x")
+            (only,) = await consumer.wait_settled(1, timeout=100.0)
+            assert only.outcome is Outcome.DONE
+            assert round(only.elapsed) == 40
+
+    Simulation(4, faults=None).run(main)
+
+
+async def test_plain_function_runs_in_a_thread() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        threads: list[str] = []
+
+        def handler(message: MessageExt) -> None:
+            time.sleep(0.05)
+            threads.append(threading.current_thread().name)
+            assert current_delivery().messages == (message,)
+
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", handler)
+        async with consumer:
+            await send(server.namesrv, b"1", b"2", b"3")
+            settled = await consumer.wait_settled(3)
+        assert all(name.startswith("rmq_async handler") for name in threads)
+        assert [each.outcome for each in settled] == [Outcome.DONE] * 3
+        await until(lambda: not any(thread.name.startswith("rmq_async handler") for thread in threading.enumerate()))
+
+
+async def test_handler_raises_cancelled_error_of_its_own() -> None:
+    """Something that the handler has awaited was cancelled: that fails like any other exception."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+
+        async def handler(message: MessageExt) -> None:
+            raise asyncio.CancelledError
+
+        consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(limit=0))
+        consumer.subscribe("T", handler)
+        async with consumer:
+            await send(server.namesrv, b"x")
+            (only,) = await consumer.wait_settled(1)
+        assert only.outcome is Outcome.DEAD_LETTERED
+
+
+async def test_message_to_deliver_again_without_a_subscription(caplog: pytest.LogCaptureFixture) -> None:
+    """A member that no longer subscribes to its topic gives it back, and says so."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        await create(server.namesrv, "Other")
+
+        async def fails(message: MessageExt) -> None:
+            raise RetryLater(1)
+
+        first = Consumer("g", namesrv=server.namesrv)
+        first.subscribe("T", fails)
+        async with first:
+            await send(server.namesrv, b"x")
+            await first.wait_settled(1)
+        second = Consumer("g", namesrv=server.namesrv)
+        second.subscribe("Other", Seen())
+        async with second:
+            await until(lambda: second.stats().retried == 1)
+            assert [problem.code for problem in second.health().problems] == ["no_handler"]
+        assert "no handler here subscribes to it" in caplog.text
+
+
+async def test_message_that_is_no_longer_stored_is_dead_lettered(caplog: pytest.LogCaptureFixture) -> None:
+    """Its broker cannot take it back by its commit log offset; a copy of it becomes a dead letter."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+
+        async def handler(message: MessageExt) -> None:
+            server.fail_next(1, request=RequestCode.CONSUMER_SEND_MSG_BACK)
+            raise ValueError("fails")
+
+        consumer = Consumer("g", namesrv=server.namesrv)
+        consumer.subscribe("T", handler)
+        async with consumer:
+            await send(server.namesrv, b"x")
+            (only,) = await consumer.wait_settled(1)
+            assert only.outcome is Outcome.DEAD_LETTERED
+        assert await dead_letters(server.namesrv, "g") == [b"x"]
+    assert "is no longer stored, a copy is dead-lettered" in caplog.text
