@@ -33,10 +33,10 @@ STEPS: Final = (
     ("is it a plain message", "started = machine.monotonic()"),
     ("clock, deadline, queues of the topic", "if topic_queues is None:"),
     ("credits, there and back", "if (gathering := topic_queues.gathering)"),
-    ("next queue, its connection", "unique_id = ids.next_at(started)"),
+    ("next queue, its connection", "unique_id = message.unique_id"),
     ("unique id", "future: asyncio.Future[SendReply]"),
-    ("future", "first_deadline = sender.first_deadline"),
-    ("frame, entry in the table, gathering and writing", "error: RocketMQError | None"),
+    ("future", "opaque = next("),
+    ("frame, entry in the table, gathering and writing", "reply = await future"),
 )
 ANSWER: Final = (
     b'{"code":0,"extFields":{"queueId":"0","TRACE_ON":"true","MSG_REGION":"DefaultRegion","msgId":"7F00000100002A9F000000000'

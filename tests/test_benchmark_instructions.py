@@ -15,7 +15,7 @@ def test_bytecodes_of_a_send_are_counted_by_function(monkeypatch: pytest.MonkeyP
     import instructions
 
     counts = instructions.bytecodes(BENCHMARKS.parent, kind, 640)
-    entry = "RequestTable.start_send" if kind == "batches" else "RequestTable.start_single"
+    entry = "RequestTable.start_send" if kind == "batches" else "RequestTable.enter_single"
     assert counts["Message.__post_init__"] > 20
     assert counts[entry] > 1
     assert 100 < sum(counts.values()) < 1500

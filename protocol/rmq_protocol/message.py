@@ -160,7 +160,7 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
 
     def __post_init__(self) -> None:
         if (
-            type(self.body) is not bytes
+            self.body.__class__ is not bytes
             or self.flag is not _NO_FLAG
             or self.delay_level
             or self.delay is not None

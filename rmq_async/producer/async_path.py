@@ -34,16 +34,15 @@ def try_fast_send_async(
     deadline = (started := machine.monotonic()) + sender.timeout
     accepted: AsyncSend[SendResult]
     plain, gathering = message.keys is NO_KEYS and message.wait_store, topic_queues.gathering
-    item: BatchItem | None = message
-    room = size + sender.plain_size
+    item: tuple[BatchItem, int] | None = message, size + sender.plain_size
     if gathering is not None and not plain:
-        item, room = batch_item(sender, message, size)
+        item = batch_item(sender, message, size)
     if gathering is not None and item is not None:
         credit.free -= 1
         credit.free_bytes -= size
         accepted = AsyncSend(credit, credit.epoch, 1, size, on_success, on_error)
         accepted.work = gathering
-        gathering.add_plain(accepted, item, room, deadline, plain=plain)
+        gathering.add_plain(accepted, item[0], item[1], deadline, plain=plain)
         return accepted.future, None
     unique_id = message.unique_id or sender.ids.next_at(started)
     properties = message_properties(message, unique_id)
@@ -57,12 +56,12 @@ def try_fast_send_async(
     outgoing = Outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
     call = Call(outgoing, stored_message, started, deadline, sender.config.async_retries)
     send = AsyncAttempt(sender.dispatch, call, topic_queues, target, accepted)
-    send.start_single(connection, sender.ids.born_ms, None if plain else properties)
+    send.start_single(connection, sender.ids.born_ms, plain=plain)
     return accepted.future, None
 
 
-def batch_item(sender: ProducerCore, message: Message, size: int) -> tuple[BatchItem | None, int]:
-    """Returns the message in the form that gathers, and its bytes in a batch; no form if it has to be sent alone.
+def batch_item(sender: ProducerCore, message: Message, size: int) -> tuple[BatchItem, int] | None:
+    """Returns the message in the form that gathers, and its bytes in a batch; None if it has to be sent alone.
 
     ``size``: of its body. It gets its unique id with the others of its batch, unless it has one. Raises InvalidMessageError for
     properties that are too large.
@@ -71,7 +70,7 @@ def batch_item(sender: ProducerCore, message: Message, size: int) -> tuple[Batch
     text = message_properties(message, unique_id or batcher.stand_in)
     room = BATCH_OVERHEAD + size + (len(text) if text.isascii() else len(text.encode()))
     if room > batcher.max_bytes:
-        return None, 0
+        return None
     if unique_id is None:
         return (message, text[batcher.after_id :]), room
     return Outgoing(message.topic, unique_id, text, message.body, 0, message.flag), room

@@ -13,19 +13,24 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue, ShardedKeys
 from rmq_protocol.properties import message_properties
-from rmq_protocol.send_codec import SendReply
+from rmq_protocol.send_codec import LENGTHS, SendReply
 
 from .. import machine
 from ..results import SendResult
 from .async_path import batch_item, try_fast_send_async
-from .calls import Call, RetryLoop, deliver_unconnected, end_if_late
 from .core import ProducerCore
-from .encoding import SEND_OK, BatchItem, Outgoing, stored, stored_message
-from .general_path import SendArguments, general_send, general_send_async, general_send_oneway
+from .encoding import SEND_OK, BatchItem, stored
+from .general_path import (
+    SendArguments,
+    general_send,
+    general_send_async,
+    general_send_oneway,
+    retry_loop,
+    send_unconnected,
+)
 from .life import ProducerLife
 from .oneway import OnewayPacing, Tally
 from .routing import Selector, Target
@@ -61,7 +66,11 @@ class SendMethods(ProducerLife):
         ``maybe_stored`` says whether the message may be stored all the same. The same holds for a call that is cancelled.
         """
         # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue.
-        if not self._loop_runs() or get_ident() != self._thread:
+        # The whole frame fits the allocator for small objects (512 bytes), so it has few variables. A function that is an
+        # attribute is named before it is called: CPython 3.11 calls it through a slow general way otherwise.
+        _: Callable[..., Any]
+        item: tuple[BatchItem, int] | None
+        if not (_ := self._loop_runs)() or get_ident() != self._thread:
             self._refuse()
         sender = self._sender
         if (
@@ -71,25 +80,27 @@ class SendMethods(ProducerLife):
             or selector is not None
             or key is not None
             or timeout is not None
-            or (body := message.body).__class__ is not bytes
-            or not 0 < (size := len(body)) < sender.plain_below
+            or message.body.__class__ is not bytes
+            or not (size := len(message.body))
+            or size >= sender.plain_below
         ):
-            placed, way = None, general_send
-            if message.__class__ is Message and message.keys.__class__ is ShardedKeys:
-                if (
-                    queue is None
-                    and selector is None
-                    and key is None
-                    and timeout is None
-                    and (body := message.body).__class__ is bytes
-                    and 0 < (size := len(body)) < sender.plain_below
-                ):
-                    placed = place_sharded(sender, message, size)
-            elif sender.watched_below:
-                way = send_watched
+            if message.__class__ is not Message or message.keys.__class__ is not ShardedKeys:
+                if sender.watched_below:
+                    return await send_watched(sender, SendArguments(message, queue, selector, key, timeout))
+                return await general_send(sender, SendArguments(message, queue, selector, key, timeout))
+            placed = None
+            if (
+                queue is None
+                and selector is None
+                and key is None
+                and timeout is None
+                and message.body.__class__ is bytes
+                and 0 < len(message.body) < sender.plain_below
+            ):
+                placed = place_sharded(sender, message)
             if placed is None:
-                return await way(sender, SendArguments(message, queue, selector, key, timeout))
-            credit, epoch = sender.credits, sender.credits.epoch
+                return await general_send(sender, SendArguments(message, queue, selector, key, timeout))
+            credit, epoch, size = sender.credits, sender.credits.epoch, len(message.body)
             try:
                 return await placed[1]
             except BaseException:
@@ -103,23 +114,13 @@ class SendMethods(ProducerLife):
                     credit.came_back(epoch, 1)
         started = machine.monotonic()
         deadline = started + sender.timeout
-        ids = sender.ids
         try:
             topic_queues = sender.queues_by_topic[message.topic]
         except (KeyError, TypeError):
             topic_queues = None
         if topic_queues is None:
             sender.encoder.check(message)
-        properties = None
-        item: BatchItem | None = message
-        if keys is not NO_KEYS or not message.wait_store:
-            if not sender.gathers or message.topic.startswith(RETRY_TOPIC_PREFIX):
-                unique_id = message.unique_id or ids.next_at(started)
-                properties = message_properties(message, unique_id)
-            elif message.wait_store:
-                item, room = batch_item(sender, message, size)
-            else:
-                return await general_send(sender, SendArguments(message, queue, selector, key, timeout))
+            message_properties(message, message.unique_id or sender.ids.next_at(started))  # raises for those that are too large
         credit = sender.credits
         if credit.free > 0 and credit.free_bytes >= size and not credit.contended:
             credit.free -= 1
@@ -137,12 +138,16 @@ class SendMethods(ProducerLife):
                 if sender.gathers:
                     sender.batcher.waited(deadline)
             if (gathering := topic_queues.gathering) is not None:
-                if item is not None:
-                    gathered: asyncio.Future[SendResult] = sender.create_future()
-                    if item is message:
-                        gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
-                    else:
-                        gathering.add_plain(gathered, item, room, deadline, plain=False)
+                gathered: asyncio.Future[SendResult] = sender.create_future()
+                if keys is NO_KEYS and message.wait_store:
+                    gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
+                elif (item := batch_item(sender, message, size)) is None:
+                    gathering = None  # no batch has room for it
+                else:
+                    if not message.wait_store:
+                        gathering = sender.batcher.in_turn(message.topic, wait_store=False)
+                    gathering.add_plain(gathered, item[0], item[1], deadline, plain=False)
+                if gathering is not None:
                     try:
                         return await gathered
                     except BaseException:
@@ -150,42 +155,45 @@ class SendMethods(ProducerLife):
                         raise
                     finally:
                         del gathered  # an error that it holds has this frame in its traceback
-                unique_id = message.unique_id or ids.next_at(started)  # no batch has room for it
-                properties = message_properties(message, unique_id)
-            target = topic_queues.next()
+            target = (_ := topic_queues.next)()
             try:
                 connection = sender.connections[target.address]
             except KeyError:
                 connection = None
             if connection is None:
-                failed = await sender.dispatch.connect_first(topic_queues, target, deadline, sender.retries)
-                connection = sender.connections.get(target.address)
-                if connection is None:
-                    began = deadline - sender.timeout
-                    if failed is not None:
-                        end_if_late(sender.dispatch, message.topic, target, failed, began, deadline)
-                    outgoing = sender.encoder.encode(message, unique_id=None if properties is None else unique_id)
-                    call = Call(outgoing, stored_message, began, deadline, sender.retries)
-                    return await deliver_unconnected(sender.dispatch, call, topic_queues, target, failed)
-                started = machine.monotonic()
-            if properties is None:
-                unique_id = ids.next_at(started)
-            elif started + sender.timeout != deadline:
-                ids.now()  # the call has waited: born_ms is older than the frame
-            future: asyncio.Future[SendReply] = sender.create_future()
-            first_deadline = sender.first_deadline(started, deadline, sender.retries) if topic_queues.several else deadline
-            pending = connection.requests.start_single(
-                target.single, ids.born_ms, unique_id, message, (future, first_deadline, deadline, sender), sender.window,
-                properties,
-            )  # fmt: skip
-            error: RocketMQError | None
-            reply: SendReply | None
+                result = await send_unconnected(sender, message, topic_queues, target, deadline)
+                if result is not None:
+                    return result
+                connection, started = sender.connections[target.address], machine.monotonic()
+            requests = connection.requests
+            if not requests.is_open:
+                requests.require_open()
+            template = target.single
+            unique_id = message.unique_id or sender.ids.next_at(started)
+            future: asyncio.Future[SendReply] = (_ := sender.create_future)()
+            opaque = next(requests.opaques, 0) or requests.next_opaque()
+            # The frame is no variable: tracebacks that show variables would show its signature and token.
+            pending = requests.enter_single(
+                opaque,
+                template.plain_frame
+                % (LENGTHS[template.plain_base + size], sender.ids.born_ms, unique_id.encode(), opaque, message.body)
+                if keys is NO_KEYS and message.wait_store and size < template.plain_below  # what ``parts`` does, nearly always
+                else template.parts(
+                    opaque, sender.ids.born_ms, message_properties(message, unique_id), message.body, 0, message.flag
+                ),
+                future,
+                sender.first_deadline(started, deadline, sender.retries) if topic_queues.several else deadline,
+                deadline,
+                sender,
+                sender.window,
+            )
             try:
                 reply = await future
-            except RocketMQError as failure:
-                error, reply = failure, None
+            except RocketMQError as error:
+                again = retry_loop(sender, message, unique_id, topic_queues, deadline)
+                again.adopt(target, connection, pending, started, error)
             except BaseException:
-                connection.requests.forget(pending.opaque)
+                requests.forget(opaque)
                 if sender.faults is not None:
                     sender.faults.failed(
                         target.broker, asyncio.CancelledError(), machine.monotonic() - started, machine.monotonic()
@@ -193,36 +201,30 @@ class SendMethods(ProducerLife):
                 raise
             else:
                 fields = reply.extFields  # what ``stored`` does, nearly always
-                faults = sender.faults
                 if (
-                    faults is not None
-                    and (
-                        target.broker in faults.items or (faults.measures and machine.monotonic() - started >= faults.patience)
-                    )
+                    sender.faults is not None
+                    and (sender.faults.items or sender.faults.measures)
                     and not reply.code
+                    and (target.broker in sender.faults.items or machine.monotonic() - started >= sender.faults.patience)
                 ):
-                    faults.succeeded(target.broker, machine.monotonic() - started, machine.monotonic())
+                    sender.faults.succeeded(target.broker, machine.monotonic() - started, machine.monotonic())
                 if (
                     not reply.code
                     and fields is not None
                     and fields.queueId == target.queue_id
-                    and (offset_id := fields.msgId) is not None
-                    and (offset := fields.queueOffset) is not None
+                    and fields.msgId is not None
+                    and fields.queueOffset is not None
                 ):
                     return SendResult(
-                        SEND_OK, unique_id, offset_id, target.queue, offset, fields.transactionId,
+                        SEND_OK, unique_id, fields.msgId, target.queue, fields.queueOffset, fields.transactionId,
                         fields.MSG_REGION, fields.TRACE_ON is not False, fields.recallHandle,
                     )  # fmt: skip
                 result = stored(reply, unique_id, target, 1)
                 if result is not None:
                     return result
-                error = None
-            text = properties or message_properties(message, unique_id)
-            outgoing = Outgoing(message.topic, unique_id, text, body, 0, message.flag)
-            call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
-            loop = RetryLoop(sender.dispatch, call, topic_queues)
-            loop.adopt(target, connection, pending, started, error, reply)
-            return await loop.run()
+                again = retry_loop(sender, message, unique_id, topic_queues, deadline)
+                again.adopt(target, connection, pending, started, None, reply)
+            return await again.run()
         finally:
             credit.free += 1
             credit.free_bytes += size

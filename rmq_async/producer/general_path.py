@@ -9,17 +9,26 @@ from typing import Any
 import msgspec
 
 from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.properties import message_properties
 from rmq_protocol.validation import check_message
 
 from .. import machine
 from ..results import SendResult
 from ..timeouts import checked_timeout
-from .calls import deliver
+from .calls import Call, RetryLoop, deliver, deliver_unconnected, end_if_late
 from .core import ProducerCore
-from .routing import Selector, Target, checked_choice, choice_of
+from .encoding import Outgoing, stored_message
+from .routing import Selector, Target, TopicQueues, checked_choice, choice_of
 from .send_async import accept_call
 
-__all__ = ["SendArguments", "general_send", "general_send_async", "general_send_oneway"]
+__all__ = [
+    "SendArguments",
+    "general_send",
+    "general_send_async",
+    "general_send_oneway",
+    "retry_loop",
+    "send_unconnected",
+]
 
 
 class SendArguments(msgspec.Struct):
@@ -85,3 +94,28 @@ async def general_send_oneway(sender: ProducerCore, arguments: SendArguments, tu
     sender.encoder.check(message)
     choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
     await sender.oneway.send(sender.single_call(message, choice, "oneway", started, deadline), turn)
+
+
+async def send_unconnected(
+    sender: ProducerCore, message: Message, topic_queues: TopicQueues, target: Target, deadline: float
+) -> SendResult | None:
+    """Connects to the broker of a first attempt of ``send``; returns the result if the message had to go another way."""
+    outgoing = sender.encoder.encode(message)  # before anything is sent: it raises for properties that are too large
+    failed = await sender.dispatch.connect_first(topic_queues, target, deadline, sender.retries)
+    if target.address in sender.connections:
+        return None
+    began = deadline - sender.timeout
+    if failed is not None:
+        end_if_late(sender.dispatch, message.topic, target, failed, began, deadline)
+    call = Call(outgoing, stored_message, began, deadline, sender.retries)
+    return await deliver_unconnected(sender.dispatch, call, topic_queues, target, failed)
+
+
+def retry_loop(
+    sender: ProducerCore, message: Message, unique_id: str, topic_queues: TopicQueues, deadline: float
+) -> RetryLoop[SendResult]:
+    """Makes the loop that takes over a ``send`` whose first attempt was not a success."""
+    text = message_properties(message, unique_id)
+    outgoing = Outgoing(message.topic, unique_id, text, message.body, 0, message.flag)
+    call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
+    return RetryLoop(sender.dispatch, call, topic_queues)

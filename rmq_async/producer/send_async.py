@@ -9,6 +9,7 @@ from contextvars import Context, copy_context
 from typing import Any, Generic, Protocol
 
 from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import LENGTHS
 
 from ..transport import Connection, report
 from .admission import Admission, Credits, Epoch
@@ -189,17 +190,29 @@ class AsyncAttempt(FirstAttempt[Result]):
         self._accepted = accepted
         accepted.work = self
 
-    def start_single(self, connection: Connection, born_ms: bytes, properties: str | None) -> None:
-        """As ``start``, for one uncompressed message and an open connection. ``properties``: None if the message has none."""
+    def start_single(self, connection: Connection, born_ms: bytes, *, plain: bool) -> None:
+        """As ``start``, for one uncompressed message and an open connection. ``plain``: it has only a topic and a body."""
         call, dispatch = self._call, self._dispatch
         outgoing, deadline = call.outgoing, call.deadline
         self._connection = connection
         if self._topic_queues.several and call.retries:
             deadline = dispatch.first_deadline(call.started, deadline, call.retries)
         try:
-            request = (self, deadline, call.deadline, dispatch.owner)
-            self._pending = connection.requests.start_single(
-                self._target.single, born_ms, outgoing.unique_id, outgoing, request, dispatch.window, properties
+            requests, template, body = connection.requests, self._target.single, outgoing.body
+            if not requests.is_open:
+                requests.require_open()
+            opaque = next(requests.opaques, 0) or requests.next_opaque()
+            self._pending = requests.enter_single(
+                opaque,
+                template.plain_frame
+                % (LENGTHS[template.plain_base + len(body)], born_ms, outgoing.unique_id.encode(), opaque, body)
+                if plain and len(body) < template.plain_below  # what ``parts`` does, nearly always
+                else template.parts(opaque, born_ms, outgoing.properties, body, 0, outgoing.flag),
+                self,
+                deadline,
+                call.deadline,
+                dispatch.owner,
+                dispatch.window,
             )
         except RocketMQError as error:
             self.set_exception(error)

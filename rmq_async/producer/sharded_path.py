@@ -19,14 +19,13 @@ from .routing import hash_of
 __all__ = ["place_sharded"]
 
 
-def place_sharded(
-    sender: ProducerCore, message: Message, size: int
-) -> tuple[QueueGathering, asyncio.Future[SendResult]] | None:
+def place_sharded(sender: ProducerCore, message: Message) -> tuple[QueueGathering, asyncio.Future[SendResult]] | None:
     """Takes credits and places the message in the queue of its sharding key; the caller awaits the future and gives them back.
 
-    ``size``: of its body. Returns None if the call would have to wait, or if the message needs the general path.
+    The body is bytes of a size for the short path. Returns None if the call would have to wait, or if the message needs the
+    general path.
     """
-    topic, key, credit = message.topic, message.sharding_key, sender.credits
+    topic, key, credit, size = message.topic, message.sharding_key, sender.credits, len(message.body)
     if topic.__class__ is not str or key is None:
         return None
     if (

@@ -15,7 +15,7 @@ import msgspec
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import NO_KEYS, Keys, Message
 from rmq_protocol.properties import message_properties
-from rmq_protocol.send_codec import SendReply
+from rmq_protocol.send_codec import LENGTHS, SendReply
 from rmq_protocol.trace import MessageType
 
 from .. import machine
@@ -166,12 +166,25 @@ def _start(
             properties = watchers.with_added(properties or message_properties(message, unique_id), context.properties)
     if message.unique_id is not None or receiver.started - call.started > MILLISECOND:
         sender.ids.now()  # the time in the frame is not that of the id
-    requests = connection.requests
+    requests, template, size = connection.requests, target.single, len(message.body)
     try:
-        return receiver, requests.start_single(
-            target.single, sender.ids.born_ms, unique_id, message, (receiver, first_deadline, call.deadline, sender),
-            sender.window, properties,
-        )  # fmt: skip
+        if not requests.is_open:
+            requests.require_open()
+        opaque = next(requests.opaques, 0) or requests.next_opaque()
+        return receiver, requests.enter_single(
+            opaque,
+            template.plain_frame
+            % (LENGTHS[template.plain_base + size], sender.ids.born_ms, unique_id.encode(), opaque, message.body)
+            if properties is None and size < template.plain_below  # what ``parts`` does, nearly always
+            else template.parts(
+                opaque, sender.ids.born_ms, properties or message_properties(message, unique_id), message.body, 0, message.flag
+            ),
+            receiver,
+            first_deadline,
+            call.deadline,
+            sender,
+            sender.window,
+        )
     except Exception as error:
         receiver.give_up(error)
         raise

@@ -8,15 +8,15 @@ The table is scanned when the earliest deadline is due, never per message: 1024 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from rmq_protocol.constants import RequestCode
 
-__all__ = ["Pending", "Receiver", "Sendable", "SingleRequest", "overdue", "request_name"]
+__all__ = ["HeldFrame", "OnewayCallback", "Pending", "Receiver", "Sendable", "overdue", "request_name"]
 
 
 class Receiver(Protocol):
@@ -25,10 +25,6 @@ class Receiver(Protocol):
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, exception: Any, /) -> None: ...
-
-
-SingleRequest = tuple[Receiver, float, float, object]
-"""Receiver, deadline of the attempt, deadline of the call and owner of the send of one message."""
 
 
 class Sendable(Protocol):
@@ -58,6 +54,26 @@ class Pending(msgspec.Struct):
     typed: bool = True
     long_poll: bool = False
     pull: bool = False
+
+
+OnewayCallback = tuple[Callable[[int], None], int]
+"""The callback for a one-way frame that has been written, and its argument."""
+
+
+class HeldFrame(NamedTuple):
+    """A frame that is held back: of the request ``pending``, or one-way with a callback ``oneway``."""
+
+    parts: bytes | list[bytes]
+    pending: Pending | None
+    oneway: OnewayCallback | None = None
+
+    @property
+    def owner(self) -> object:
+        return self.pending.owner if self.pending is not None else None
+
+    @property
+    def size(self) -> int:
+        return len(self.parts) if isinstance(self.parts, bytes) else sum(map(len, self.parts))
 
 
 def overdue(entries: Iterable[tuple[int, Pending]], now: float) -> tuple[list[tuple[int, Pending]], float]:

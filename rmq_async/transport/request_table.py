@@ -10,45 +10,28 @@ buffer is not empty) every frame is held. A request that is held can time out or
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from math import inf
+from operator import length_hint
 from typing import Final, NamedTuple
 
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.pull_codec import PullTemplate
-from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, LENGTHS, SendTemplate
+from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, SendTemplate
 
 from .. import machine
 from .close_errors import late_error
 from .coalescer import WriteCoalescer
 from .deadlines import BLOCKED_AFTER, GRACE_AFTER_WRITE, Deadlines
-from .pending import Pending, Receiver, Sendable, SingleRequest, overdue
+from .pending import HeldFrame, OnewayCallback, Pending, Receiver, Sendable, overdue
 from .request_hooks import cancel_hooked
 
 __all__ = ["Remainder", "RequestTable"]
 
+_OPAQUES: Final = range(FIRST_OPAQUE, LAST_OPAQUE + 1)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
-
-OnewayCallback = tuple[Callable[[int], None], int]
-"""The callback for a one-way frame that has been written, and its argument."""
-
-
-class HeldFrame(NamedTuple):
-    """A frame that is held back: of the request ``pending``, or one-way with a callback ``oneway``."""
-
-    parts: bytes | list[bytes]
-    pending: Pending | None
-    oneway: OnewayCallback | None = None
-
-    @property
-    def owner(self) -> object:
-        return self.pending.owner if self.pending is not None else None
-
-    @property
-    def size(self) -> int:
-        return len(self.parts) if isinstance(self.parts, bytes) else sum(map(len, self.parts))
 
 
 class Remainder(NamedTuple):
@@ -81,8 +64,8 @@ class RequestTable:
     """
 
     __slots__ = (
-        "_expects_answer", "_flushed", "_held_control", "_held_oneway_bytes", "_held_oneways", "_lost", "_opaque", "_sequence",
-        "_window", "address", "deadlines", "entries", "held", "is_open", "last_used", "untyped", "writer",
+        "_expects_answer", "_flushed", "_held_control", "_held_oneway_bytes", "_held_oneways", "_lost", "_sequence", "_window",
+        "address", "deadlines", "entries", "held", "is_open", "last_used", "opaques", "untyped", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +83,8 @@ class RequestTable:
         self.last_used = machine.monotonic()
         self.entries: dict[int, Pending] = {}
         """Requests whose frames are written or gathered, by opaque."""
+        self.opaques: Iterator[int] = iter(_OPAQUES[1:])
+        """Gives the next opaque for half of what a call of ``next_opaque`` costs, until that starts it anew."""
         self.untyped = 0
         """Number of ``entries`` that are no sends."""
         self.held: OrderedDict[int, HeldFrame] = OrderedDict()
@@ -107,7 +92,6 @@ class RequestTable:
         self.writer = WriteCoalescer(self._before_write, self._count_sends)
         self.deadlines = Deadlines(dead_after, self.writer.push, self._end_late, die, unread)
         self._lost = lost
-        self._opaque = FIRST_OPAQUE
         self._expects_answer = False
         self._sequence = 0
         self._flushed = 0
@@ -150,14 +134,17 @@ class RequestTable:
         Opaques rise, so a caller that kept the newest one of an earlier call knows how old the oldest request is. ``since``: an
         opaque before which the owner has no request; the search then starts there instead of with the oldest entry.
         """
-        newest = self._opaque
+        newest = LAST_OPAQUE - length_hint(self.opaques)
         oldest = _oldest_of(owner, self.entries, since, newest) or _oldest_of(owner, self.held, since, newest)
         return oldest, newest
 
     # -- requests enter
 
     def next_opaque(self) -> int:
-        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
+        opaque = next(self.opaques, 0)
+        if not opaque:
+            self.opaques = iter(_OPAQUES)
+            opaque = next(self.opaques)
         return opaque
 
     def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending) -> None:
@@ -186,35 +173,20 @@ class RequestTable:
         self.start_request(opaque, template.frame(opaque, offset, max_messages), pending)
         return opaque
 
-    def start_single(
+    def enter_single(
         self,
-        template: SendTemplate,
-        born_ms: bytes,
-        unique_id: str,
-        message: Sendable,
-        request: SingleRequest,
+        opaque: int,
+        parts: bytes | list[bytes],
+        receiver: Receiver,
+        deadline: float,
+        call_deadline: float,
+        owner: object,
         window: int,
-        properties: str | None = None,
     ) -> Pending:
-        """Starts the send of one message: ``start_send`` in one piece, because it runs for each. Returns the entry.
+        """Enters the send of one message and returns the entry: ``start_send`` in one piece, because it runs for each.
 
-        ``properties``: the text, or None where ``unique_id``, of the length that ``template`` was made for, is the only property.
+        The table must be open, and the caller has looked before it made the frame: see ``require_open``.
         """
-        if not self.is_open:
-            self.require_open()
-        opaque = self._opaque + 1  # what ``next_opaque`` does
-        if opaque > LAST_OPAQUE:
-            opaque = FIRST_OPAQUE
-        self._opaque = opaque
-        parts: bytes | list[bytes]
-        body = message.body
-        if properties is not None:
-            parts = template.parts(opaque, born_ms, properties, body, 0, message.flag)
-        elif (size := len(body)) < template.plain_below:  # what ``plain`` does, nearly always
-            parts = template.plain_frame % (LENGTHS[template.plain_base + size], born_ms, unique_id.encode(), opaque, body)
-        else:
-            parts = template.plain(opaque, born_ms, unique_id, body)
-        receiver, deadline, call_deadline, owner = request
         if deadline < self.deadlines.at:
             self.deadlines.arm(deadline)
         entries, writer = self.entries, self.writer
@@ -227,7 +199,7 @@ class RequestTable:
         entries[opaque] = pending = Pending(receiver, deadline, call_deadline, _SEND, owner, sequence, opaque)
         self._expects_answer = True
         frames = writer.frames
-        if len(frames) < writer.room and type(parts) is bytes:
+        if len(frames) < writer.room and parts.__class__ is bytes:
             frames.append(parts)  # what queue does, nearly always
         elif not frames and len(entries) == 1:
             writer.write(parts)
@@ -279,8 +251,10 @@ class RequestTable:
     def submit_single_oneway(
         self, template: SendTemplate, born_ms: bytes, unique_id: str, message: Sendable, properties: str | None = None
     ) -> None:
-        """Queues the one-way frame of one message; only while ``takes_oneways``. ``properties``: as in ``start_single``."""
-        self._opaque = opaque = self._opaque + 1 if self._opaque < LAST_OPAQUE else FIRST_OPAQUE
+        """Queues the one-way frame of one message; only while ``takes_oneways``. ``properties``: the text, or None where
+        ``unique_id``, of the length that ``template`` was made for, is the only property.
+        """
+        opaque = next(self.opaques, 0) or self.next_opaque()
         if properties is None:
             parts = template.plain(opaque, born_ms, unique_id, message.body)
         else:

@@ -158,3 +158,10 @@ async def test_send_with_tags_and_a_key_passes_few_files() -> None:
             finally:
                 sys.setprofile(None)
     assert (len(files) <= 8, max(depths) <= 6) == (True, True), (sorted(files), max(depths))
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions lay frames out in another way")
+def test_a_send_is_small_enough_for_the_allocator_of_objects() -> None:
+    call = Producer("group").send(message())
+    call.close()
+    assert sys.getsizeof(call) <= 512

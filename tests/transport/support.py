@@ -14,7 +14,6 @@ from rmq_async.config import ClientConfig
 from rmq_async.transport import CloseReason, Connection, ConnectionPool, ConnectionSettings, Pending, Threads, client_context
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
-from rmq_protocol.message import Message
 from rmq_protocol.send_codec import FIRST_OPAQUE, ID_LENGTH, SendReply, SendTemplate
 
 from ..waiting import spin as spin
@@ -49,7 +48,7 @@ def bytes_frame(size: int) -> list[bytes]:
 class Sender:
     """Sends as a producer does: typed, from a template, under a window.
 
-    ``plain``: the way that messages without properties go (``start_single``), else that of all others (``start_send``).
+    ``plain``: the way that messages without properties go (``enter_single``), else that of all others (``start_send``).
     """
 
     plain = False
@@ -66,9 +65,11 @@ class Sender:
         deadline = monotonic() + (self.timeout if timeout is None else timeout)
         pending = Pending(future, deadline, deadline, int(RequestCode.SEND_MESSAGE_V2), self)
         if self.plain:
-            message = Message("t", body)
-            request = (future, deadline, deadline, self)
-            pending = self.connection.requests.start_single(self.template, BORN, "0" * ID_LENGTH, message, request, self.window)
+            requests = self.connection.requests
+            requests.require_open()
+            opaque = requests.next_opaque()
+            parts = self.template.plain(opaque, BORN, "0" * ID_LENGTH, body)
+            pending = requests.enter_single(opaque, parts, future, deadline, deadline, self, self.window)
         else:
             opaque = self.connection.requests.next_opaque()
             parts = self.template.parts(opaque, BORN, "", body)

@@ -6,14 +6,14 @@ import asyncio
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from rmq_async.errors import RemoteProtocolError
-from rmq_async.transport import CloseReason, request_table
+from rmq_async.transport import CloseReason
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RESPONSE_FLAG, ResponseCode, SerializeType
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE
@@ -147,11 +147,9 @@ async def test_unknown_opaques_of_any_kind_harm_no_request() -> None:
         assert connection.strays == 6
 
 
-async def test_opaques_wrap_within_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Peer() as peer, AsyncExitStack() as stack:
-        with monkeypatch.context() as patch:
-            patch.setattr(request_table, "FIRST_OPAQUE", LAST_OPAQUE - 2)  # where a connection begins
-            connection = await stack.enter_async_context(connect(peer))
+async def test_opaques_wrap_within_width() -> None:
+    async with Peer() as peer, connect(peer) as connection:
+        connection.requests.opaques = iter(range(LAST_OPAQUE - 1, LAST_OPAQUE + 1))  # the last two
         answers = await asyncio.gather(*[connection.request(ping(b"%d" % number), 2) for number in range(5)])
         assert [answer.opaque for answer in answers] == [
             LAST_OPAQUE - 1, LAST_OPAQUE, FIRST_OPAQUE, FIRST_OPAQUE + 1, FIRST_OPAQUE + 2,
@@ -175,9 +173,7 @@ def no_scan() -> Iterator[None]:
     assert not scans
 
 
-async def test_oldest_request_of_owner_found_without_scan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_oldest_request_of_owner_found_without_scan() -> None:
     async with Peer(silence) as peer, connect(peer) as connection:
         others, mine = Sender(connection), Sender(connection)
         sent = [others.submit(b"") for _ in range(50)]
@@ -194,7 +190,7 @@ async def test_oldest_request_of_owner_found_without_scan(
             assert connection.requests.oldest_of(mine, first) == (second, second)
             connection.requests.forget(second)
             assert connection.requests.oldest_of(mine, second) == (0, second)
-        monkeypatch.setattr(request_table, "LAST_OPAQUE", second)  # they begin anew
+        connection.requests.opaques = iter(())  # they begin anew
         sent.append(mine.submit(b""))
         assert connection.requests.oldest_of(mine, second) == (mine.opaques[-1],) * 2
         connection.close(CloseReason.LOCAL)

@@ -102,16 +102,19 @@ class FirstAttempt(ABC, Generic[Result]):
             call, dispatch = self._call, self._dispatch
             outgoing = call.outgoing
             if (
-                outgoing.__class__ is Outgoing
+                outgoing.__class__ is Outgoing  # so it has no ``watch``
                 and outgoing.batch_ids is None
-                and not outgoing.code | outgoing.sys_flag
-                and not self._target.general
-                and outgoing.watch is None
+                and not outgoing.code | outgoing.sys_flag | self._target.general
             ):  # what ``submit`` does, nearly always for a single message
-                request = (self, deadline, call.deadline, dispatch.owner)
-                self._pending = connection.requests.start_single(
-                    self._target.single, dispatch.wire.born_ms(), outgoing.unique_id, outgoing, request, dispatch.window,
-                    outgoing.properties,
+                requests = connection.requests
+                if not requests.is_open:
+                    requests.require_open()
+                self._pending = requests.enter_single(
+                    opaque := next(requests.opaques, 0) or requests.next_opaque(),
+                    self._target.single.parts(
+                        opaque, dispatch.wire.born_ms(), outgoing.properties, outgoing.body, 0, outgoing.flag
+                    ),
+                    self, deadline, call.deadline, dispatch.owner, dispatch.window,
                 )  # fmt: skip
             else:
                 self._pending = dispatch.submit(connection, self._target, outgoing, self, deadline, call.deadline)

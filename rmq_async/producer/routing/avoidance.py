@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from math import inf
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 __all__ = ["Avoidance", "Suspect"]
 
@@ -45,10 +45,7 @@ class Avoidance(ABC, Generic[S]):
     table. ``on_suspect``: called with each broker that enters the table.
     """
 
-    __slots__ = ("_address_of", "_busy", "items", "on_suspect", "patience", "version")
-
-    measures: ClassVar[bool]
-    """Whether ``succeeded`` must be called for every attempt; otherwise only for brokers in ``items``."""
+    __slots__ = ("_address_of", "_busy", "items", "measures", "on_suspect", "patience", "version")
 
     def __init__(
         self,
@@ -58,6 +55,8 @@ class Avoidance(ABC, Generic[S]):
         self._busy = busy
         self._address_of = address_of
         self.items: dict[str, S] = {}
+        self.measures = False
+        """Whether ``succeeded`` must be called for every attempt; otherwise only for brokers in ``items``."""
         self.patience = inf
         self.version = 0
         self.on_suspect: Callable[[str], None] | None = None

@@ -139,8 +139,6 @@ class LatencyTable(Avoidance[FaultItem]):
 
     __slots__ = ("late", "table")
 
-    measures = True
-
     def __init__(
         self,
         table: FaultTable,
@@ -149,6 +147,7 @@ class LatencyTable(Avoidance[FaultItem]):
     ) -> None:
         super().__init__(busy, address_of)
         self.table = table
+        self.measures = True
         self.patience = table.patience
         self.late: frozenset[str] = frozenset()
 

@@ -43,8 +43,6 @@ class FailureTable(Avoidance[Silent]):
 
     __slots__ = ()
 
-    measures = False
-
     def succeeded(self, broker: str, latency: float, now: float) -> None:
         item = self.items.get(broker)
         if item is not None and now - latency > item.noted:
