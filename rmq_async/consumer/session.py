@@ -84,7 +84,9 @@ class Session:
         self.assignment = Assignment(
             instance, subscriptions, self.supervisor, pulling, self.commits, self.outcomes, self.intake
         )
-        self.takeover = Takeover(instance, group, self.locks, config.handover_timeout, self.assignment.open)
+        self.takeover = Takeover(
+            instance, group, self.locks, config.handover_timeout, self.assignment.open, lambda: self.rebalance.departed
+        )
         self._connect_rooms()
         self._registered = False
         self._assigned = asyncio.Event()

@@ -38,7 +38,7 @@ AT_ONCE: Final = 16
 class Takeover:
     """Queues of this member's share that it does not hold yet. ``group``: on the wire. ``patience``: seconds to wait for a lock.
 
-    ``open``: called with a queue, its start offset and the committed one.
+    ``open``: called with a queue, its start offset and the committed one. ``departed``: client ids of former members.
     """
 
     def __init__(
@@ -48,12 +48,14 @@ class Takeover:
         locks: QueueLocks,
         patience: float,
         open: Callable[[MessageQueue, int, int | None], None],
+        departed: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._instance = instance
         self._group = group
         self._locks = locks
         self._patience = patience + CRASH_MARGIN
         self._open = open
+        self._departed = departed
         self._waiting: dict[MessageQueue, float] = {}
         """Queues whose lock is wanted, and since when."""
         self._ready: dict[MessageQueue, float] = {}
@@ -119,16 +121,24 @@ class Takeover:
                 self._ready[queue] = now
             else:
                 dropped.append(queue)  # not wanted any more since this round began
-        for queue, since in list(self._waiting.items()):
-            if now - since >= self._patience:
-                logger.warning(
-                    "queue %s is still locked by its former owner after %.1f s and is taken over", queue, now - since
-                )
-                del self._waiting[queue]
-                self._ready[queue] = now
-                self._locks.assume([queue])
         if dropped:
             await self._locks.unlock(dropped)
+        late = [queue for queue, since in self._waiting.items() if now - since >= self._patience]
+        if late:
+            await self._take_late(late)
+
+    async def _take_late(self, late: list[MessageQueue]) -> None:
+        """Takes queues whose former owner has not unlocked them in time."""
+        seized = await self._locks.seize(late, [*self._departed()])
+        for queue in late:
+            if self._waiting.pop(queue, None) is None:  # not wanted any more
+                continue
+            self._ready[queue] = machine.monotonic()
+            if queue not in seized:
+                self._locks.assume([queue])
+            how = "a member that is gone" if queue in seized else "another client, and is read without its lock"
+            logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, self._patience, how)
+        await self._locks.unlock(seized - self._ready.keys())
 
     async def _read_offsets(self) -> None:
         now = machine.monotonic()

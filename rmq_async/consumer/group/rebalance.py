@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 SPACING: Final = 1.0
 """Seconds from the beginning of one round to that of the next, at least."""
 AT_ONCE: Final = 16
+MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
 """Seconds after which a member that no broker lists gives its queues up; brokers forget a silent client after as long."""
 
@@ -54,6 +55,9 @@ class Rebalance:
         self._wake = asyncio.Event()
         self._unlisted_since: dict[str, float] = {}
         self._failed: set[str] = set()
+        self._members: set[str] = set()
+        self.departed: dict[str, None] = {}
+        """Client ids that were listed and are not now, the newest ones: clients that have crashed may have locks."""
         self.count = 0
         """Rounds that changed nothing included."""
         self.problem: str | None = None
@@ -96,6 +100,7 @@ class Rebalance:
             else:
                 queues[topic] = tuple(sorted(route.subscribe_queues))
         lists = await self._lists(queues)
+        self._note_departed({member for members in lists.values() for member in members})
         for topic, found in queues.items():
             answers = [lists[name] for name in {each.broker_name for each in found} if name in lists]
             try:
@@ -110,6 +115,17 @@ class Rebalance:
         self.problem = problem
         self._apply(shares)
         return balanced
+
+    def _note_departed(self, listed: set[str]) -> None:
+        if not listed:
+            return  # no broker has answered, or one has restarted and lists its members soon
+        for client_id in self._members - listed:
+            self.departed[client_id] = None
+        for client_id in listed:
+            self.departed.pop(client_id, None)
+        while len(self.departed) > MOST_DEPARTED:
+            del self.departed[next(iter(self.departed))]
+        self._members = listed
 
     async def _lists(self, queues: dict[str, tuple[MessageQueue, ...]]) -> dict[str, tuple[str, ...]]:
         """Returns broker name -> its list; brokers that do not answer are left out."""

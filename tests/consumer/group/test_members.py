@@ -102,6 +102,35 @@ def test_member_that_crashes_is_replaced() -> None:
     Simulation(5, brokers=2, faults=None).run(main)
 
 
+def test_queues_of_a_crashed_member_are_handed_on_at_once() -> None:
+    """The member that took them over freed the locks of the crashed one, which would have lived for a minute."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        seen = Seen()
+
+        async def serve() -> None:
+            async with member("g", s.namesrv, "crashes", seen):
+                await asyncio.Event().wait()
+
+        machine = s.machine("service")
+        machine.run(serve)
+        await asyncio.sleep(5)
+        heir, next_owner = member("g", s.namesrv, "heir", seen), member("g", s.namesrv, "next", seen)
+        await heir.start()
+        await asyncio.sleep(2)
+        machine.crash()
+        await until(lambda: len(heir.assignment) == 8 + 2, 100.0)
+        await next_owner.start()
+        await heir.stop()
+        stopped_at = s.now
+        await until(lambda: len(next_owner.assignment) == 8 + 2, 100.0)
+        assert s.now - stopped_at < 3
+        await next_owner.stop()
+
+    Simulation(5, brokers=2, faults=None).run(main)
+
+
 def test_broker_that_restarts_under_a_consumer() -> None:
     """Consumption goes on; the broker remembers offsets that are up to 5 s old, so a few messages come twice."""
 
