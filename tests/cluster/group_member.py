@@ -1,0 +1,61 @@
+"""One member of a consumer group, a process of its own: ``python group_member.py SETTINGS``, the JSON of ``MemberSettings``.
+
+It appends a line to a file when a handler begins and when one ends, with one write each, which a SIGKILL cannot cut in two.
+``group_members`` starts and counts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from pathlib import Path
+from time import time
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from rmq_async import MessageExt
+from rmq_async.consumer import Consumer
+
+
+class MemberSettings(msgspec.Struct):
+    """``work``: the longest handler takes so many seconds, the mean one half. ``options``: of the Consumer."""
+
+    namesrv: str
+    group: str
+    topic: str
+    name: str
+    file: str
+    work: float
+    options: dict[str, float]
+
+
+async def main(settings: MemberSettings) -> None:
+    chance = random.Random(settings.name)
+    file = os.open(settings.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(what: str, message: MessageExt) -> None:
+        place = f"{message.queue.broker_name}:{message.queue.queue_id}:{message.queue_offset}"
+        os.write(file, f"{what} {message.body.decode()} {place} {message.reconsume_times} {time():.4f}\n".encode())
+
+    async def handle(message: MessageExt) -> None:
+        note("begun", message)
+        await asyncio.sleep(chance.uniform(0.0, settings.work))
+        note("ended", message)
+
+    async def report() -> None:
+        while not consumer.assignment:
+            await asyncio.sleep(0.01)
+        print("reads", flush=True)
+
+    consumer = Consumer(settings.group, namesrv=settings.namesrv, **settings.options)  # type: ignore[arg-type]
+    consumer.subscribe(settings.topic, handle)
+    reporting = asyncio.get_running_loop().create_task(report())
+    await consumer.run()
+    reporting.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(msgspec.json.decode(sys.argv[1].encode(), type=MemberSettings)))
