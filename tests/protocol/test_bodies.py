@@ -22,8 +22,10 @@ from rmq_protocol.bodies import (
     KVTable,
     LockBatchRequestBody,
     LockBatchResponseBody,
+    MessageQueueForC,
     OffsetWrapper,
     QueryAssignmentResponseBody,
+    ResetOffsetBodyForC,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
     TopicConfigSerializeWrapper,
@@ -31,6 +33,7 @@ from rmq_protocol.bodies import (
     TopicOffset,
     TopicStatsTable,
     decode_body,
+    decode_reset_offsets,
     encode_body,
     pack_bits,
     unpack_bits,
@@ -154,6 +157,20 @@ def test_queues_deep_inside() -> None:
     assert (assignment.message_queue, assignment.mode, assignment.attachments) == (QUEUE, "POP", None)
     status = decode_body(GetConsumerStatusBody, b'{"consumerTable":{"c":{' + KEY + b":5}}}")
     assert status == GetConsumerStatusBody(consumer_table={"c": {QUEUE: 5}})
+
+
+def test_offsets_of_a_reset_come_in_two_forms() -> None:
+    listed = b'{"offsetTable":[{"brokerName":"broker-a","offset":5,"queueId":3,"topic":"T"}]}'
+    assert decode_reset_offsets(b'{"offsetTable":{' + KEY + b":5}}") == {QUEUE: 5}
+    assert decode_reset_offsets(listed) == {QUEUE: 5}
+    assert encode_body(ResetOffsetBodyForC((MessageQueueForC("T", "broker-a", 3, 5),))) == (
+        b'{"offsetTable":[{"topic":"T","brokerName":"broker-a","queueId":3,"offset":5}]}'
+    )
+    for empty in (b"", b"{}", b'{"offsetTable":{}}', b'{"offsetTable":[]}'):
+        assert decode_reset_offsets(empty) == {}
+    for bad in (b"[", b'{"offsetTable":5}', b'{"offsetTable":[{"topic":"T"}]}', b'{"offsetTable":{"T":5}}'):
+        with pytest.raises(RemoteProtocolError, match=r"^ResetOffsetBodyForC: "):
+            decode_reset_offsets(bad)
 
 
 def test_integer_keys_go_without_quotes_only_where_servers_write() -> None:

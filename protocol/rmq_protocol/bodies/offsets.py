@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ..errors import RemoteProtocolError
 from ..java_types import Double, Int, Long
+from ..json_body import decode_body
 from ..message import MessageQueue
 from .tables import DataVersion
 
@@ -16,13 +18,16 @@ __all__ = [
     "ConsumeStatsList",
     "ConsumerOffsetSerializeWrapper",
     "GetConsumerStatusBody",
+    "MessageQueueForC",
     "OffsetWrapper",
     "QueryConsumeTimeSpanBody",
     "QueryCorrectionOffsetBody",
     "QueueTimeSpan",
     "ResetOffsetBody",
+    "ResetOffsetBodyForC",
     "TopicOffset",
     "TopicStatsTable",
+    "decode_reset_offsets",
 ]
 
 
@@ -70,6 +75,33 @@ class ResetOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
     """RESET_CONSUMER_CLIENT_OFFSET from a broker; response of INVOKE_BROKER_TO_RESET_OFFSET."""
 
     offset_table: dict[MessageQueue, Long] = {}
+
+
+class MessageQueueForC(msgspec.Struct, frozen=True, rename="camel"):
+    topic: str
+    broker_name: str
+    queue_id: Int
+    offset: Long
+
+
+class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
+    """RESET_CONSUMER_CLIENT_OFFSET where the administrator's language was CPP, as mqadmin's is whenever it names a cluster."""
+
+    offset_table: tuple[MessageQueueForC, ...] = ()
+
+
+def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
+    """Returns the offsets of a RESET_CONSUMER_CLIENT_OFFSET in either form; none for an empty body.
+
+    Raises RemoteProtocolError for a body that is neither.
+    """
+    if not body:
+        return {}
+    try:
+        return decode_body(ResetOffsetBody, body).offset_table
+    except RemoteProtocolError:
+        table = decode_body(ResetOffsetBodyForC, body).offset_table
+        return {MessageQueue(each.topic, each.broker_name, each.queue_id): each.offset for each in table}
 
 
 class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):

@@ -7,13 +7,19 @@ from .handover import Takeover
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Rebalance
 from .start_position import StartFrom, first_positions, start_offset, store_positions
+from .subscription_check import MODEL, GroupView, SubscriptionConflict, compare, group_view
 
 __all__ = [
+    "MODEL",
+    "GroupView",
     "QueueLocks",
     "Rebalance",
     "StartFrom",
+    "SubscriptionConflict",
     "Takeover",
+    "compare",
     "first_positions",
+    "group_view",
     "handover_group",
     "merged_members",
     "share_of",

@@ -1,0 +1,142 @@
+"""Whether the members of a group subscribe to the same, as RocketMQ demands.
+
+A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all members, and
+topics that are not in a heartbeat are removed by it. So what another member subscribes to differently shows in the table that
+GET_CONSUMER_CONNECTION_LIST (203) returns: until our own next heartbeat, for topics that only one side has, so ask several times.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Final, NamedTuple
+
+from rmq_protocol.bodies import ConsumerConnection, decode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.heartbeat import ConsumerData, SubscriptionData
+from rmq_protocol.subscription import SUB_ALL, TAG
+
+from ..._asyncio import for_each
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import RocketMQError
+
+__all__ = ["MODEL", "GroupView", "SubscriptionConflict", "compare", "group_view"]
+
+logger = logging.getLogger(__name__)
+
+MODEL: Final = ""
+"""``topic`` of a conflict between broadcasting and clustering, which concerns the whole group."""
+
+
+class SubscriptionConflict(NamedTuple):
+    """``ours``, ``theirs``: expressions, as the members wrote them; None for a topic that one side does not subscribe to."""
+
+    topic: str
+    ours: str | None
+    theirs: str | None
+
+    def __str__(self) -> str:
+        if self.topic == MODEL:
+            return f"this member is {self.ours}, another one {self.theirs}"
+        ours, theirs = (repr(printable(each)) if each is not None else "nothing" for each in (self.ours, self.theirs))
+        return f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}"
+
+
+class GroupView(NamedTuple):
+    """A group as its brokers see it.
+
+    ``members``: client id -> addresses "ip:port" that brokers see it at, of which a client has one for each broker. ``listed_by``:
+    addresses of the brokers that list this client. ``conflicts``: found at those brokers only, for others may not have had this
+    client's heartbeat. ``unanswered``: addresses of the brokers that did not answer or refused.
+    """
+
+    members: Mapping[str, frozenset[str]]
+    listed_by: frozenset[str]
+    conflicts: tuple[SubscriptionConflict, ...]
+    unanswered: frozenset[str]
+
+    def hosts(self, client_id: str) -> frozenset[str]:
+        """Returns the IPs that a client id is seen at: more than one for an id that two machines use, or behind several proxies."""
+        return frozenset(address.rpartition(":")[0] for address in self.members.get(client_id, ()))
+
+
+def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[SubscriptionConflict, ...]:
+    """Returns where this member's heartbeat and a broker's table of the group differ, by topic.
+
+    Expressions that want the same tags are equal, however they are written; versions do not count.
+    """
+    own = {each.topic: each for each in ours.subscription_data_set}
+    found = [SubscriptionConflict(MODEL, ours.message_model, theirs.message_model)] * (
+        bool(theirs.message_model) and theirs.message_model != ours.message_model
+    )
+    for topic in sorted(own.keys() | theirs.subscription_table.keys()):
+        mine, other = own.get(topic), theirs.subscription_table.get(topic)
+        if mine is None or other is None or _wanted(mine) != _wanted(other):
+            found.append(SubscriptionConflict(topic, _text(mine), _text(other)))
+    return tuple(found)
+
+
+async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float) -> GroupView:
+    """Asks the masters of all topics in use, each for at most ``timeout`` seconds. ``ours``: as in the heartbeats of this client.
+
+    Raises nothing for brokers that do not answer.
+    """
+    addresses = tuple(instance.routes.master_addresses())
+    answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))
+    members: dict[str, set[str]] = {}
+    for answer in answers.values():
+        for each in () if answer is None else answer.connection_set:
+            members.setdefault(each.client_id, set()).add(each.client_addr)
+    listed = {address: answer for address, answer in answers.items() if answer is not None and _lists(answer, instance)}
+    conflicts = dict.fromkeys(conflict for answer in listed.values() for conflict in compare(ours, answer))
+    return GroupView(
+        {client_id: frozenset(places) for client_id, places in sorted(members.items())},
+        frozenset(listed),
+        _shown(instance, conflicts),
+        frozenset(address for address, answer in answers.items() if answer is None),
+    )
+
+
+async def _ask(instance: ClientInstance, group: str, address: str, *, timeout: float) -> ConsumerConnection | None:
+    """Returns the broker's members and table of the group; None where it does not answer with one."""
+    command = RemotingCommand(code=RequestCode.GET_CONSUMER_CONNECTION_LIST, ext_fields={"consumerGroup": group})
+    try:
+        response = await instance.pool.request(address, command, timeout)
+        if response.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            return ConsumerConnection()
+        if response.code == ResponseCode.SUCCESS:
+            return decode_body(ConsumerConnection, response.body)
+    except (RocketMQError, ProtocolError) as error:
+        logger.debug("members of %s at %s: %s", group, address, printable(error))
+        return None
+    logger.debug("members of %s at %s: %d %s", group, address, response.code, printable(response.remark))
+    return None
+
+
+def _lists(answer: ConsumerConnection, instance: ClientInstance) -> bool:
+    return any(each.client_id == instance.client_id for each in answer.connection_set)
+
+
+def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) -> tuple[SubscriptionConflict, ...]:
+    return tuple(each._replace(topic=instance.names.shown(each.topic)) for each in conflicts)
+
+
+def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
+    """Returns type and tags (empty: all), or another kind of expression as it is."""
+    kind = subscription.expression_type or TAG
+    if kind != TAG:
+        return kind, subscription.sub_string
+    if subscription.tags_set or subscription.sub_string in ("", SUB_ALL):
+        return TAG, frozenset(subscription.tags_set)
+    return TAG, frozenset(tag.strip() for tag in subscription.sub_string.split("||"))
+
+
+def _text(subscription: SubscriptionData | None) -> str | None:
+    if subscription is None:
+        return None
+    kind = subscription.expression_type or TAG
+    return subscription.sub_string if kind == TAG else f"{kind}: {subscription.sub_string}"
