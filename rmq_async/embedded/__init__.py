@@ -15,10 +15,11 @@ import ipaddress
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
@@ -79,6 +80,9 @@ class EmbeddedRocketMQ:
     next; after ``transaction_check_max`` times the message goes to TRANS_CHECK_MAX_TIME_TOPIC. Defaults are those of a real
     broker.
 
+    ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pulls, as 5.x does; False: it
+    sends them to the members (220), as 4.9 does.
+
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
     """
 
@@ -95,6 +99,7 @@ class EmbeddedRocketMQ:
         transaction_timeout: float = 6.0,
         transaction_check_interval: float = 30.0,
         transaction_check_max: int = 15,
+        server_side_reset: bool = True,
     ) -> None:
         for name, whole in (
             ("port", port),
@@ -123,7 +128,7 @@ class EmbeddedRocketMQ:
             raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
         clock = SystemClock() if clock is None else check_clock(clock)
         checks = CheckSettings(transaction_timeout, transaction_check_interval, transaction_check_max)
-        settings = BrokerSettings(clock, delay_levels, checks)
+        settings = BrokerSettings(clock, delay_levels, checks, server_side_reset)
         self._turns = Turns()
         self._host = host
         self._ports = [port] + [0] * brokers
@@ -203,6 +208,35 @@ class EmbeddedRocketMQ:
         Records that are damaged (say, a body that claims to be compressed and is not) are left out.
         """
         return stored_messages(self._log, topic)
+
+    def progress(self, group: str) -> Mapping[MessageQueue, int]:
+        """Returns the group's committed offsets by queue, of all topics, its retry topic too."""
+        return {queue: offset for broker in self._brokers for queue, offset in broker.progress(group).items()}
+
+    def retries(self, group: str) -> list[MessageExt]:
+        """Each message that was given back to the group for another attempt, one for each attempt: per broker those that are in the
+        retry topic, in store order, then those that wait for their delay, soonest first, with a queue offset of -1.
+        """
+        return [message for broker in self._brokers for message in broker.retries(group)]
+
+    def dead_letters(self, group: str) -> list[MessageExt]:
+        """The messages that the group has given up, in the order in which they were stored."""
+        return self.messages(DLQ_TOPIC_PREFIX + group)
+
+    def rebalance(self, group: str) -> None:
+        """Notifies the members of the group that there are others now, whether or not that is so."""
+        for broker in self._brokers:
+            broker.rebalance(group)
+
+    def list_members(self, group: str, client_ids: Sequence[str] | None, *, broker: str | None = None) -> None:
+        """Makes the broker (None: each of them) list these ids as the members of the group, also twice the same one; None ends it.
+
+        Members ask for the list (38) to share the queues; without any id they get an error. No notice goes out: see ``rebalance``.
+        """
+        if isinstance(client_ids, str):
+            raise TypeError(f"client_ids must be a sequence of ids, not {shown(client_ids)}")
+        for each in self._chosen(broker):
+            each.list_members(group, client_ids)
 
     def clear(self) -> None:
         """Forgets every message. Topics and committed offsets stay, and queues go on counting: minimum becomes maximum."""

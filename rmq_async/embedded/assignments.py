@@ -40,7 +40,7 @@ class AssignmentProcessor:
         queues: list[MessageQueue] | None = self._queues(request.topic)
         if queues and request.message_model == MessageModel.CLUSTERING:
             group = self._state.clients.consumers.get(request.consumer_group)
-            clients = [] if group is None else sorted(group.members)
+            clients = [] if group is None else sorted(group.ids())
             queues = allocate(request.strategy_name or "", queues, clients, request.client_id) if clients else None
         if not queues and queues != []:
             return make_response(command, ResponseCode.SUCCESS, body=_LEAVE_AS_IT_IS)

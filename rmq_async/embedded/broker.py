@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.frame import Frame
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
@@ -60,6 +60,7 @@ class BrokerSettings(NamedTuple):
     clock: Clock = SystemClock()
     delay_levels: Sequence[float] = DELAY_LEVELS
     checks: CheckSettings = CheckSettings()
+    server_side_reset: bool = True
 
 
 class Broker(BaseService):
@@ -120,7 +121,7 @@ class Broker(BaseService):
             **ReplyProcessor(self.state, self.calls, self._sends, self._reply).handlers(),
             **PullMessageProcessor(self.state, self.held).handlers(),
             **QueryProcessor(self.state).handlers(),
-            **ProgressProcessor(self.state).handlers(),
+            **ProgressProcessor(self.state, self.calls, by_server=settings.server_side_reset).handlers(),
             **GroupProcessor(self.state.groups, self.state.offsets).handlers(),
             **LockProcessor(self.state.locks).handlers(),
             **AssignmentProcessor(self.state).handlers(),
@@ -140,6 +141,27 @@ class Broker(BaseService):
     def messages(self, topic: str) -> list[MessageExt]:
         """Everything the broker has stored in the topic, in the order in which it was stored; damaged records are left out."""
         return stored_messages(self.state.log, topic, self.name)
+
+    def progress(self, group: str) -> dict[MessageQueue, int]:
+        """See ``EmbeddedRocketMQ.progress``."""
+        offsets = self.state.offsets.of_group(group)
+        return {MessageQueue(topic, self.name, queue_id): offset for (topic, queue_id), offset in offsets.items()}
+
+    def retries(self, group: str) -> list[MessageExt]:
+        """See ``EmbeddedRocketMQ.retries``."""
+        topic = RETRY_TOPIC_PREFIX + group
+        return [*self.messages(topic), *self._schedule.waiting(topic)]
+
+    def rebalance(self, group: str) -> None:
+        """See ``EmbeddedRocketMQ.rebalance``."""
+        self._clients.notify_members(group)
+
+    def list_members(self, group: str, client_ids: Sequence[str] | None) -> None:
+        """See ``EmbeddedRocketMQ.list_members``."""
+        if client_ids is None:
+            self._clients.listed.pop(group, None)
+        else:
+            self._clients.listed[group] = tuple(client_ids)
 
     @property
     def refused_sends(self) -> int:
@@ -231,6 +253,8 @@ class Broker(BaseService):
         self.calls.close()
         self._clients.close()
         self._lookups.close()
+        self.state.locks.clear()
+        self.state.offsets.clear_resets()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         if frame.body and frame.serialize_type == _JSON and not self.failures.pending and self._queue is None:
@@ -273,6 +297,7 @@ class Broker(BaseService):
     def tick(self) -> None:
         self.state.clients.expire()
         self.state.locks.expire()
+        self.held.look_again()
         self._schedule.sweep()
         self._ticks += 1
         self._save(offsets=self._ticks >= _FIRST_OFFSETS, levels=self._ticks % _LEVELS_EVERY == 0)

@@ -48,12 +48,15 @@ class Client:
 
 
 class ConsumerGroup:
-    """``members``: by client id. ``subscriptions``: by topic; settings are those of the heartbeat that came last."""
+    """``members``: by client id and connection; a client that has two, as after a broken one, is there twice, as on a real broker.
+
+    ``subscriptions``: by topic; settings are those of the heartbeat that came last.
+    """
 
     __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "size", "subscriptions")
 
     def __init__(self) -> None:
-        self.members: dict[str, Client] = {}
+        self.members: dict[tuple[str, Connection], Client] = {}
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.consume_type = ""
         self.message_model = ""
@@ -64,6 +67,14 @@ class ConsumerGroup:
     @property
     def is_broadcast(self) -> bool:
         return self.message_model == MessageModel.BROADCASTING
+
+    def ids(self) -> tuple[str, ...]:
+        """Client ids, once for each of their connections."""
+        return tuple(client_id for client_id, _ in self.members)
+
+    def find(self, client_id: str) -> Client | None:
+        """The member, on its newest connection."""
+        return next((member for member in reversed(self.members.values()) if member.client_id == client_id), None)
 
     def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
         """The subscriptions after a heartbeat: those of its own that are not older stay."""
@@ -110,13 +121,14 @@ class ClientTable:
                 ResponseCode.SYSTEM_ERROR,
                 f"subscriptions take more than the {MAX_SUBSCRIPTION_BYTES} bytes this broker keeps",
             )
-        old = group.members.get(client.client_id)
+        key = (client.client_id, client.connection)
+        old = group.members.get(key)
         self._enter(name, client, old)
         self.consumers[name] = group
-        group.members[client.client_id] = client
+        group.members[key] = client
         group.consume_type, group.message_model = data.consume_type[:_WORD], data.message_model[:_WORD]
         group.consume_from_where = data.consume_from_where[:_WORD]
-        changed = old is None or old.connection is not client.connection or group.subscriptions.keys() != subscriptions.keys()
+        changed = old is None or group.subscriptions.keys() != subscriptions.keys()
         group.subscriptions = subscriptions
         self._size += size - group.size
         group.size = size
@@ -160,9 +172,10 @@ class ClientTable:
         if not members:
             del self.producers[group]
 
-    def remove_consumer(self, group: str, client_id: str) -> None:
+    def remove_consumer(self, group: str, client_id: str, connection: Connection) -> None:
+        """Removes the client on this connection; on another one it stays."""
         found = self.consumers.get(group)
-        client = found.members.pop(client_id, None) if found is not None else None
+        client = found.members.pop((client_id, connection), None) if found is not None else None
         if found is None or client is None:
             return
         self._leave(group, client)
@@ -196,22 +209,19 @@ class ClientTable:
             if connection not in self._groups_of:
                 connection.close()
 
-    def _memberships(self, group: str, client_id: str) -> Iterator[Client]:
+    def _is_member(self, group: str, client_id: str, connection: Connection) -> bool:
+        """Whether the client produces or consumes in the group on this connection."""
         producer = self.producers.get(group, {}).get(client_id)
-        if producer is not None:
-            yield producer
         consumers = self.consumers.get(group)
-        if consumers is not None and client_id in consumers.members:
-            yield consumers.members[client_id]
+        return (producer is not None and producer.connection is connection) or (
+            consumers is not None and (client_id, connection) in consumers.members
+        )
 
     def _remove_from(self, group: str, client_id: str, connection: Connection) -> None:
         producer = self.producers.get(group, {}).get(client_id)
         if producer is not None and producer.connection is connection:
             self.remove_producer(group, client_id)
-        consumers = self.consumers.get(group)
-        consumer = None if consumers is None else consumers.members.get(client_id)
-        if consumer is not None and consumer.connection is connection:
-            self.remove_consumer(group, client_id)
+        self.remove_consumer(group, client_id, connection)
 
     def _enter(self, group: str, client: Client, old: Client | None) -> None:
         """Counts one more member, unless it takes the place of ``old``."""
@@ -237,7 +247,7 @@ class ClientTable:
 
     def _leave(self, group: str, client: Client) -> None:
         self._members -= 1
-        if not any(member.connection is client.connection for member in self._memberships(group, client.client_id)):
+        if not self._is_member(group, client.client_id, client.connection):
             groups = self._groups_of.get(client.connection)
             if groups is not None:
                 groups.pop((group, client.client_id), None)

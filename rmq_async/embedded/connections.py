@@ -41,6 +41,8 @@ class ClientProcessor:
     def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
         self._state = state
         self._calls = calls
+        self.listed: dict[str, tuple[str, ...]] = {}
+        """By group, what 38 answers instead of the members."""
         self._changed: dict[str, None] = {}
         self._notify_handle: asyncio.Handle | None = None
         state.clients.changed = self._group_changed
@@ -103,7 +105,7 @@ class ClientProcessor:
         if header.producerGroup is not None:
             self._state.clients.remove_producer(header.producerGroup, header.clientID)
         if header.consumerGroup is not None:
-            self._state.clients.remove_consumer(header.consumerGroup, header.clientID)
+            self._state.clients.remove_consumer(header.consumerGroup, header.clientID, connection)
         return make_response(command, ResponseCode.SUCCESS, None, {})
 
     def check_client(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -118,9 +120,10 @@ class ClientProcessor:
     def consumer_ids(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(GetConsumerListByGroupRequestHeader, command).consumerGroup
         group = self._state.clients.consumers.get(name)
-        if group is None:
+        ids = self.listed.get(name, () if group is None else group.ids())
+        if not ids:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name[:160]}", {})
-        body = bodies.GetConsumerListByGroupResponseBody(tuple(group.members))
+        body = bodies.GetConsumerListByGroupResponseBody(ids)
         return make_response(command, ResponseCode.SUCCESS, None, {}, encode_body(body))
 
     def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -154,12 +157,15 @@ class ClientProcessor:
         self._notify_handle = None
         groups, self._changed = self._changed, {}
         for name in groups:
-            group = self._state.clients.consumers.get(name)
             config = self._state.groups.get(name)
-            if group is None or (config is not None and not config.notify_consumer_ids_changed_enable):
-                continue
-            for connection in dict.fromkeys(member.connection for member in group.members.values()):
-                self._calls.oneway(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
+            if config is None or config.notify_consumer_ids_changed_enable:
+                self.notify_members(name)
+
+    def notify_members(self, name: str) -> None:
+        """Notifies the members of the group, if there are any."""
+        group = self._state.clients.consumers.get(name)
+        for connection in () if group is None else dict.fromkeys(member.connection for member in group.members.values()):
+            self._calls.oneway(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
 
 
 def _connections(members: Iterable[Client]) -> tuple[bodies.Connection, ...]:

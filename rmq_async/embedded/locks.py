@@ -63,6 +63,10 @@ class QueueLocks:
         if not locks:
             self._groups.pop(group, None)
 
+    def clear(self) -> None:
+        self._groups.clear()
+        self._count = 0
+
     def any_of(self, group: str) -> bool:
         """Whether somebody has a queue of the group."""
         now = machine.monotonic()

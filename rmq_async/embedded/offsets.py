@@ -1,7 +1,7 @@
 """Progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets, and resets.
 
-A reset stays until the group's next pull of that queue, whose response has the new offset; until then it is the committed offset,
-and commits of the group are ignored.
+A reset is the committed offset, and stays until the group's next pull of that queue, whose response has the new offset; until then
+commits of the group are ignored.
 """
 
 from __future__ import annotations
@@ -70,9 +70,11 @@ class OffsetTable:
         return bool(self._reset) and queue_id in self._reset.get((group, topic), ())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Raises Refused (1) for one more than the table takes."""
-        if not self._set(self._reset, group, topic, queue_id, offset):
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
+        """Commits the offset, and keeps it for the next pull too. Raises Refused (1) for one more than the table takes."""
+        self._unsaved[group, topic] = None
+        for table in (self._committed, self._reset):
+            if not self._set(table, group, topic, queue_id, offset):
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker keeps {MAX_OFFSETS} offsets, it takes no more")
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Removes and returns the offset of a reset."""
@@ -84,6 +86,16 @@ class OffsetTable:
         if not offsets:
             del self._reset[group, topic]
         return offset
+
+    def clear_resets(self) -> None:
+        self._count -= sum(map(len, self._reset.values()))
+        self._reset.clear()
+
+    def of_group(self, group: str) -> dict[tuple[str, int], int]:
+        """The group's committed offsets by topic and queue id."""
+        topics = sorted(topic for name, topic in self._committed if name == group)
+        tables = {topic: self._committed[group, topic] for topic in topics}
+        return {(topic, queue_id): offsets[queue_id] for topic, offsets in tables.items() for queue_id in sorted(offsets)}
 
     def groups_of(self, topic: str) -> dict[str, None]:
         """Groups that committed something of the topic."""

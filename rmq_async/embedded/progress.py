@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from rmq_protocol.bodies import ConsumerOffsetSerializeWrapper, ResetOffsetBody, encode_body
+from rmq_protocol.bodies import (
+    ConsumerOffsetSerializeWrapper,
+    MessageQueueForC,
+    ResetOffsetBody,
+    ResetOffsetBodyForC,
+    encode_body,
+)
 from rmq_protocol.command import RemotingCommand, make_response
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import LanguageCode, RequestCode, ResponseCode
 from rmq_protocol.headers import (
     QueryConsumerOffsetRequestHeader,
     ResetOffsetRequestHeader,
@@ -12,6 +18,7 @@ from rmq_protocol.headers import (
 )
 from rmq_protocol.message import MessageQueue
 
+from .calls import ClientCalls
 from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
@@ -20,8 +27,12 @@ __all__ = ["ProgressProcessor"]
 
 
 class ProgressProcessor:
-    def __init__(self, state: BrokerState) -> None:
+    """``by_server``: whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members."""
+
+    def __init__(self, state: BrokerState, calls: ClientCalls, *, by_server: bool = True) -> None:
         self._state = state
+        self._calls = calls
+        self._by_server = by_server
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -66,6 +77,8 @@ class ProgressProcessor:
         topic = self._state.topics.get(header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic[:160]} does not exist")
+        if not self._by_server:
+            return self._reset_members(header, command, topic.config.write_queue_nums)
         if self._state.groups.get(header.group) is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group[:160]} does not exist")
         if header.queueId < 0:
@@ -77,6 +90,27 @@ class ProgressProcessor:
         for queue_id, offset in offsets.items():
             self._state.offsets.reset(header.group, header.topic, queue_id, offset)
         table = {MessageQueue(header.topic, self._state.name, queue_id): offset for queue_id, offset in offsets.items()}
+        return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
+
+    def _reset_members(self, header: ResetOffsetRequestHeader, command: RemotingCommand, queues: int) -> RemotingCommand:
+        """Sends the offsets to the members (220), who commit them; the old way of a reset, always of all queues."""
+        table: dict[MessageQueue, int] = {}
+        for queue_id in range(queues):
+            committed = self._state.offsets.find(header.group, header.topic, queue_id)
+            if committed < 0:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group[:160]}> not exist")
+            offset = self._offset_at(header, queue_id)
+            forced = header.isForce or offset < committed
+            table[MessageQueue(header.topic, self._state.name, queue_id)] = offset if forced else committed
+        members = self._state.clients.consumers.get(header.group)
+        if members is None:
+            where = f"Group: {header.group[:160]} Topic: {header.topic} Timestamp: {header.timestamp}"
+            raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, f"Consumer not online, so can not reset offset, {where}")
+        listed = tuple(MessageQueueForC(*queue, offset) for queue, offset in table.items())
+        body = encode_body(ResetOffsetBodyForC(listed) if command.language == LanguageCode.CPP else ResetOffsetBody(table))
+        ext = {"group": header.group, "topic": header.topic, "timestamp": str(header.timestamp), "isForce": "false"}
+        for connection in dict.fromkeys(member.connection for member in members.members.values()):
+            self._calls.oneway(connection, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
 
     def _target(self, header: ResetOffsetRequestHeader) -> int:

@@ -2,7 +2,8 @@
 
 A held pull waits in the list of its queue. A message that arrives wakes the queue once per loop iteration, after all sends of
 that read are stored; a pull whose tags do not match keeps waiting and remembers how far it has looked. What is still held at
-its deadline is answered as things stand then.
+its deadline is answered as things stand then; and so is one every 5 s that has passed over something. Before a held pull
+ends, the group, its subscription and a reset of its offset are looked at again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ Codes = frozenset[int] | None
 class _Pull:
     """One pull under way. ``at``: offset looked at so far, which is the one asked for until records did not match."""
 
-    __slots__ = ("at", "codes", "command", "connection", "count", "queue", "start", "sys_flags", "timer")
+    __slots__ = (
+        "at", "codes", "command", "connection", "count", "group", "queue", "start", "sub_version", "sys_flags", "timer",
+    )  # fmt: skip
 
     def __init__(
         self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, queue: Queue, codes: Codes
@@ -57,6 +60,9 @@ class _Pull:
         self.start = self.at = header.queueOffset
         self.count = max(1, min(header.maxMsgNums, MAX_RECORDS))
         self.codes = codes
+        self.group = header.consumerGroup
+        self.sub_version = None if header.sysFlag & _SUBSCRIPTION else header.subVersion
+        """None where the pull brought its subscription."""
         self.sys_flags = (0, 0)
         self.timer: asyncio.TimerHandle | None = None
 
@@ -96,10 +102,12 @@ class _Pull:
 
 
 class HeldPulls:
-    """Pulls that wait for messages. ``reply`` writes a response to a connection."""
+    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` returns the response to a pull that
+    may not go on as it was."""
 
     def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._reply = reply
+        self.judge: Callable[[_Pull], RemotingCommand | None] = lambda pull: None
         self._count = 0
         self._by_queue: dict[Queue, dict[_Pull, None]] = {}
         """In the order they came."""
@@ -171,10 +179,18 @@ class HeldPulls:
                     continue
                 response = pull.answer()
                 if response.code not in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY):
-                    self._end(pull, response)
+                    self._end(pull, self.judge(pull) or response)
+
+    def look_again(self) -> None:
+        """Answers the pulls in whose queues messages have come that they did not want (``PullRequestHoldService``, every 5 s)."""
+        for queue, pulls in list(self._by_queue.items()):
+            for pull in [each for each in pulls if each.start < queue.max_offset]:
+                if not pull.connection.congested:
+                    self._expired(pull)
 
     def _expired(self, pull: _Pull) -> None:
-        self._end(pull, pull.answer())
+        response = pull.answer()
+        self._end(pull, self.judge(pull) or response)
 
     def _end(self, pull: _Pull, response: RemotingCommand) -> None:
         own = self._by_connection.get(pull.connection)
@@ -202,6 +218,7 @@ class PullMessageProcessor:
     def __init__(self, state: BrokerState, held: HeldPulls) -> None:
         self._state = state
         self._held = held
+        held.judge = self._judge
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
@@ -209,9 +226,7 @@ class PullMessageProcessor:
     def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(PullMessageRequestHeader, command)
         state, group, queue_id = self._state, header.consumerGroup, header.queueId
-        config = state.groups.use(group)
-        if not config.consume_enable:
-            raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}", {"forbiddenType": "2"})
+        config = self._consuming(group)
         topic = state.topics.for_read(header.topic, queue_id, connection.remote)
         codes = self._codes(header, config)
         pull = _Pull(connection, command, header, topic.queue(queue_id), codes)
@@ -231,12 +246,31 @@ class PullMessageProcessor:
             return None
         return response
 
+    def _judge(self, pull: _Pull) -> RemotingCommand | None:
+        """The response to a held pull whose group may not pull any more, or was reset; None for others."""
+        queue = pull.queue
+        try:
+            config = self._consuming(pull.group)
+            if pull.sub_version is not None:
+                self._group_subscription(pull.group, queue.topic, pull.sub_version, config)
+        except Refused as refusal:
+            return make_response(pull.command, refusal.code, refusal.remark, refusal.ext_fields)
+        reset = self._state.offsets.take_reset(pull.group, queue.topic, queue.queue_id)
+        return None if reset is None else pull.reset(reset)
+
+    def _consuming(self, group: str) -> SubscriptionGroupConfig:
+        """Raises Refused (16, 26)."""
+        config = self._state.groups.use(group)
+        if not config.consume_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}", {"forbiddenType": "2"})
+        return config
+
     def _codes(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Codes:
         """Hash codes of the tags wanted, as consume queues hold them; None for every message. Raises Refused (1, 23-25)."""
         if header.sysFlag & _SUBSCRIPTION:
             expression, kind = header.subscription or "", header.expressionType or "TAG"
         else:
-            expression, kind = self._group_subscription(header, config)
+            expression, kind = self._group_subscription(header.consumerGroup, header.topic, header.subVersion, config)
         if kind != "TAG":
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind[:60]}", {}
@@ -248,16 +282,17 @@ class PullMessageProcessor:
         except LocalProtocolError:
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {}) from None
 
-    def _group_subscription(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> tuple[str, str]:
-        group = self._state.clients.consumers.get(header.consumerGroup)
+    def _group_subscription(self, name: str, topic: str, sub_version: int, config: SubscriptionGroupConfig) -> tuple[str, str]:
+        """Expression and its type. Raises Refused (16, 24, 25)."""
+        group = self._state.clients.consumers.get(name)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}", {})
         if group.is_broadcast and not config.consume_broadcast_enable:
-            remark = f"the consumer group[{header.consumerGroup}] can not consume by broadcast way"
+            remark = f"the consumer group[{name}] can not consume by broadcast way"
             raise Refused(ResponseCode.NO_PERMISSION, remark, {"forbiddenType": "4"})
-        subscription = group.subscriptions.get(header.topic)
+        subscription = group.subscriptions.get(topic)
         if subscription is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist\n{FAQ}", {})
-        if subscription.sub_version < header.subVersion:
+        if subscription.sub_version < sub_version:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest", {})
         return subscription.sub_string, subscription.expression_type or "TAG"

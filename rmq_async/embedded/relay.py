@@ -1,14 +1,22 @@
-"""Relays requests of admins to clients: running information (307), consume a message now (309)."""
+"""Relays requests of admins to clients: running information (307), consume a message now (309), offsets in memory (223 as 221)."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
+from rmq_protocol.bodies import GetConsumerStatusBody, decode_body, encode_body
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import ProtocolError
-from rmq_protocol.headers import ConsumeMessageDirectlyResultRequestHeader, GetConsumerRunningInfoRequestHeader
+from rmq_protocol.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+)
 from rmq_protocol.ids import unpack_offset_id
+from rmq_protocol.message import MessageQueue
 
 from .calls import ClientCalls, Failure
 from .server import Connection
@@ -33,6 +41,7 @@ class RelayProcessor:
         return {
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
         }
 
     def running_info(self, connection: Connection, command: RemotingCommand) -> None:
@@ -51,6 +60,35 @@ class RelayProcessor:
         record = self._record(header.msgId or "")
         self._pass_on(connection, command, header.consumerGroup, header.clientId or "", ext, record)
 
+    def consumer_status(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Asks the members of the group, or the one that ``clientAddr`` names by its id, and adds up what they answer."""
+        header = header_of(GetConsumerStatusRequestHeader, command)
+        group = self._state.clients.consumers.get(header.group)
+        if group is None:
+            remark = f"No Any Consumer online in the consumer group: [{header.group[:160]}]"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        asked = [client for client in group.members.values() if header.clientAddr in (None, "", client.client_id)]
+        request, table, left = without_content(command), dict[str, dict[MessageQueue, int]](), len(asked)
+
+        def response() -> RemotingCommand:
+            body = encode_body(GetConsumerStatusBody(consumer_table=table), standard=False)
+            return make_response(request, ResponseCode.SUCCESS, body=body)
+
+        def answered(client_id: str, answer: RemotingCommand | Failure) -> None:
+            nonlocal left
+            left -= 1
+            if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.SUCCESS and answer.body:
+                with suppress(ProtocolError):
+                    table[client_id] = decode_body(GetConsumerStatusBody, answer.body).message_queue_table
+            if not left:
+                self._reply(connection, request, response())
+
+        ext = {"topic": header.topic, "group": header.group}
+        for client in asked:
+            on_answer = partial(answered, client.client_id)
+            self._calls.call(client.connection, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext, b"", on_answer)
+        return None if asked else response()
+
     def _record(self, msg_id: str) -> bytes:
         try:
             offset = unpack_offset_id(msg_id).offset
@@ -65,7 +103,7 @@ class RelayProcessor:
         self, connection: Connection, command: RemotingCommand, group: str, client_id: str, ext: ExtFields, body: bytes
     ) -> None:
         consumers = self._state.clients.consumers.get(group)
-        client = None if consumers is None else consumers.members.get(client_id)
+        client = None if consumers is None else consumers.find(client_id)
         if client is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group[:160]}> <{client_id[:160]}> not online")
         if client.version < _FIRST_VERSION:

@@ -17,10 +17,15 @@ import heapq
 import logging
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
+
+import msgspec
 
 from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import ProtocolError
+from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.stored import decode_messages
 
 from .clock import Alarm, Clock
 from .disk import ScheduleProgress
@@ -138,6 +143,26 @@ class Schedule:
         """
         properties = {"UNIQ_KEY": unique_id, _RECALLS: unique_id, "TIMER_DELIVER_MS": str(when_ms)}
         self.put(Draft(topic, 0, b"0", properties, 0, 0, self._clock.now_ms(), client))
+
+    def waiting(self, topic: str) -> list[MessageExt]:
+        """Messages of delay levels that wait for ``topic``, soonest first; without a queue offset, which they do not have yet."""
+        found: list[tuple[int, int, MessageExt]] = []
+        for index, at in enumerate(self._heads()):
+            queue = self._level(index)
+            for offset in range(at, queue.max_offset):
+                record = queue.record(offset)
+                messages = () if record is None else decode_messages(record).messages
+                found += [
+                    (self._due(index, offset), index, self._as_delivered(message))
+                    for message in messages
+                    if message.properties.get("REAL_TOPIC") == topic
+                ]
+        return [message for _, _, message in sorted(found, key=itemgetter(0, 1))]
+
+    def _as_delivered(self, message: MessageExt) -> MessageExt:
+        properties = message.properties
+        queue = MessageQueue(properties["REAL_TOPIC"], self._state.name, int(properties["REAL_QID"]))
+        return msgspec.structs.replace(message, topic=queue.topic, queue=queue, queue_offset=-1)
 
     def sweep(self) -> None:
         """Forgets timers whose messages the memory bound has taken, once they are more than half."""

@@ -54,7 +54,7 @@ async def test_a_heartbeat_registers_until_unregistered(server: EmbeddedRocketMQ
     ext = await beat(broker, producer_data_set=(ProducerData("PG"),), consumer_data_set=(consumer(),))
     assert ext == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
     assert list(clients(server).producers["PG"]) == ["c1"]
-    assert list(clients(server).consumers["CG"].members) == ["c1"]
+    assert list(clients(server).consumers["CG"].ids()) == ["c1"]
     response = await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "PG"})
     assert (response.code, response.ext_fields) == (0, {})
     assert clients(server).producers == {}
@@ -232,7 +232,7 @@ async def test_clients_without_heartbeats_are_forgotten(
         assert await silent.is_closed()
         assert (await broker.request()).code == 40
         assert clients(server).producers == {}
-        assert list(clients(server).consumers["CG"].members) == ["c2"]
+        assert list(clients(server).consumers["CG"].ids()) == ["c2"]
         assert (await broker.ask(9999)).code == 3
 
 
