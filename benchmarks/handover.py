@@ -92,7 +92,7 @@ async def main(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as place:
             guarded = facts.guarded_cluster(version, Path(place) / "cluster")
             columns[f"{version}, ACL"] = await on_broker(guarded, facts.MEMBER, given)
-    show(columns)
+        show(columns)
 
 
 if __name__ == "__main__":

@@ -80,12 +80,10 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
     return tuple(found)
 
 
-async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float, *, joined: bool = True) -> GroupView:
+async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float) -> GroupView:
     """Asks the masters of all topics in use, each for at most ``timeout`` seconds. ``ours``: as in the heartbeats of this client.
 
-    ``joined``: whether this client is a member; before it has joined, the answers of all brokers with members are compared: the
-    broker's table has the newest subscription of each topic, which is this client's own afterwards. Raises nothing for brokers
-    that do not answer.
+    Raises nothing for brokers that do not answer.
     """
     addresses = tuple(instance.routes.master_addresses())
     answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))
@@ -93,11 +91,7 @@ async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: floa
     for answer in answers.values():
         for each in () if answer is None else answer.connection_set:
             members.setdefault(each.client_id, set()).add(each.client_addr)
-    listed = {
-        address: answer
-        for address, answer in answers.items()
-        if answer is not None and (_lists(answer, instance) if joined else answer.connection_set)
-    }
+    listed = {address: answer for address, answer in answers.items() if answer is not None and _lists(answer, instance)}
     conflicts = dict.fromkeys(conflict for answer in listed.values() for conflict in compare(ours, answer))
     return GroupView(
         {client_id: frozenset(places) for client_id, places in sorted(members.items())},
