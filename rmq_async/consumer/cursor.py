@@ -32,13 +32,14 @@ class Cursor:
     """Position in one queue. ``end``: exclusive; None follows. ``at_first``: jump to the first message when this offset is deleted.
 
     ``wait_for_end``: wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets that pulls with
-    tags skipped and that need a check. ``since``: the time at which the reading begins, until its offset is found. ``begun``: a
+    tags skipped and that need a check. ``since``: the time at which the reading begins, until its offset is found; ``group``: the
+    group with whose committed offset it begins, likewise. ``begun``: a
     response has moved it on. ``last``: the message read last, ``recheck`` whether the queue may hold another message in its place,
     ``connection`` the one of the last pull. ``ahead_since``: time from which on the queue ended below the cursor.
     """
 
     __slots__ = (
-        "ahead_since", "at_first", "begun", "connection", "end", "last", "offset", "queue", "recheck", "since", "skipped",
+        "ahead_since", "at_first", "begun", "connection", "end", "group", "last", "offset", "queue", "recheck", "since", "skipped",
         "wait_for_end",
     )  # fmt: skip
 
@@ -52,6 +53,7 @@ class Cursor:
         self.wait_for_end = wait_for_end
         self.skipped: SkippedOffsets | None = None
         self.since: float | datetime | None = None
+        self.group: str | None = None
         self.begun = False
         self.last: LastRead | None = None
         self.recheck = False

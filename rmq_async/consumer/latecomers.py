@@ -1,9 +1,10 @@
 """Where a reading that follows begins in queues which its topic did not have at the start.
 
-A queue that is new on a broker which the route named at the start is read from its first message: all of it is newer. A broker that
-the route did not name may be new, or it was away and has old messages. Its queues begin where the reading did: with the first
-message there is (``start="earliest"``), with the first one stored at the time asked for, or at the start of the reading. That time
-is the client's and is compared with the broker's, so a little is allowed for clocks that differ.
+A queue that is new on a broker which the route named at the start is read from its first message: all of it is newer. A broker
+that the route did not name may be new, or it was away and has old messages. Its queues begin where the reading did: with the first
+message there is (``start="earliest"``), with the group's offset (``start="committed"``), with the first one stored at the time
+asked for, or at the start of the reading. That time is the client's and is compared with the broker's, so a little is allowed for
+clocks that differ.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from rmq_protocol.message import MessageQueue
 
 from .. import machine
-from ..client import ClientInstance, TopicRoute, search_offset
+from ..client import ClientInstance, TopicRoute, committed_offset, search_offset
 from .cursor import Cursor
 
 __all__ = ["Latecomers", "find_start"]
@@ -25,10 +26,11 @@ CLOCKS_DIFFER: Final = 10.0
 
 
 class Latecomers:
-    """``start``: as for ``PullConsumer.read``; the same for all offsets by queue."""
+    """``start``: as for ``PullConsumer.read``; the same for all offsets by queue. ``group``: whose committed offsets count."""
 
-    def __init__(self, start: object) -> None:
+    def __init__(self, start: object, group: str) -> None:
         self._start = start
+        self._group = group
         self._since = machine.time() - CLOCKS_DIFFER
         self._brokers: frozenset[str] = frozenset()
 
@@ -42,13 +44,21 @@ class Latecomers:
     def cursor(self, queue: MessageQueue) -> Cursor:
         """Returns the cursor of a queue that has come."""
         cursor = Cursor(queue, 0, None, at_first=True)
-        if self._start != "earliest" and queue.broker_name not in self._brokers:
+        if self._start == "committed":
+            cursor.group = self._group
+        elif self._start != "earliest" and queue.broker_name not in self._brokers:
             cursor.since = self._start if isinstance(self._start, datetime) else self._since
         return cursor
 
 
 async def find_start(instance: ClientInstance, cursor: Cursor) -> None:
-    """Moves a cursor to the first message stored at its ``since`` or later. Raises what the look-up raises."""
+    """Moves a cursor to the first message stored at its ``since`` or later, or to the committed offset of its ``group``, where
+    there is one. Raises what the look-up raises."""
+    if cursor.group is not None:
+        committed = await committed_offset(instance, cursor.group, cursor.queue)
+        if committed is not None:
+            cursor.offset, cursor.at_first = committed, False
+        cursor.group = None
     if cursor.since is not None:
         cursor.offset = await search_offset(instance, cursor.queue, cursor.since, any_replica=False)
         cursor.since = None

@@ -45,7 +45,7 @@ from .reading import Reader, ReadScope
 
 __all__ = ["PullConsumer"]
 
-Start = Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
+Start = Literal["earliest", "latest", "committed"] | datetime | Mapping[MessageQueue, int]
 End = Literal["latest"] | datetime | Mapping[MessageQueue, int] | None
 Bound = TypeVar("Bound", Start, End)
 
@@ -131,7 +131,8 @@ class PullConsumer(ClientUser):
     ) -> AsyncGenerator[MessageExt, None]:
         """The messages of ``topic`` from ``start`` to ``end``: each queue in its order, the queues as their answers come.
 
-        ``start``: "earliest", "latest", an aware datetime, or offsets by queue. ``end``: exclusive; "latest" is everything that
+        ``start``: "earliest", "latest", "committed" (this group's offsets; the earliest where there is none), an aware datetime,
+        or offsets by queue. ``end``: exclusive; "latest" is everything that
         was acknowledged before the first step (finding that out takes each broker some 60 ms); None follows for ever, new
         queues included; an offset beyond the last message is waited for. With offsets by queue and no ``queues``, these queues
         are read; else ``queues``, else all. Offsets are those of masters: without one the first step raises BrokerNotFoundError.
@@ -226,7 +227,7 @@ class PullConsumer(ClientUser):
                 await for_each(unsure, partial(_check_master, instance))
             if "latest" in (start, end):
                 await for_each(brokers, lambda name: _all_readable(instance, name, brokers[name].topic))
-        starts = await for_each(queues, _start_of(instance, start))
+        starts = await for_each(queues, _start_of(instance, start, self._group))
         if end is None:
             return [Cursor(queue, starts[queue], None, at_first=start == "earliest") for queue in queues]
         ends = await for_each(queues, _end_of(instance, end))
@@ -247,13 +248,20 @@ class PullConsumer(ClientUser):
 Offsets = Callable[[MessageQueue], Awaitable[int]]
 
 
-def _start_of(instance: ClientInstance, start: Start) -> Offsets:
+def _start_of(instance: ClientInstance, start: Start, group: str) -> Offsets:
     if isinstance(start, Mapping):
         return _given(start)
     if isinstance(start, datetime):
         return lambda queue: search_offset(instance, queue, start, any_replica=False)
+    if start == "committed":
+        return partial(_committed_or_first, instance, group)
     find = min_offset if start == "earliest" else max_offset
     return lambda queue: find(instance, queue, any_replica=False)
+
+
+async def _committed_or_first(instance: ClientInstance, group: str, queue: MessageQueue) -> int:
+    committed = await committed_offset(instance, group, queue)
+    return await min_offset(instance, queue, any_replica=False) if committed is None else committed
 
 
 def _end_of(instance: ClientInstance, end: End) -> Offsets:
@@ -336,8 +344,10 @@ def _chosen_queues(
 def _check_start(start: Start) -> None:
     if isinstance(start, datetime):
         epoch_ms(start)
-    elif not isinstance(start, Mapping) and start not in ("earliest", "latest"):
-        raise ConfigError(f'start must be "earliest", "latest", a datetime or offsets by queue, not {shown(start)}')
+    elif not isinstance(start, Mapping) and start not in ("earliest", "latest", "committed"):
+        raise ConfigError(
+            f'start must be "earliest", "latest", "committed", a datetime or offsets by queue, not {shown(start)}'
+        )
 
 
 def _check_end(end: End) -> None:

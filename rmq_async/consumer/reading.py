@@ -145,7 +145,7 @@ class Reader:
         return list(self._pulling)
 
     async def _open(self) -> None:
-        self._latecomers = Latecomers(self._scope.start)
+        self._latecomers = Latecomers(self._scope.start, self._group)
         cursors = await self._opening()
         if self._stopped is not None:
             raise own_copy(self._stopped)
