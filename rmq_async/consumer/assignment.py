@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 COMMIT_TIME: Final = 3.0
 """Seconds for the last commit of a queue after its drain."""
+RESET_TIME: Final = 10.0
+"""Seconds that running handlers have before a queue goes on elsewhere; Java waits as long."""
 SETTLE_TIME: Final = 2.0
 """Seconds for outcomes that are on their way when the drain ends."""
 
@@ -167,6 +169,20 @@ class Assignment:
             self._drain(held, timeout)
         if self._drains:  # those that a rebalance had begun, too
             await asyncio.wait([*self._drains])
+
+    async def reset(self, held: HeldQueue, offset: int) -> None:
+        """Goes on at ``offset``: drops what has not begun, waits for what has, up to RESET_TIME, and commits."""
+        await self._end_pulls(held)
+        self._intake.drop_unbegun(held)
+        await self._drained(held, machine.monotonic() + RESET_TIME)
+        if not held.is_owned:
+            return
+        logger.warning(
+            "%s goes on at offset %d instead of %d: an operator has reset it", held.shown, offset, held.progress.watermark
+        )
+        held.restart(offset)
+        await self._commits.commit_last(held, COMMIT_TIME)
+        self._begin_pulls(held)
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
         """Ends the pulls and commits of queues whose locks another member has."""

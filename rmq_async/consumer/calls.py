@@ -59,7 +59,7 @@ class HandlerCalls:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._retry = retry
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._settle = settle
         self._ended = ended
         self._context = context
@@ -79,6 +79,18 @@ class HandlerCalls:
         self._deadlines.add(delivery)
         name = f"rmq_async {subscription.topic} {message.msg_id}"
         delivery.task = self._loop.create_task(self._run(held, delivery), name=name, context=self._context.copy())
+
+    async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
+        """Calls a handler outside of the slots; returns its error, None where it returned. Its outcome changes nothing."""
+        delivery = Delivery(subscription, message)
+        delivery.task = asyncio.current_task()
+        token = CURRENT.set(delivery)
+        try:
+            return await self._call(delivery)
+        finally:
+            delivery.state = "finished"
+            delivery.task = None
+            CURRENT.reset(token)
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Returns whether ``task`` is that of a call."""
@@ -157,7 +169,7 @@ class HandlerCalls:
         if machine.executor is not None:
             return machine.executor
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="rmq_async handler")
+            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="rmq_async handler")
         return self._threads
 
     def _expire(self, delivery: Delivery) -> None:

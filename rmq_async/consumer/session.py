@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextvars import Context
 from typing import Final
 
@@ -18,9 +18,9 @@ from .. import machine
 from .._asyncio import StopScope, for_each
 from .._text import printable
 from ..client import ClientInstance, TopicRoute
-from ..errors import RocketMQError, TopicNotFoundError
-from ..transport import not_supported
+from ..errors import RocketMQError, SubscriptionConflictError, TopicNotFoundError
 from .assignment import Assignment
+from .broker_requests import BrokerRequests
 from .calls import HandlerCalls
 from .commits import Commits
 from .config import ConsumerConfig
@@ -28,7 +28,16 @@ from .decision import Decision
 from .delivery import Delivery
 from .dispatch import Dispatcher
 from .fetch import Budget, Pulling, PullLimits
-from .group import QueueLocks, Rebalance, Takeover, first_positions, handover_group, store_positions
+from .group import (
+    QueueLocks,
+    Rebalance,
+    SubscriptionConflict,
+    Takeover,
+    first_positions,
+    group_view,
+    handover_group,
+    store_positions,
+)
 from .held_queue import HeldQueue
 from .intake import Intake
 from .outcome import Outcome
@@ -47,6 +56,8 @@ FIRST_ASSIGNMENT: Final = 3.0
 """Seconds for which ``start()`` waits until the queues of the first share are read."""
 LEAVE_TIME: Final = 1.0
 """Seconds for the brokers' answers when the member leaves the group."""
+CHECK_EVERY: Final = 60.0
+"""Seconds between two looks at the subscriptions of the other members."""
 AT_ONCE: Final = 16
 
 
@@ -87,6 +98,10 @@ class Session:
         self.takeover = Takeover(
             instance, group, self.locks, config.handover_timeout, self.assignment.open, lambda: self.rebalance.departed
         )
+        self.requests = BrokerRequests(instance, lambda: self.data, subscriptions, self.assignment, self.calls, self.supervisor)
+        self.data = self._heartbeat_data(round(machine.time() * 1000))
+        self.conflicts: tuple[SubscriptionConflict, ...] = ()
+        """With the subscriptions of other members, by the last look."""
         self._connect_rooms()
         self._registered = False
         self._assigned = asyncio.Event()
@@ -129,6 +144,7 @@ class Session:
         run("rebalance", lambda: self.rebalance.run(config.rebalance_interval))
         run("commits", lambda: self.commits.run(config.commit_interval, config.rebalance_interval, self._confirm))
         run("lock renewal", self._renew)
+        run("look at the group", self._watch_conflicts)
         await starting.run(self._first_assignment())
 
     async def close(self, deadline: float) -> None:
@@ -147,17 +163,15 @@ class Session:
         """Called for NOTIFY_CONSUMER_IDS_CHANGED (40)."""
         self.rebalance.trigger()
 
-    def serve(self, command: RemotingCommand) -> RemotingCommand:
+    def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Answers requests of tools for this member."""
-        return not_supported(command)
+        return self.requests.serve(command)
 
     # -- inside
 
-    async def _join(self) -> None:
-        instance, config = self.instance, self.config
-        positions = await for_each(self.subscriptions, self._first_positions, at_once=AT_ONCE)
-        version = round(machine.time() * 1000)
-        data = ConsumerData(
+    def _heartbeat_data(self, version: int) -> ConsumerData:
+        """``version``: of the subscriptions, epoch ms."""
+        return ConsumerData(
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_PASSIVELY,
             subscription_data_set=tuple(
@@ -166,9 +180,31 @@ class Session:
                 )
                 for topic in self.topics
             ),
-            unit_mode=instance.config.unit_mode,
+            unit_mode=self.instance.config.unit_mode,
         )
-        instance.register_consumer(data)
+
+    async def _check_conflicts(self, *, joined: bool = True) -> None:
+        """Looks at the subscriptions of the other members, and logs what is new among the conflicts."""
+        view = await group_view(self.instance, self.data, self.instance.config.request_timeout, joined=joined)
+        if not view.listed_by:
+            return  # no broker has had this member's heartbeat
+        for conflict in view.conflicts:
+            if conflict not in self.conflicts:
+                logger.warning("group %s: %s; each member takes messages away from the other", self.group, conflict)
+        self.conflicts = view.conflicts
+
+    async def _watch_conflicts(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY)
+            await self._check_conflicts()
+
+    async def _join(self) -> None:
+        instance, config = self.instance, self.config
+        positions = await for_each(self.subscriptions, self._first_positions, at_once=AT_ONCE)
+        await self._check_conflicts(joined=False)
+        if self.conflicts and config.on_conflict == "raise":
+            raise SubscriptionConflictError(f"group {self.group}: {self.conflicts[0]}")
+        instance.register_consumer(self.data)
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
         for stored in positions.values():

@@ -80,10 +80,12 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
     return tuple(found)
 
 
-async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float) -> GroupView:
+async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float, *, joined: bool = True) -> GroupView:
     """Asks the masters of all topics in use, each for at most ``timeout`` seconds. ``ours``: as in the heartbeats of this client.
 
-    Raises nothing for brokers that do not answer.
+    ``joined``: whether this client is a member; before it has joined, the answers of all brokers with members are compared: the
+    broker's table has the newest subscription of each topic, which is this client's own afterwards. Raises nothing for brokers
+    that do not answer.
     """
     addresses = tuple(instance.routes.master_addresses())
     answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))
@@ -91,7 +93,11 @@ async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: floa
     for answer in answers.values():
         for each in () if answer is None else answer.connection_set:
             members.setdefault(each.client_id, set()).add(each.client_addr)
-    listed = {address: answer for address, answer in answers.items() if answer is not None and _lists(answer, instance)}
+    listed = {
+        address: answer
+        for address, answer in answers.items()
+        if answer is not None and (_lists(answer, instance) if joined else answer.connection_set)
+    }
     conflicts = dict.fromkeys(conflict for answer in listed.values() for conflict in compare(ours, answer))
     return GroupView(
         {client_id: frozenset(places) for client_id, places in sorted(members.items())},
