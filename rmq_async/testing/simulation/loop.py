@@ -79,12 +79,18 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self.slow_callback_duration = 0.1
         self.jobs = 0
         """Number of jobs of executors that run."""
+        self.longest_turn = 0
+        """Nanoseconds that a turn of the loop takes, at most; each one draws its own time."""
+        self.turns = 0
+        """Number of turns that took time."""
         self._scheduler = scheduler
         self._booted = nanoseconds(booted)
         self._chance = chance
         self._network = network
         self._entered = entered
         self._connecting = connecting
+        self._next_turn = 0
+        self._turn_chance = Random(chance.getrandbits(64))
         self._tasks = 0
         self._thread = threading.get_ident()
         self._debug = False
@@ -117,6 +123,8 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return (self._scheduler.now + self._booted) / 1e9
 
     def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
+        if self.longest_turn or self._next_turn:
+            return self._scheduler.call_at(self._turn(), self, callback, args, context)  # type: ignore[return-value]
         return self._scheduler.call_soon(self, callback, args, context)  # type: ignore[return-value]  # it has all of a handle
 
     def call_soon_threadsafe(
@@ -136,6 +144,16 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def _turn(self) -> int:
+        """Returns the time of the next turn, in which everything runs that is called soon before it, in that order."""
+        now = self._scheduler.now
+        if self._next_turn <= now:
+            self._next_turn = 0
+            if self.longest_turn:
+                self.turns += 1
+                self._next_turn = now + int(self.longest_turn * self._turn_chance.random())
+        return self._next_turn
 
     # -- tasks
 

@@ -6,14 +6,14 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
-from math import isfinite
+from math import inf, isfinite
 from random import Random
 from typing import Any, Final, Protocol
 
 from ... import machine as library
 from .errors import SimulationError
 from .loop import Network, SimulatedLoop
-from .scheduler import Scheduler
+from .scheduler import Scheduler, nanoseconds
 
 __all__ = ["EPOCH", "Host", "Machine", "World", "check_awaitable", "check_callable"]
 
@@ -217,6 +217,16 @@ class Machine:
     def resume(self) -> None:
         """Lets a paused process go on. Timers that have become due meanwhile run at once."""
         self._soon(self._resume)
+
+    def slow(self, seconds: float) -> None:
+        """Makes each turn of the event loop take up to so many seconds, in which something may arrive; 0 ends it.
+
+        A process that starts later is not slow. Raises SimulationError for a number below 0, and while no process runs.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
+            raise SimulationError(f"{self.name} is slowed by a number of seconds from 0 on, not {seconds!r}")
+        self._world.record(self.name, "slow", seconds=seconds)
+        self.loop.longest_turn = nanoseconds(seconds)
 
     def move(self, address: str) -> None:
         """Gives the machine another IPv4 address, to which its name resolves from now on; old connections fall silent.

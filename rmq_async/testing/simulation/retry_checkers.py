@@ -6,6 +6,7 @@ They are pure, and keep to the documented rules instead of asking the library, w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from ...errors import (
@@ -62,20 +63,23 @@ def contradictory(calls: Iterable[Call]) -> list[str]:
     ]
 
 
-def returned(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], events: Iterable[Event]) -> list[str]:
+def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events: Iterable[Event]) -> list[str]:
     """Attempts that went to the broker which had just answered with an error, while another one had answered, too.
 
-    ``ends``: times at which processes ended. ``events``: of the machines. Where a broker was away, the route may have named one
-    broker only. An attempt that took its share of the time was still open when the next one began: its broker gets no second
-    request meanwhile, even if its late answer was an error.
+    ``ends``: times at which processes ended. ``events``: of the machines. Where a broker was away, or did not have the topic yet,
+    the route may have named one broker only. An attempt that took its share of the time was still open when the next one began:
+    its broker gets no second request meanwhile, even if its late answer was an error.
     """
     away = [(end, end) for name, times in ends.items() if name.startswith("broker-") for end in times]
     away += [(event.time, event.details.get("until", event.time)) for event in events if event.what == "forget"]
+    known = _first_results(calls)
     found: list[str] = []
     for call in calls:
         attempts = _refusing(call)
         index = _repeated_broker(attempts, call.budget / (call.retries + 1))
         if index is None or call.ended is None:
+            continue
+        if any(known.get((call.topic, each.queue.broker_name), inf) > call.began - ROUTE_AGE for each in attempts):
             continue
         if not any(call.began - ROUTE_AGE < last and first <= call.ended for first, last in away):
             found.append(
@@ -83,6 +87,16 @@ def returned(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], events:
                 f"{attempts[index].queue.broker_name}, which had just refused the message: {call.error}"
             )
     return found
+
+
+def _first_results(calls: Iterable[Call]) -> dict[tuple[str, str], float]:
+    """Returns the time at which a broker had first stored a message of a topic, by both names."""
+    first: dict[tuple[str, str], float] = {}
+    for call in calls:
+        for result in call.results:
+            place, at = (call.topic, result.queue.broker_name), call.began if call.ended is None else call.ended
+            first[place] = min(at, first.get(place, inf))
+    return first
 
 
 def _repeated_broker(attempts: Sequence[Attempt], share: float) -> int | None:

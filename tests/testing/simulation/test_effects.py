@@ -14,7 +14,7 @@ import pytest
 from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer
 from rmq_async.errors import RequestTimeoutError, RocketMQError
 from rmq_async.testing.simulation import KINDS, Faults, Simulation, SimulationError
-from rmq_async.testing.simulation.effects import machines, storage
+from rmq_async.testing.simulation.effects import beginnings, machines, storage
 
 Main = Callable[[Simulation], Awaitable[None]]
 
@@ -262,6 +262,70 @@ def test_clock_drifts_until_it_is_set_right() -> None:
             machine.drift(None)  # type: ignore[arg-type]
 
     quiet().run(main)
+
+
+def test_slow_loop_takes_time_for_each_turn_and_keeps_the_order_of_calls() -> None:
+    async def main(simulation: Simulation) -> None:
+        ran: list[tuple[str, float]] = []
+
+        async def service() -> None:
+            loop = asyncio.get_running_loop()
+            for name in ("a", "b"):
+                loop.call_soon(lambda name=name: ran.append((name, simulation.now)))  # type: ignore[misc]
+            machine.slow(0.0)
+            loop.call_soon(lambda: ran.append(("c", simulation.now)))
+            await asyncio.sleep(0)
+            ran.append(("d", simulation.now))
+            began = simulation.now
+            await asyncio.sleep(0)
+            assert simulation.now == began
+
+        machine = simulation.machine("shop")
+        machine.slow(0.002)
+        began = simulation.now
+        await machine.run(service)
+        assert [name for name, _ in ran] == ["a", "b", "c", "d"]
+        assert began < ran[0][1] == ran[3][1] <= began + 0.004
+        with pytest.raises(SimulationError, match="shop is slowed by a number of seconds from 0 on, not -1"):
+            machine.slow(-1)
+
+    quiet().run(main)
+
+
+def test_slow_client_is_met_and_fast_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        async def service() -> None:
+            await asyncio.sleep(1.0)
+            await send(simulation, 3)
+
+        machine = simulation.machine("shop")
+        ended = machine.run(service)
+        await asyncio.sleep(0.5)
+        effect = machines.slow(Random(1), machine)
+        await ended
+        effect.end()
+        assert effect.met()
+        assert machine.loop.longest_turn == 0
+
+    quiet().run(main)
+
+
+def test_fault_strikes_one_broker_or_all_of_them_alike() -> None:
+    async def main(simulation: Simulation) -> None:
+        struck = []
+        for seed in range(40):
+            effect = beginnings(simulation)["broker-slices"](Random(seed), 1.0)
+            assert effect is not None
+            slices = [each.broker.listener.gate.slices for each in simulation.brokers]
+            states = [chance.getstate() for chance in slices if chance is not None]
+            assert states.count(states[0]) == len(states)
+            struck.append(len(states))
+            effect.end()
+            assert not effect.met()
+        assert struck.count(1) > struck.count(2) > 0
+        assert struck.count(0) == 0
+
+    quiet(brokers=2).run(main)
 
 
 def test_fault_without_a_target_is_named() -> None:

@@ -180,6 +180,36 @@ def test_a_refusing_link_refuses_new_connects_only() -> None:
     hosts.run(main)
 
 
+def test_a_link_that_closes_early_ends_connections_that_were_made() -> None:
+    hosts = Hosts()
+    accepted: list[Recorder] = []
+
+    def factory() -> Recorder:
+        accepted.append(Recorder(echo=True))
+        return accepted[-1]
+
+    async def main() -> None:
+        await hosts.listen(factory)
+        near = await hosts.connect(Recorder())
+        hosts.link.close_early()
+        errors = []
+        for _ in range(20):
+            early = await hosts.connect(Recorder())
+            assert early.events == ["made"]
+            errors.append(type(await early.lost()))
+        assert set(errors) == {type(None), ConnectionResetError}
+        assert hosts.link.unconnected == 20
+        near.transport.write(b"x")
+        await near.size(1)
+        hosts.link.close_early(False)
+        again = await hosts.connect(Recorder())
+        again.transport.write(b"x")
+        await again.size(1)
+        assert len(accepted) == 2
+
+    hosts.run(main)
+
+
 def test_a_cancelled_connect_leaves_nothing() -> None:
     hosts = Hosts()
     made: list[Recorder] = []

@@ -32,9 +32,13 @@ def test_every_violation_is_in_the_tables_of_the_docs() -> None:
     assert sorted(listed) == sorted(reported)
 
 
-def call(error: BaseException | None = None, *, took: float = 0.1, **changes: Any) -> Call:
-    return Call(10.0, "m", **{"what": "send", "producer": 0, "topic": "T", "bodies": (b"1",), "budget": 3.0, "retry_codes": (1, 2),
-                              "ended": 10.0 + took, "error": error, **changes})  # fmt: skip
+def call(error: BaseException | None = None, *, began: float = 10.0, took: float = 0.1, **changes: Any) -> Call:
+    return Call(began, "m", **{"what": "send", "producer": 0, "topic": "T", "bodies": (b"1",), "budget": 3.0, "retry_codes": (1, 2),
+                               "ended": began + took, "error": error, **changes})  # fmt: skip
+
+
+def sent(broker: str) -> SendResult:
+    return SendResult(SendStatus.SEND_OK, "id", "offset id", MessageQueue("T", broker, 0), 0)
 
 
 def attempt(broker: str, error: BaseException | None, *, maybe: bool = False) -> Attempt:
@@ -84,13 +88,17 @@ def test_an_error_contradicts_the_attempts_that_it_lists() -> None:
 
 def test_an_attempt_returned_to_the_broker_that_had_refused_it() -> None:
     a, b = busy(2)
-    assert returned([call(failed(a, b, b))], {}, [])
-    assert not returned([call(failed(a, b, a)), call(failed(a, a, a)), call(failed(b, b))], {}, [])
-    assert not returned([call(failed(a, b, b))], {"broker-a": [9.0]}, [])
-    assert not returned([call(failed(a, b, b))], {}, [Event(9.0, "namesrv-0", "forget", {"broker": "broker-a"})])
-    assert not returned([call(failed(a, b, b), ordered_by="queue")], {}, [])
-    assert not returned([call(failed(a._replace(elapsed=1.0), b, b))], {}, [])  # still open when the third attempt began
-    assert returned([call(failed(a._replace(elapsed=0.9), b, b))], {}, [])
+    known = [call(began=-60.0, results=(sent(name),)) for name in ("broker-a", "broker-b")]
+    assert returned([*known, call(failed(a, b, b))], {}, [])
+    assert not returned([*known, call(failed(a, b, a)), call(failed(a, a, a)), call(failed(b, b))], {}, [])
+    assert not returned([*known, call(failed(a, b, b))], {"broker-a": [9.0]}, [])
+    assert not returned([*known, call(failed(a, b, b))], {}, [Event(9.0, "namesrv-0", "forget", {"broker": "broker-a"})])
+    assert not returned([*known, call(failed(a, b, b), ordered_by="queue")], {}, [])
+    assert not returned(
+        [*known, call(failed(a._replace(elapsed=1.0), b, b))], {}, []
+    )  # still open when the third attempt began
+    assert returned([*known, call(failed(a._replace(elapsed=0.9), b, b))], {}, [])
+    assert not returned([known[0], call(failed(a, b, b))], {}, [])  # broker-b may not have the topic
 
 
 def test_a_committed_transaction_that_no_consumer_can_read_is_lost() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from ..faults import Begin
 from . import answers, links, machines, storage
-from .effect import Cluster, on
+from .effect import Cluster, on, on_some
 
 __all__ = ["beginnings", "expiry"]
 
@@ -23,6 +23,7 @@ _ANSWERS: Final = {
 }
 _LINKS: Final = {
     "link-cut": links.cut,
+    "link-early-close": links.early_close,
     "link-half-cut": links.half_cut,
     "link-hang": links.hang,
     "link-reset": links.reset,
@@ -33,7 +34,7 @@ _LINKS: Final = {
 def beginnings(cluster: Cluster) -> dict[str, Begin]:
     """Returns the function that begins a fault, by kind."""
     return {
-        **{kind: on(lambda: cluster.brokers, strike) for kind, strike in _ANSWERS.items()},
+        **{kind: on_some(lambda: cluster.brokers, strike) for kind, strike in _ANSWERS.items()},
         **{kind: links.on_link(cluster, strike) for kind, strike in _LINKS.items()},
         **_of_processes(cluster),
         **_of_storage(cluster),
@@ -55,6 +56,7 @@ def _of_processes(cluster: Cluster) -> dict[str, Begin]:
         "broker-power-loss": on(lambda: cluster.brokers, machines.power_loss, paused=False),
         "client-move": on(lambda: cluster.clients, lambda _, machine: machines.move_client(cluster, machine)),
         "client-pause": on(lambda: cluster.clients, machines.pause, paused=False),
+        "client-slow": on(lambda: cluster.clients, machines.slow),
         "name-server-crash": on(lambda: cluster.name_servers, machines.crash, paused=False),
         "name-server-move": on(
             lambda: cluster.name_servers, lambda _, machine: machines.move_server(cluster, machine), paused=False

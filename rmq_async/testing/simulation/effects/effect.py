@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from ..faults import Begin, Effect
 from ..machines import Machine
 from ..network import Link
 from ..servers import BrokerMachine, NameServerMachine
 
-__all__ = ["Cluster", "Done", "drawn", "on", "once"]
+__all__ = ["Cluster", "Done", "drawn", "on", "on_some", "once"]
+
+ALL_SHARE: Final = 0.2
+"""Share of the faults that strike all brokers at once, in the same way."""
 
 M = TypeVar("M", bound=Machine)
 T = TypeVar("T")
@@ -67,6 +70,25 @@ def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect
     def begin(chance: Random, duration: float) -> Effect | None:
         machine = drawn(chance, [each for each in machines() if each.running and (paused or not each.paused)])
         return None if machine is None else strike(chance, machine)
+
+    return begin
+
+
+def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None]) -> Begin:
+    """Returns the beginning of a fault that strikes one of those ``machines`` that run, or all of them in the same way."""
+
+    def begin(chance: Random, duration: float) -> Effect | None:
+        together, seed = chance.random() < ALL_SHARE, chance.getrandbits(64)
+        struck = [each for each in machines() if each.running]
+        if struck and not together:
+            struck = [chance.choice(struck)]
+        effects = [effect for each in struck if (effect := strike(Random(seed), each)) is not None]
+
+        def end() -> None:
+            for effect in effects:
+                effect.end()
+
+        return Done(end, lambda: any(effect.met() for effect in effects)) if effects else None
 
     return begin
 

@@ -10,7 +10,7 @@ from ..faults import Begin, Effect
 from ..network import Link
 from .effect import Cluster, Done, drawn, once
 
-__all__ = ["cut", "half_cut", "hang", "on_link", "reset", "slow"]
+__all__ = ["cut", "early_close", "half_cut", "hang", "on_link", "reset", "slow"]
 
 LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
 """Seconds."""
@@ -30,6 +30,13 @@ def cut(chance: Random, link: Link) -> Effect:
     before = link.held + link.unconnected
     link.cut()
     return Done(link.heal, lambda: link.held + link.unconnected > before)
+
+
+def early_close(chance: Random, link: Link) -> Effect:
+    before = link.unconnected
+    link.drop()
+    link.close_early()
+    return Done(lambda: link.close_early(False), lambda: link.unconnected > before)
 
 
 def half_cut(chance: Random, link: Link) -> Effect:

@@ -10,12 +10,14 @@ from ..machines import Machine
 from ..servers import BrokerMachine, ServerMachine
 from .effect import Cluster, Done, once
 
-__all__ = ["clock_drift", "clock_jump", "crash", "move_client", "move_server", "pause", "power_loss"]
+__all__ = ["clock_drift", "clock_jump", "crash", "move_client", "move_server", "pause", "power_loss", "slow"]
 
 LARGEST_JUMP: Final = 60.0
 """Seconds."""
 LARGEST_DRIFT: Final = 0.2
 """Seconds that a clock gains or loses in each second."""
+TURNS: Final = (0.0002, 0.0006, 0.002)
+"""Seconds of a turn of a slow loop, at most: about as long as a segment is on its way."""
 
 
 def crash(chance: Random, machine: ServerMachine) -> Effect:
@@ -40,6 +42,19 @@ def pause(chance: Random, machine: Machine) -> Effect:
         machine.resume()
 
     return Done(end, lambda: held)
+
+
+def slow(chance: Random, machine: Machine) -> Effect:
+    """Each turn of the event loop takes a moment, in which something may arrive."""
+    loop = machine.loop
+    before = loop.turns
+    machine.slow(chance.choice(TURNS))
+
+    def end() -> None:
+        if machine.running:
+            machine.slow(0.0)
+
+    return Done(end, lambda: loop.turns > before)
 
 
 def clock_jump(chance: Random, machine: Machine) -> Effect:

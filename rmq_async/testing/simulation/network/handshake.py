@@ -102,7 +102,9 @@ class Attempt:
         elif listener is None:
             self._fail(ECONNREFUSED)
         else:
-            self._connect(target, link, listener.accepted)
+            if link.closing:
+                link.unconnected += 1
+            self._connect(target, link, _close if link.closing else listener.accepted)
 
     def _connect(self, target: Target, link: Link, accepted: Callable[[End], None]) -> None:
         self.end()
@@ -125,3 +127,11 @@ class Attempt:
         self.end()
         if not self.future.done():
             self.future.set_exception(system_error(number, f"Connect call failed {self._remote}"))
+
+
+def _close(end: End) -> None:
+    """Ends a stream that was accepted: with a reset, or in order."""
+    if end.out.way.flip():
+        end.reset()
+    else:
+        end.close()

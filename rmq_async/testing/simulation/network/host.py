@@ -82,9 +82,8 @@ class Host(Network):
         local = LOCAL if is_local(address) else self.address
         end = await self._connected(loop, (local, self._free_port()), (address, port))
         protocol = factory()
-        transport = SimulatedTransport(loop, end, protocol)
-        made = loop.create_future()
-        loop.call_soon(_resolve, made)
+        made: asyncio.Future[None] = loop.create_future()
+        transport = SimulatedTransport(loop, end, protocol, made=made)
         try:
             await made
         except BaseException:
@@ -240,8 +239,3 @@ class Host(Network):
 def is_local(address: str) -> bool:
     """Returns whether an address is the machine itself, on each machine."""
     return address.startswith("127.")
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -99,10 +99,11 @@ class Link:
         self.a, self.b = a, b
         self.hanging = False
         self.refusing = False
+        self.closing = False
         self.resets = 0
         """Number of streams that ``drop`` has reset."""
         self.unconnected = 0
-        """Number of requests for a connection that were lost or refused because of a fault of this link."""
+        """Number of connections that a fault of this link has lost, refused, or closed at once."""
         self.ends: dict[int, Carried] = {}
         """The ends of the streams over this link, by number."""
         self._ways = {
@@ -168,6 +169,10 @@ class Link:
     def refuse(self, on: bool = True) -> None:
         """Answers requests for new connections with a reset (ECONNREFUSED); streams go on."""
         self.refusing = on
+
+    def close_early(self, on: bool = True) -> None:
+        """Ends new connections as soon as they are accepted, as a balancer without a backend does; streams go on."""
+        self.closing = on
 
 
 def system_error(number: int, text: str = "") -> OSError:

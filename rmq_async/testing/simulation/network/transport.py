@@ -30,9 +30,19 @@ class Streams:
 
 
 class SimulatedTransport(asyncio.Transport):
-    """Bytes that the kernel does not take wait here, and pause the protocol above a limit."""
+    """Bytes that the kernel does not take wait here, and pause the protocol above a limit.
 
-    def __init__(self, loop: SimulatedLoop, end: End, protocol: asyncio.BaseProtocol, streams: Streams | None = None) -> None:
+    ``made``: gets None when the protocol has its connection.
+    """
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        end: End,
+        protocol: asyncio.BaseProtocol,
+        streams: Streams | None = None,
+        made: asyncio.Future[None] | None = None,
+    ) -> None:
         super().__init__()
         self._loop = loop
         self._end = end
@@ -56,6 +66,9 @@ class SimulatedTransport(asyncio.Transport):
         if streams is not None:
             streams.transports[end.number] = self
         self._loop.call_soon(self._made, context=self._context)
+        if made is not None:
+            self._loop.call_soon(_resolve, made)
+        self._loop.call_soon(self._begin_reading, context=self._context)
 
     def __repr__(self) -> str:
         return f"<SimulatedTransport {self._end!r}{' closing' if self._closing else ''}>"
@@ -65,6 +78,10 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.connection_made(self)
         finally:
             self._end.owner = self
+
+    def _begin_reading(self) -> None:
+        """Begins behind ``connection_made`` and behind what waits for it, as asyncio's loops look at a socket after both."""
+        if not self._closing:
             self._reading = True
             self.readable()
 
@@ -277,6 +294,11 @@ class SimulatedTransport(asyncio.Transport):
             if self._streams is not None:
                 self._streams.lost(self._end.number)
                 self._streams = None
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:

@@ -17,7 +17,8 @@ from ....admin import Admin
 from ....consumer import PullConsumer
 from ....errors import OffsetRangeError, RocketMQError
 from ....producer import Batching, Producer
-from .services import KEYS, Cluster, Workload, keeps_sending, keeps_taking, new_body, reaches, serve, turns
+from ..chance import exponential
+from .services import KEYS, Cluster, Workload, every, keeps_sending, keeps_taking, new_body, reaches, serve, turns
 
 __all__ = ["HARDSHIPS"]
 
@@ -27,6 +28,10 @@ LARGE: Final = 120_000
 """Bytes of a body that fills the buffers of a kernel whose peer does not read."""
 CROWD: Final = 25_000
 """Calls that wait for brokers which do not answer, in a few seeds."""
+SPACING: Final = 0.0003
+"""Mean seconds between two calls of a stream."""
+TURNS: Final = (0.0, 0.0002, 0.0006, 0.002)
+"""Seconds of a turn of an event loop, at most."""
 SHORTEST: Final = 3.0
 """Seconds within which a call ends well beside a broker that fails: the producer's own timeout."""
 
@@ -200,6 +205,37 @@ async def cold(cluster: Disturbed, until: float) -> None:
         await asyncio.sleep(10.0)
 
 
+async def closing(cluster: Disturbed, until: float) -> None:
+    """Makes calls without a pause to brokers that close the connections which they accept, from a loop whose turns take time."""
+    chance = cluster.generator("workload closing")
+    machine, links = cluster.machine("closing"), [cluster.link("closing", name) for name in ("broker-a", "broker-b")]
+
+    async def stream(producer: Producer) -> None:
+        calls = []
+        for _ in range(chance.choice((10, 40, 160))):
+            message = Message("Closing", b"%d" % cluster.number())
+            calls.append(asyncio.ensure_future(producer.send(message, timeout=chance.choice((0.2, 1.0, 3.0)))))
+            await asyncio.sleep(exponential(chance, SPACING))
+        await every(calls)
+
+    async def work(producer: Producer) -> None:
+        async for _ in turns(cluster, chance, until):
+            closing = [link for link in links if chance.random() < 0.5]
+            for link in closing:
+                link.drop()
+                link.close_early()
+            machine.slow(chance.choice(TURNS))
+            try:
+                await stream(producer)
+            finally:
+                machine.slow(0.0)
+                for link in closing:
+                    link.close_early(False)
+
+    make = partial(Producer, "closing", namesrv=cluster.namesrv)
+    await serve(cluster, until, make, work, reaches(cluster, "Closing"))
+
+
 async def deleting(cluster: Disturbed, until: float) -> None:
     """Deletes the oldest messages of a topic while they are read; the reader names each offset that it did not get."""
     chance = cluster.generator("workload deleting")
@@ -264,6 +300,6 @@ class Disturbed(Cluster, Protocol):
 
 
 HARDSHIPS: Final[Mapping[str, Workload]] = MappingProxyType(
-    {"cancelled": cancelled, "stopping": stopping, "beside": beside, "cold": cold, "deleting": deleting}  # type: ignore[dict-item]
+    {"cancelled": cancelled, "stopping": stopping, "beside": beside, "closing": closing, "cold": cold, "deleting": deleting}  # type: ignore[dict-item]
 )
 """By name, which is also that of the machine."""
