@@ -102,7 +102,7 @@ class Rebalance:
         lists = await self._lists(queues)
         self._note_departed({member for members in lists.values() for member in members})
         for topic, found in queues.items():
-            answers = [lists[name] for name in {each.broker_name for each in found} if name in lists]
+            answers = [lists[name] for name in dict.fromkeys(each.broker_name for each in found) if name in lists]
             try:
                 share, sure, text = self._share(topic, found, answers)
             except Exception as error:  # noqa: BLE001 - a function of the user
