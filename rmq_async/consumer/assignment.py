@@ -160,6 +160,14 @@ class Assignment:
             self.takeover.want([held.queue])
         self.released()
 
+    def quiesce(self) -> None:
+        """Ends the pulls and drops what has not begun, at once; what has begun goes on."""
+        self.closing = True
+        for held in self.held.values():
+            if (pulls := self._pulls.get(held)) is not None:
+                pulls.cancel()
+            self._intake.drop_unbegun(held)
+
     async def give_up_all(self, timeout: float) -> None:
         """Gives all queues up at the same time."""
         self.closing = True

@@ -94,6 +94,7 @@ class Consumer(LifeCycle):
         check_group(self._wire_group)
         self._subscriptions: dict[str, Subscription] = {}
         self._session: Session | None = None
+        self._last_stats = ConsumerStats()
         self._stopping: asyncio.Task[None] | None = None
         """A stop that a handler has asked for."""
         self._over: asyncio.Event | None = None
@@ -244,6 +245,7 @@ class Consumer(LifeCycle):
         try:
             await session.close(deadline)
         finally:
+            self._last_stats = stats_of(session)
             self._session = None
             self._stopping = None
 
@@ -261,9 +263,9 @@ class Consumer(LifeCycle):
         return Lag(0, 0, None, {}) if session is None else lag_of(session)
 
     def stats(self) -> ConsumerStats:
-        """Returns numbers since ``start()``; from any thread, without a request."""
+        """Returns numbers since ``start()``, after a stop those at its end; from any thread, without a request."""
         session = self._session
-        return ConsumerStats() if session is None else stats_of(session)
+        return self._last_stats if session is None else stats_of(session)
 
     def health(self) -> ConsumerHealth:
         """Returns the consumer's condition; from any thread, without a request. It never raises."""

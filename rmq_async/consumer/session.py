@@ -54,6 +54,8 @@ RENEW_EVERY: Final = 20.0
 """Seconds between two renewals of locks, which live for 60 s."""
 FIRST_ASSIGNMENT: Final = 3.0
 """Seconds for which ``start()`` waits until the queues of the first share are read."""
+LAST_STEPS: Final = 0.5
+"""Seconds of a stop that are kept for commits and unlocks after the drain."""
 LEAVE_TIME: Final = 1.0
 """Seconds for the brokers' answers when the member leaves the group."""
 CHECK_EVERY: Final = 60.0
@@ -149,13 +151,13 @@ class Session:
 
     async def close(self, deadline: float) -> None:
         """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic)."""
-        self.assignment.closing = True
+        self.assignment.quiesce()
+        left = deadline - machine.monotonic()
+        # Out of the list at once: the other members ask for the locks while this one drains.
+        leaving = self.supervisor.once(f"leave of {self.group}", self._leave(min(LEAVE_TIME, left)))
         try:
-            left = deadline - machine.monotonic()
-            # Out of the list first: the other members ask for the locks while this one drains.
-            await self._leave(min(LEAVE_TIME, left))
-            drain = max(min(self.config.handover_timeout, deadline - machine.monotonic() - 0.5), 0.0)
-            await self.assignment.give_up_all(drain)
+            await self.assignment.give_up_all(max(min(self.config.handover_timeout, left - LAST_STEPS), 0.0))
+            await asyncio.wait([leaving])
         finally:
             await self._abandon()
 

@@ -2,9 +2,9 @@
 
 Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is locked at
 its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up drains it,
-commits, and unlocks it; the next owner asks for the lock every 100 ms, reads the committed offset when it has it, and pulls. The
-lock of a member that has crashed lives for 60 s: a queue whose lock is not granted within ``handover_timeout`` and 2 s is taken
-without it.
+commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed offset when it
+has it, and pulls. The lock of a member that has crashed lives for 60 s: a queue whose lock is not granted within
+``handover_timeout`` and 2 s is taken without it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ __all__ = ["Takeover"]
 logger = logging.getLogger(__name__)
 
 ASK_EVERY: Final = 0.1
+ASK_LATER_EVERY: Final = 0.5
+"""Seconds between two requests for locks that were refused for longer than ASK_LATER_AFTER: brokers log each refusal."""
+ASK_LATER_AFTER: Final = 2.0
 OFFSET_PAUSE: Final = 1.0
 """Seconds between two requests for the committed offset of a queue, where one failed."""
 CRASH_MARGIN: Final = 2.0
@@ -84,15 +87,16 @@ class Takeover:
                 self.idle.clear()
 
     def unwant(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Removes queues that are in the share no longer; returns those that may be locked already, to be unlocked."""
-        locked = []
+        """Removes queues that are in the share no longer; returns those that were waited for, to be unlocked: a request for their
+        locks may be under way."""
+        removed = []
         for queue in queues:
-            self._waiting.pop(queue, None)
+            waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
             self.errors.pop(queue, None)
-            if self._ready.pop(queue, None) is not None:
-                locked.append(queue)
+            if waited is not None or locked is not None:
+                removed.append(queue)
         self._check_idle()
-        return locked
+        return removed
 
     async def run(self) -> None:
         """Takes queues over, for ever."""
@@ -104,11 +108,18 @@ class Takeover:
             await self._lock()
             await self._read_offsets()
             if self._waiting or self._ready:
-                await asyncio.sleep(max(began + ASK_EVERY - machine.monotonic(), ASK_EVERY / 10))
+                await asyncio.sleep(max(began + self._pause() - machine.monotonic(), ASK_EVERY / 10))
 
     def _check_idle(self) -> None:
         if not self._waiting and not self._ready:
             self.idle.set()
+
+    def _pause(self) -> float:
+        """Seconds from one round of requests to the next."""
+        if self._ready:
+            return ASK_EVERY
+        newest = max(self._waiting.values(), default=0.0)
+        return ASK_EVERY if machine.monotonic() - newest < ASK_LATER_AFTER else ASK_LATER_EVERY
 
     async def _lock(self) -> None:
         if not self._waiting:
