@@ -240,10 +240,18 @@ class Assignment:
             await asyncio.wait(tasks, timeout=SETTLE_TIME)
         waiting = self._intake.withdraw_waiting(held)
         left = sorted([*self._abandoned.get(held, ()), *waiting], key=lambda message: message.queue_offset)
+        try:
+            async with asyncio.timeout(SETTLE_TIME):
+                await self._give_back(held, left)
+        except TimeoutError:
+            logger.warning("messages of %s were not taken back in time; those settled behind them are repeated", held.shown)
+        if held.running:
+            logger.warning("%d handlers of %s run on in threads; their messages are repeated", len(held.running), held.shown)
+
+    async def _give_back(self, held: HeldQueue, left: list[MessageExt]) -> None:
+        """Gives back those messages behind which one is settled."""
         for message in left:
             if held.progress.settled_above(message.queue_offset):
                 outcome = await self._outcomes.give_back(held, message.topic, message, Decision(Outcome.RETRIED))
                 if outcome is not Outcome.ABANDONED:
                     held.progress.settle(message.queue_offset)
-        if held.running:
-            logger.warning("%d handlers of %s run on in threads; their messages are repeated", len(held.running), held.shown)

@@ -25,7 +25,7 @@ from .decision import Decision, decide
 from .delivery import CURRENT, Delivery
 from .held_queue import HeldQueue
 from .outcome import DeadLetter, Outcome, RetryLater
-from .subscription import Subscription
+from .subscription import Handler, Subscription
 
 __all__ = ["HandlerCalls", "Settle"]
 
@@ -148,7 +148,9 @@ class HandlerCalls:
             if subscription.is_async:
                 await subscription.handler(message)  # type: ignore[misc]
             else:
-                result = await self._loop.run_in_executor(self._executor(), copy_context().run, subscription.handler, message)
+                result = await self._loop.run_in_executor(
+                    self._executor(), copy_context().run, _call_plain, subscription.handler, message
+                )
                 if inspect.isawaitable(result):
                     await result
         except asyncio.CancelledError as cancelled:
@@ -157,7 +159,9 @@ class HandlerCalls:
             if task.cancelling():
                 raise
             return cancelled  # the handler's own
-        except Exception as error:  # noqa: BLE001 - the outcome of the message
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the outcome of the message
             return error
         if delivery.timed_out:
             task.uncancel()
@@ -205,7 +209,7 @@ class HandlerCalls:
         if decision.cut:
             logger.warning("%s: its delay is longer than 2 h, the longest one; it is delivered again after 2 h", where)
         if decision.outcome is Outcome.DEAD_LETTERED:
-            reason = decision.reason or printable(repr(error), 500)
+            reason = decision.reason or _error_text(error)
             logger.error("dead-lettered: %s, attempt %d, by handler %s: %s", where, delivery.attempt, subscription.name, reason)
             return
         quiet = isinstance(error, RetryLater | DeadLetter)
@@ -218,9 +222,24 @@ class HandlerCalls:
             delivery.attempt,
             where,
             subscription.name,
-            printable(repr(error), 500),
+            _error_text(error),
             exc_info=error if with_traceback else None,
         )
+
+
+def _call_plain(handler: Handler, message: MessageExt) -> object:
+    """Calls a plain function in its thread. What no future takes becomes a RuntimeError, as a StopIteration does in coroutines."""
+    try:
+        return handler(message)
+    except (StopIteration, GeneratorExit) as error:
+        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return printable(repr(error), 500)
+    except Exception:  # noqa: BLE001 - a method of the user
+        return f"{type(error).__name__}, whose repr() fails"
 
 
 def _timeout(delivery: Delivery) -> HandlerTimeoutError:

@@ -236,8 +236,12 @@ class Consumer(LifeCycle):
 
     async def _open(self, instance: ClientInstance) -> None:
         session = Session(instance, self._wire_group, dict(self._subscriptions), self.config, copy_context())
-        await session.open(self._starting)
-        self._session = session
+        self._session = session  # handlers may run, and stop the consumer, before the start has ended
+        try:
+            await session.open(self._starting)
+        except BaseException:
+            self._session = self._stopping = None
+            raise
 
     async def _close(self, instance: ClientInstance, deadline: float) -> None:
         session = self._session

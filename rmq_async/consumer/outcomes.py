@@ -69,7 +69,7 @@ class Outcomes:
                 self.refused = printable(error, 500)
                 if isinstance(error, RequestTimeoutError | ConnectionLostError) and error.maybe_stored:
                     self.unsure += 1
-                if stored and isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_ERROR:
+                if stored and _is_gone(error):
                     stored = False
                     logger.error(  # noqa: TRY400 - the traceback says nothing
                         "message %s is no longer stored, a copy is dead-lettered: %s", message.msg_id, self.refused
@@ -86,3 +86,9 @@ class Outcomes:
                 self.dead_lettered += 1
                 return Outcome.DEAD_LETTERED
         return Outcome.ABANDONED
+
+
+def _is_gone(error: RocketMQError) -> bool:
+    """Returns whether the broker does not store the message any more. It answers code 1 also where it cannot write just now."""
+    remark = error.remark or "" if isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_ERROR else ""
+    return "look message by offset failed" in remark

@@ -147,7 +147,11 @@ class Session:
         run("commits", lambda: self.commits.run(config.commit_interval, config.rebalance_interval, self._confirm))
         run("lock renewal", self._renew)
         run("look at the group", self._watch_conflicts)
-        await starting.run(self._first_assignment())
+        try:
+            await starting.run(self._first_assignment())
+        except BaseException:  # queues may be read already
+            await self.close(machine.monotonic())
+            raise
 
     async def close(self, deadline: float) -> None:
         """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic)."""

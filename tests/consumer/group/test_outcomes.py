@@ -24,7 +24,6 @@ from rmq_async import (
 )
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
-from rmq_protocol.constants import RequestCode
 
 from .support import Seen, create, send, until
 
@@ -225,7 +224,7 @@ async def test_message_that_is_no_longer_stored_is_dead_lettered(caplog: pytest.
         await create(server.namesrv)
 
         async def handler(message: MessageExt) -> None:
-            server.fail_next(1, request=RequestCode.CONSUMER_SEND_MSG_BACK)
+            server.expire(message.queue, message.queue_offset + 1)
             raise ValueError("fails")
 
         consumer = Consumer("g", namesrv=server.namesrv)

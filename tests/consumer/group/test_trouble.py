@@ -1,0 +1,129 @@
+"""Starts that are cancelled, and errors that handlers and brokers rarely give."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rmq_async import ClientStateError, Consumer, MessageExt, Outcome, Retry
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing.simulation import Simulation
+from rmq_protocol.constants import RequestCode
+
+from .support import Seen, create, member, send, until
+
+
+@pytest.mark.parametrize("how", ["cancelled", "stopped"])
+def test_start_ended_while_it_waits_for_queues(how: str) -> None:
+    """The other member drains its queues then. The group can be joined again at once, and no task is left."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        other = member("g", s.namesrv, "other", Seen(lambda message: asyncio.sleep(8)), start_from="earliest")
+        await other.start()
+        await send(s.namesrv, *[b"%d" % number for number in range(40)])
+        seen = Seen()
+        consumer = member("g", s.namesrv, "one", seen)
+        starting = asyncio.create_task(consumer.start())
+        await asyncio.sleep(2)
+        if how == "cancelled":
+            starting.cancel()
+        else:
+            await consumer.stop()
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else ClientStateError):
+            await starting
+        assert not [task.get_name() for task in asyncio.all_tasks() if "takeover" in task.get_name()][1:]
+        async with consumer:
+            assert consumer.health().live
+        await other.stop()
+
+    Simulation(1, faults=None).run(main)
+
+
+def test_message_that_its_broker_cannot_write_now_is_given_back_later() -> None:
+    """Code 1 is also the answer of a broker whose page cache is busy; that is no reason for a dead letter."""
+
+    async def main() -> None:
+        async with EmbeddedRocketMQ() as server:
+            await create(server.namesrv)
+            failing = True
+
+            async def handler(message: MessageExt) -> None:
+                nonlocal failing
+                if failing:
+                    failing = False
+                    server.fail_next(1, request=RequestCode.CONSUMER_SEND_MSG_BACK)
+                    raise ValueError("fails")
+
+            consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(delays=(1,)))
+            consumer.subscribe("T", handler)
+            async with consumer:
+                await send(server.namesrv, b"x")
+                first, second = await consumer.wait_settled(2, timeout=20.0)
+            assert (first.outcome, second.outcome) == (Outcome.RETRIED, Outcome.DONE)
+
+    asyncio.run(main())
+
+
+def test_stop_while_the_broker_is_down_ends() -> None:
+    """A message with settled ones behind it cannot be given back then; it stays uncommitted."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        seen = Seen()
+
+        async def handler(message: MessageExt) -> None:
+            if message.body == b"hangs" and message.body not in hung:
+                hung.append(message.body)
+                await asyncio.Event().wait()
+            await seen(message)
+
+        hung: list[bytes] = []
+        consumer = member("g", s.namesrv, "one", handler)
+        await consumer.start()
+        await send(s.namesrv, b"hangs", b"settled")
+        await until(lambda: seen.bodies)
+        await asyncio.sleep(10)  # the broker writes offsets every 5 s
+        s.machine("broker-a").crash()
+        began = s.now
+        await consumer.stop()
+        assert s.now - began < 30
+        s.machine("broker-a").restart()
+        await asyncio.sleep(30)
+        async with member("g", s.namesrv, "two", handler):
+            await until(lambda: b"hangs" in seen.bodies, 100.0)
+
+    Simulation(2, brokers=1, faults=None).run(main)
+
+
+class Odd(BaseException):
+    """As pytest's ``fail`` and ``skip`` raise."""
+
+
+class Unprintable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize("error", [Odd("odd"), GeneratorExit(), Unprintable(), StopIteration(3)])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_handler_that_raises_an_unusual_error_gets_its_message_again(error: BaseException, plain: bool) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        attempts: list[int] = []
+
+        def handler(message: MessageExt) -> None:
+            attempts.append(message.reconsume_times)
+            if len(attempts) == 1:
+                raise error
+
+        async def coroutine(message: MessageExt) -> None:
+            handler(message)
+
+        consumer = Consumer("g", namesrv=server.namesrv, retry=Retry(delays=(1,)))
+        consumer.subscribe("T", handler if plain else coroutine)
+        async with consumer:
+            await send(server.namesrv, b"x")
+            first, second = await consumer.wait_settled(2, timeout=20.0)
+        assert (first.outcome, second.outcome) == (Outcome.RETRIED, Outcome.DONE)
