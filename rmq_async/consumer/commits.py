@@ -72,6 +72,8 @@ class Commits:
         errors: list[str] = []
 
         async def commit(held: HeldQueue) -> None:
+            if not self._may(held):  # given up since the round began
+                return
             try:
                 await self.commit(held)
             except RocketMQError as error:

@@ -41,12 +41,14 @@ class Outcomes:
 
     async def settle(self, held: HeldQueue, delivery: Delivery, decision: Decision) -> Outcome:
         """Returns the outcome; ABANDONED if the queue is lost before a broker has taken the message back."""
-        progress, message = held.progress, delivery.messages[0]
+        message = delivery.messages[0]
         outcome = decision.outcome
         if outcome is not Outcome.DONE:
             outcome = await self.give_back(held, delivery.topic, message, decision)
-        if outcome is not Outcome.ABANDONED:
-            progress.settle(message.queue_offset)
+        if (
+            outcome is not Outcome.ABANDONED and delivery in held.running
+        ):  # else the queue was moved, and this is another message's
+            held.progress.settle(message.queue_offset)
         return outcome
 
     async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:

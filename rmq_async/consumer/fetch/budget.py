@@ -48,6 +48,8 @@ class Budget:
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 self.release(messages, size)
+            else:
+                self._wake()  # those behind it may need less
             raise
 
     def release(self, messages: int, size: int) -> None:
