@@ -195,6 +195,7 @@ class Assignment:
     def lose(self, queues: Iterable[MessageQueue]) -> None:
         """Ends the pulls and commits of queues whose locks another member has."""
         for queue in queues:
+            self.takeover.lose(queue)
             held = self.held.pop(queue, None)
             if held is None:
                 for each in self.leaving:

@@ -10,6 +10,7 @@ import msgspec
 
 from rmq_protocol.message import MessageExt
 
+from ..tracebacks import without_frames
 from .delivery import Delivery
 from .outcome import Outcome
 
@@ -20,7 +21,8 @@ MAX_KEPT_SIZE: Final = 1024 * 1024
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """One handler call that has ended. ``error``: that the handler raised, None where it returned. ``elapsed``: seconds."""
+    """One handler call that has ended. ``error``: that the handler raised, without its frames; None where it returned.
+    ``elapsed``: seconds."""
 
     message: MessageExt
     outcome: Outcome
@@ -47,7 +49,7 @@ class SettledLog:
         else:
             self.failed += 1
         kept = self._kept
-        kept.append(Settled(message, delivery.outcome, error, delivery.age))
+        kept.append(Settled(message, delivery.outcome, None if error is None else without_frames(error), delivery.age))
         self._size += len(message.body)
         while len(kept) > MAX_KEPT or (self._size > MAX_KEPT_SIZE and len(kept) > 1):
             self._size -= len(kept.popleft().message.body)

@@ -98,6 +98,11 @@ class Takeover:
         self._check_idle()
         return removed
 
+    def lose(self, queue: MessageQueue) -> None:
+        """Asks again for a lock that was lost before the offset of its queue was known."""
+        if self._ready.pop(queue, None) is not None:
+            self._waiting[queue] = machine.monotonic()
+
     async def run(self) -> None:
         """Takes queues over, for ever."""
         while True:

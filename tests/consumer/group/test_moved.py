@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from rmq_async import MessageExt, MessageQueue, Outcome
 from rmq_async.consumer.commits import Commits
 from rmq_async.consumer.decision import Decision
 from rmq_async.consumer.delivery import Delivery
 from rmq_async.consumer.fetch import Budget
+from rmq_async.consumer.group import Takeover, handover
 from rmq_async.consumer.held_queue import HeldQueue, QueueState
 from rmq_async.consumer.outcomes import Outcomes
+from rmq_async.consumer.settled import SettledLog
 from rmq_async.consumer.subscription import Subscription
+from rmq_async.errors import BrokerNotFoundError
 
 QUEUE = MessageQueue("T", "a", 0)
 NO_INSTANCE: Any = None
@@ -60,3 +66,44 @@ async def test_commit_round_leaves_out_a_queue_given_up_meanwhile() -> None:
 
     await Recorded(NO_INSTANCE, "g", lambda: queues, lambda queue: True).round()
     assert len(asked) == 16
+
+
+async def test_takeover_lock_lost_before_the_offset_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is asked for again; a queue that is read without one would never be committed."""
+    asked = asyncio.Queue[None]()
+
+    class Locks:
+        async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
+            asked.put_nowait(None)
+            return frozenset(queues)
+
+    async def unknown(*_: object) -> tuple[int, int | None]:
+        raise BrokerNotFoundError("down")
+
+    monkeypatch.setattr(handover, "start_offset", unknown)
+    locks: Any = Locks()
+    takeover = Takeover(NO_INSTANCE, "g", locks, 10.0, lambda queue, offset, committed: None)
+    takeover.want([QUEUE])
+    running = asyncio.create_task(takeover.run())
+    async with asyncio.timeout(2):
+        await asked.get()
+        while not takeover.errors:
+            await asyncio.sleep(0)
+        takeover.lose(QUEUE)
+        await asked.get()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_settled_error_keeps_no_frames() -> None:
+    """Each frame keeps what its handler held."""
+    log = SettledLog()
+    delivery = Delivery(Subscription("T", handler), MessageExt("T", b""))
+    delivery.outcome = Outcome.RETRIED
+    try:
+        raise ValueError("x")
+    except ValueError as error:
+        log.add(delivery.messages[0], delivery, error)
+    (only,) = await log.wait(1, 1.0)
+    assert only.error is not None
+    assert only.error.__traceback__ is None
