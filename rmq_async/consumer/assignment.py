@@ -208,6 +208,7 @@ class Assignment:
             if (pulls := self._pulls.pop(held, None)) is not None:
                 pulls.cancel()
             self._intake.drop_unbegun(held)
+            self.released()
 
     async def _end_pulls(self, held: HeldQueue) -> None:
         pulls = self._pulls.pop(held, None)

@@ -164,6 +164,7 @@ class Intake:
         dropped = self.dispatcher.drop(victim, first - 1)
         victim.squeezed = self.dispatcher.waits(victim)
         victim.progress.withdraw(first)
+        victim.changed.set()  # its pulls may wait for room in the span
         self._give(dropped)
 
     def _give(self, dropped: list[MessageExt]) -> None:

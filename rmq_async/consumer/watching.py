@@ -17,9 +17,6 @@ from .session import Session
 
 __all__ = ["ConsumerHealth", "ConsumerStats", "Lag", "health_of", "lag_of", "stats_of"]
 
-ERROR_AFTER = 5.0
-"""Seconds for which pulls of a queue fail before that is a problem."""
-
 
 @dataclass(frozen=True, slots=True)
 class Lag:

@@ -37,6 +37,10 @@ FIRST_PULL_SIZE: Final = 4 * 1024 * 1024
 """Bytes for which the first pull of a queue takes room, before the size of its messages is known."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
+LONGEST_REST: Final = 1.0
+"""Seconds between pulls of a broker that answers at once although it has nothing new."""
+HELD_FOR: Final = 1.0
+"""Seconds after which an answer counts as held."""
 BUSY_PAUSE: Final = 1.0
 REFUSED_PAUSE: Final = 30.0
 """Seconds between pulls that a broker refuses until an operator acts."""
@@ -80,7 +84,7 @@ class Pulling:
 
     async def run(self, held: HeldQueue) -> None:
         """Pulls for as long as the queue is held; ends only by cancellation, or when the queue stops running."""
-        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses, rests = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff(FIRST_PAUSE, LONGEST_REST)
         idle, reported = 0, 0.0
         while held.state is QueueState.RUNNING:
             room = await self._room(held)
@@ -89,6 +93,8 @@ class Pulling:
             held.pulled_at = machine.monotonic()
             try:
                 result = await self._pull(held, messages)
+                if held.cursor == offset:  # else it was moved meanwhile, and the answer is of no use
+                    await self._take(held, result)
             except RocketMQError as error:
                 now = machine.monotonic()
                 if now - reported > REPORT_EVERY:
@@ -99,20 +105,23 @@ class Pulling:
             else:
                 held.error, reported, pause = None, 0.0, 0.0
                 pauses.reset()
-                if held.cursor != offset:
-                    continue  # it was moved meanwhile, so that this answer is of no use
-                if result.status is PullStatus.OFFSET_ILLEGAL:
-                    await self._moved(held, result)
-                else:
-                    self._accept(held, result)
-                idle = 0 if held.cursor > offset else idle + 1
-                if idle >= IDLE_ANSWERS and machine.monotonic() - held.pulled_at < 1.0:
-                    pause = pauses.next()
+                if held.cursor != offset or machine.monotonic() - held.pulled_at >= HELD_FOR:
+                    idle = 0
+                    rests.reset()
+                else:  # the broker does not hold pulls
+                    idle += 1
+                    pause = rests.next() if idle >= IDLE_ANSWERS else 0.0
             finally:
                 if reserved:
                     self._budget.release(messages, reserved)
             if pause:
                 await asyncio.sleep(pause)
+
+    async def _take(self, held: HeldQueue, result: PullResult) -> None:
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            await self._moved(held, result)
+        else:
+            self._accept(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
         """Waits until the span allows another message; returns how many."""
