@@ -88,6 +88,11 @@ class UniqueIds:
             self._turn_page()
         return self.born_ms
 
+    def given(self, unique_id: str) -> str:
+        """Returns ``unique_id``, an id that a message already has, and brings ``born_ms`` up to date as a new id would."""
+        self.now()
+        return unique_id
+
     def _seed(self) -> None:
         source = machine.entropy
         self._prefix = unique_id_prefix(self._ip, machine.process_id(), source.getrandbits(32))

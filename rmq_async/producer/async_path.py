@@ -44,7 +44,7 @@ def try_fast_send_async(
         accepted.work = gathering
         gathering.add_plain(accepted, item[0], item[1], deadline, plain=plain)
         return accepted.future, None
-    unique_id = message.unique_id or sender.ids.next_at(started)
+    unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
     properties = message_properties(message, unique_id)
     target = topic_queues.next()
     connection = sender.connections.get(target.address)

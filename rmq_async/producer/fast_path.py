@@ -169,7 +169,7 @@ class SendMethods(ProducerLife):
             if not requests.is_open:
                 requests.require_open()
             template = target.single
-            unique_id = message.unique_id or sender.ids.next_at(started)
+            unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
             future: asyncio.Future[SendReply] = (_ := sender.create_future)()
             opaque = next(requests.opaques, 0) or requests.next_opaque()
             # The frame is no variable: tracebacks that show variables would show its signature and token.
@@ -323,7 +323,8 @@ def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[
     connection = sender.connections.get(target.address)
     if connection is None or not connection.requests.takes_oneways() or (faults is not None and target.broker in faults.items):
         return False, target
-    unique_id, properties = message.unique_id or sender.ids.next(), None
+    unique_id = sender.ids.next() if message.unique_id is None else sender.ids.given(message.unique_id)
+    properties = None
     if message.keys is not NO_KEYS or not message.wait_store:
         properties = message_properties(message, unique_id)
     tally = sender.tallies.get(connection)

@@ -42,7 +42,7 @@ def place_sharded(sender: ProducerCore, message: Message) -> tuple[QueueGatherin
     queue = queues[abs(hash_of(key)) % len(queues)]  # what ``select_by_hash`` does
     gathering = batcher.fixed.get(queue)
     started = machine.monotonic()
-    unique_id = message.unique_id or sender.ids.next_at(started)
+    unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
     properties = message_properties(message, unique_id)
     room = BATCH_OVERHEAD + size + len(properties.encode())
     if room > batcher.max_bytes:

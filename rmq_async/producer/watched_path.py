@@ -42,7 +42,8 @@ async def send_watched(sender: ProducerCore, arguments: SendArguments) -> SendRe
     if topic_queues is None:
         return await general_send(sender, arguments)
     started = machine.monotonic()
-    unique_id, properties = message.unique_id or sender.ids.next_at(started), None
+    unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
+    properties = None
     if message.keys is not NO_KEYS or not message.wait_store:
         properties = message_properties(message, unique_id)
     call = WatchedSend(message, unique_id, properties, started, started + sender.timeout, copy_context())
