@@ -34,6 +34,8 @@ SAYS = {
     "fastapi_orders/main.py": "4 apples: 201 {'order': 1}\n7 apples: 409 {'detail': 'there are not 7 of apple'}\n"
     "3 apples: 201 {'order': 2}\n3 messages, of 2 orders\n2 apples: 201 {'order': 3}\nthe broker refuses, 1 message waits\n"
     "4 messages, shipped: [1, 2, 3]\n",
+    "fastapi_worker.py": "before the start: live 200, ready 503 not_started\nrunning: live 200, ready 200\nbilled: order 17\n"
+    "after the stop: live 200, ready 503 stopped\n",
     "oneway.py": "2000 handed over, 2000 arrived",
     "ordered.py": "order-1 created > paid > sent\norder-2 created > paid > sent\norder-3 created > paid > sent",
     "read_back.py": "10 messages in 4 queues\n[b'order 10']\n[b'order 1', b'order 3', b'order 5', b'order 7', b'order 9']",
@@ -44,6 +46,7 @@ SAYS = {
     "transaction.py": "order-1 for 60: COMMIT\norder-2 for 60: ROLLBACK\norder-3 for 40: UNKNOWN\nannounced: order-1, order-3\n",
     "tracing.py": "POST /orders - ours\nsend TracedTopic - SystemBusyError\nsend TracedTopic - SEND_OK\n"
     "process TracedTopic - ours\ntraces: 1\nmessage trace: not stored\nmessage trace: stored\n",
+    "worker.py": "3 handled, committed: 3",
     "your_tests.py": "passed",
 }
 """With a line's end: all that it says; else a part of it."""
@@ -126,6 +129,25 @@ async def test_a_service_that_answers_outlives_questions_whose_askers_are_gone(c
         answering.cancel()
         await asyncio.wait([answering])
         assert len([record for record in caplog.records if record.name == "prices"]) == 1  # the other one was over
+
+
+async def test_a_worker_at_a_name_server_runs_until_sigterm_and_commits_before_it_ends() -> None:
+    async with EmbeddedRocketMQ() as server, Producer("orders", namesrv=server.namesrv) as producer:
+        await producer.send(Message("OrderTopic", b"order 17", tags="paid"))
+        command = [sys.executable, "-W", "error", str(EXAMPLES / "worker.py")]
+        environment = {**os.environ, "NAMESRV_ADDR": server.namesrv}
+        worker = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=environment)
+        assert worker.stdout is not None
+        try:
+            async with asyncio.timeout(30):
+                assert await worker.stdout.readline() == b"billed: order 17\n"
+                worker.terminate()
+                assert await worker.wait() == 0
+        finally:
+            if worker.returncode is None:
+                worker.kill()
+                await worker.wait()
+        assert sum(server.progress("billing").values()) == 1
 
 
 class Orders:
