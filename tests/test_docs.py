@@ -2,7 +2,7 @@
 
 The blocks of a page are parts of one coroutine; ``server`` is an embedded cluster of two brokers. A block that ends in
 ``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md need a Spark session: they run in tests/spark. Those of
-docs/simulation.md are one module of tests.
+docs/simulation.md are one module of tests, and so is the block of docs/testing.md that waits for handlers.
 """
 
 from __future__ import annotations
@@ -93,6 +93,17 @@ def test_the_blocks_of_the_page_on_simulations_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", str(module)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode == 0, ended.stdout
+    assert " 2 passed" in ended.stdout
+
+
+def test_the_tests_of_handlers_on_the_page_on_testing_run(tmp_path: Path) -> None:
+    (source,) = [source for _, source in blocks(ROOT / "docs" / "testing.md", "python") if "wait_settled" in source]
+    module = tmp_path / "test_page.py"
+    module.write_text(source)
+    options = ["-W", "error", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function"]
+    command = [sys.executable, "-m", "pytest", *options, str(module)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " 2 passed" in ended.stdout
 
 
