@@ -33,7 +33,7 @@ STEPS: Final = (
     ("is it a plain message", "started = machine.monotonic()"),
     ("clock, deadline, queues of the topic", "if topic_queues is None:"),
     ("credits, there and back", "if (gathering := topic_queues.gathering)"),
-    ("next queue, its connection", "unique_id = message.unique_id"),
+    ("next queue, its connection", "unique_id = sender.ids"),
     ("unique id", "future: asyncio.Future[SendReply]"),
     ("future", "opaque = next("),
     ("frame, entry in the table, gathering and writing", "reply = await future"),

@@ -3,19 +3,15 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 3``) one process takes the tests that share servers of Java, most of whose time is waiting,
-and one all those that share a Spark session; the others take the rest a file at a time, first what starts servers of its own. Who
-is done helps with what is left then. Three processes keep two cores busy: two left them idle for four tenths of the time.
-
-The bytecode of imported modules is kept also where PYTHONDONTWRITEBYTECODE is set. Without it each process of pytest-xdist compiles
-all tests, and each program that a test starts the whole package: 20 s of CPU instead of 6 s, and 0.7 s instead of 0.3 s.
+With pytest-xdist (``tox`` runs ``-n 3``) one process takes the tests that start servers of Java or measure, most of whose time is
+waiting; the others take the rest a file at a time, all those that share a Spark session among them in one. Who is done helps
+with what is left then. Three processes keep two cores busy: two left them idle for four tenths of the time.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import signal
 import sys
 from typing import Any
@@ -27,36 +23,14 @@ from . import canaries
 pytest_plugins = ["pytester"]
 
 logging.setLoggerClass(canaries.CanaryLogger)
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-SHARED_SERVERS = ("tests/cluster/",)
-SPARK = ("tests/spark/",)
-JAVA = ("tests/cluster/test_java_real.py", "tests/embedded/test_java.py")
-"""Both look at the same run of a Java program."""
-OWN_SERVERS = (
-    "tests/cluster/test_outbox_real.py",
-    "tests/cluster/test_restarts_real.py",
-    "tests/cluster/test_security_real.py",
-    "tests/cluster/test_go_away_real.py",
-    "tests/cluster/test_production_messages.py",
-    "tests/cluster/test_plugin_real.py",
-    "tests/cluster/test_large_messages.py",
-    "tests/test_benchmarks.py",
-)
-"""Files none of whose tests asks for a cluster that others use, or that measure."""
+REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
+SPARK = "tests/spark/"
 LAST = ("tests/protocol/",)
-"""Many short ones that fill the time left."""
-TURNS = {"shared servers": 0, "spark": 1, "java": 2, "own servers": 2, "rest": 3, "last": 4}
+"""Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
 
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""
-
-
-def group_of(nodeid: str) -> str:
-    """Which of ``TURNS`` a test has."""
-    places = {"java": JAVA, "own servers": OWN_SERVERS, "shared servers": SHARED_SERVERS, "spark": SPARK, "last": LAST}
-    return next((group for group, paths in places.items() if nodeid.startswith(paths)), "rest")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -66,8 +40,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            group = group_of(nodeid)
-            return group if group in ("shared servers", "spark", "java") else nodeid.partition("::")[0]
+            if nodeid.startswith(SPARK):
+                return "spark"
+            return "real servers" if nodeid.startswith(REAL_SERVERS) else nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # in the order in which they come, not by the number of their tests
     return ByGroup(config, log)
@@ -85,7 +60,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _compares_real_time(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
-    items.sort(key=lambda item: TURNS[group_of(item.nodeid)])
+    def turn(item: pytest.Item) -> int:
+        turns = (REAL_SERVERS, (), (SPARK,), LAST)
+        return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 1)
+
+    items.sort(key=turn)
 
 
 def pytest_collection_finish() -> None:

@@ -1,5 +1,4 @@
-"""One Spark session and one real cluster for all tests below here, which are marked ``spark``. They end after the last of these:
-later tests of the process look for sockets that were left behind, and an idle broker takes a tenth of a core.
+"""One Spark session and one real cluster for all tests below here, which are marked ``spark``.
 
 The session is local[2] with two tries of a task. Where pyspark or Java is missing the tests are skipped, with the reason; they fail
 instead where RMQ_REQUIRE_SPARK=1.
@@ -16,11 +15,10 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -48,34 +46,13 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.stream.error.file=/dev
 """Of Java, which never gets warm here; and its database writes no log where tests run."""
 
 
-_ENDS: Final = pytest.StashKey[ExitStack]()
-"""Of the session: what ends its servers and Spark."""
-_IS_LAST: Final = pytest.StashKey[bool]()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    mine = [item for item in items if item.path.is_relative_to(here)]
-    for item in mine:
-        item.add_marker(pytest.mark.spark)
-        if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.cluster)
-    if mine:
-        mine[-1].stash[_IS_LAST] = True
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    if item.stash.get(_IS_LAST, False) and _ENDS in item.session.stash:
-        item.session.stash[_ENDS].close()
-
-
-@pytest.fixture(scope="session")
-def ends(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
-    """Is closed after the last test below here."""
-    with ExitStack() as stack:
-        request.session.stash[_ENDS] = stack
-        yield stack
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.spark)
+            if "cluster" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.cluster)
 
 
 class Loop:
@@ -136,14 +113,14 @@ class Topics:
 
 
 @pytest.fixture(scope="session")
-def loop(ends: ExitStack) -> Loop:
+def loop() -> Iterator[Loop]:
     running = Loop()
-    ends.callback(running.close)
-    return running
+    yield running
+    running.close()
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, ends: ExitStack) -> SparkSession:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     if (version := _java_version()) < 17:
         missing.append(f"Java 17 or later, there is {version or 'none'}")
@@ -152,46 +129,36 @@ def spark(tmp_path_factory: pytest.TempPathFactory, ends: ExitStack) -> SparkSes
         if os.environ.get("RMQ_REQUIRE_SPARK") == "1":
             pytest.fail(f"RMQ_REQUIRE_SPARK=1, but {reason}", pytrace=False)
         pytest.skip(reason)
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     place = tmp_path_factory.mktemp("spark")
     (place / "events").mkdir()
     (place / "log4j2.properties").write_text(LOGGING.format(file=place / "log"))
-    options = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.warehouse.dir": str(place / "warehouse"),
-        "spark.local.dir": str(place / "local"),
-        "spark.driver.extraJavaOptions": f"{QUICK} -Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.test.log": str(place / "log"),
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": (place / "events").as_uri(),
-        "spark.eventLog.compress": "false",
-        "spark.eventLog.rolling.enabled": "false",
-    }
-    conf = SparkConf().setMaster("local[2,2]").setAppName("tests").setAll(list(options.items()))
-    gateway = launch_gateway(conf)
-    SparkContext(conf=conf, gateway=gateway)
-    session = SparkSession.builder.getOrCreate()
+    session = (
+        SparkSession.builder.master("local[2,2]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .config("spark.local.dir", str(place / "local"))
+        .config("spark.driver.extraJavaOptions", f"{QUICK} -Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}")
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.test.log", str(place / "log"))
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.dir", (place / "events").as_uri())
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.rolling.enabled", "false")
+        .getOrCreate()
+    )
     session.sparkContext.setLogLevel("OFF")
-
-    def end() -> None:
-        session.stop()
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # which ends Java
-        gateway.proc.wait()
-
-    ends.callback(end)
-    return session
+    yield session
+    session.stop()
 
 
 def _java_version() -> int:
@@ -216,12 +183,12 @@ def active(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def embedded(loop: Loop, ends: ExitStack) -> EmbeddedRocketMQ:
+def embedded(loop: Loop) -> Iterator[EmbeddedRocketMQ]:
     """Two brokers in memory, shared."""
     servers = EmbeddedRocketMQ(brokers=2)
     loop.run(servers.start())
-    ends.callback(lambda: loop.run(servers.stop()))
-    return servers
+    yield servers
+    loop.run(servers.stop())
 
 
 @pytest.fixture(scope="session")
@@ -230,17 +197,18 @@ def embedded_topics(loop: Loop, embedded: EmbeddedRocketMQ) -> Topics:
 
 
 @pytest.fixture(scope="session")
-def cluster(loop: Loop, ends: ExitStack) -> RealCluster | ExternalCluster:
+def cluster(loop: Loop) -> Iterator[RealCluster | ExternalCluster]:
     """One name server, one broker; or the cluster that NAMESRV_ADDR names. No test stops it."""
     if address := os.environ.get("NAMESRV_ADDR"):
         external = ExternalCluster(address)
         loop.run(external.start())
-        return external
+        yield external
+        return
     real = RealCluster()
     require(real.version)
     loop.run(real.start(), 180)
-    ends.callback(lambda: loop.run(real.stop(), 60))
-    return real
+    yield real
+    loop.run(real.stop(), 60)
 
 
 @pytest.fixture(scope="session")
