@@ -187,9 +187,9 @@ class Consumer(LifeCycle):
     async def stop(self, timeout: float | None = None) -> None:
         """Leaves the group, waits for running handlers, commits, and releases the queues.
 
-        ``timeout``: seconds for all of it, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it and
-        are cancelled then. Called by a handler it begins the stop and returns at once. Harmless when not started or stopped
-        already.
+        ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it and are cancelled
+        then. Last commits and unlocks at brokers that do not answer, and handlers that ignore their cancellation, take some
+        seconds more. Called by a handler it begins the stop and returns at once. Harmless when not started or stopped already.
         """
         session = self._session
         if self._over is not None:
@@ -351,6 +351,7 @@ def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: 
     """Returns whether the loop calls ``function`` for a signal: not outside of the main thread, nor on Windows."""
     try:
         loop.add_signal_handler(number, function)
-    except (ValueError, RuntimeError, NotImplementedError):
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        logger.debug("%s is not handled: %s", number.name, error)
         return False
     return True
