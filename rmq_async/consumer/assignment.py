@@ -122,7 +122,7 @@ class Assignment:
             self._begin_pulls(held)
 
     def _begin_pulls(self, held: HeldQueue) -> None:
-        if held.state is QueueState.RUNNING:
+        if held.state is QueueState.RUNNING and held not in self._pulls:  # two resets may end at the same time
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
 
     def call_ended(self, held: HeldQueue, delivery: Delivery) -> None:
@@ -189,6 +189,9 @@ class Assignment:
             "%s goes on at offset %d instead of %d: an operator has reset it", held.shown, offset, held.progress.watermark
         )
         held.restart(offset)
+        if held.state is QueueState.STOPPED:
+            held.state = QueueState.RUNNING
+            self._intake.stopped.pop(held, None)
         await self._commits.commit_last(held, COMMIT_TIME)
         self._begin_pulls(held)
 

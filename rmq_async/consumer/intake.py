@@ -61,6 +61,9 @@ class Intake:
 
     def accept(self, held: HeldQueue, result: PullResult) -> None:
         """Buffers the messages of an answer and moves the cursor behind it."""
+        if result.lost and self._config.out_of_range == "stop":
+            self._stop(held, f"messages of {held.shown} are deleted, from offset {result.lost[0].start} on")
+            return
         progress, dispatcher, budget = held.progress, self.dispatcher, self._budget
         for corrupt in result.corrupt:
             self.corrupt += 1
@@ -114,14 +117,17 @@ class Intake:
         policy = self._config.out_of_range
         text = f"offset {offset} of {held.shown} is below its first message at {low}"
         if policy == "stop":
-            held.stop()
-            self.stopped[held] = text
-            logger.error("%s; the queue stops, since out_of_range is stop", text)
+            self._stop(held, text)
             return None
         target = low if policy == "earliest" else max(high, low)
         self.lost += low - offset
         logger.error("%s: %d messages were deleted before they were pulled; it goes on at %d", text, low - offset, target)
         return target
+
+    def _stop(self, held: HeldQueue, text: str) -> None:
+        held.stop()
+        self.stopped[held] = text
+        logger.error("%s; the queue stops, since out_of_range is stop", text)
 
     # -- room
 

@@ -60,6 +60,8 @@ LEAVE_TIME: Final = 1.0
 """Seconds for the brokers' answers when the member leaves the group."""
 CHECK_EVERY: Final = 60.0
 """Seconds between two looks at the subscriptions of the other members."""
+MOST_ORPHANS: Final = 64
+"""Topics without a subscription here that are counted; their names are properties of messages."""
 AT_ONCE: Final = 16
 
 
@@ -282,7 +284,8 @@ class Session:
             logger.error(
                 "message %s of topic %s is to be delivered again, and no handler here subscribes to it", message.msg_id, topic
             )
-        self.orphans[topic] = self.orphans.get(topic, 0) + 1
+        if topic in self.orphans or len(self.orphans) < MOST_ORPHANS:
+            self.orphans[topic] = self.orphans.get(topic, 0) + 1
         outcome = await self.outcomes.give_back(held, topic, message, Decision(Outcome.RETRIED))
         if outcome is not Outcome.ABANDONED:
             progress.settle(message.queue_offset)

@@ -135,6 +135,31 @@ async def test_reset_of_a_members_offset() -> None:
         assert seen.bodies == {b"1": 1, b"2": 2, b"3": 2}
 
 
+async def test_reset_of_a_queue_that_has_stopped() -> None:
+    """It is what an operator does about ``out_of_range="stop"``: the queue is read again."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        seen = Seen()
+        await send(server.namesrv, b"1", b"2", b"3")
+        async with member("g", server.namesrv, "one", seen, start_from="earliest") as first:
+            await first.wait_settled(3)
+        await send(server.namesrv, b"4", b"5", b"6")
+        server.expire(Q0, 5)
+        consumer = member("g", server.namesrv, "two", seen, out_of_range="stop")
+        async with consumer:
+            await until(lambda: [problem.code for problem in consumer.health().problems] == ["queue_stopped"])
+            command = RemotingCommand(
+                code=RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                ext_fields={"topic": "T", "group": "g"},
+                body=encode_body(ResetOffsetBody({Q0: 5})),
+            )
+            served(consumer, command)
+            served(consumer, command)
+            await consumer.wait_settled(1)
+            assert consumer.health().problems == ()
+        assert seen.bodies[b"6"] == 1
+
+
 async def test_group_with_different_subscriptions(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
