@@ -311,8 +311,8 @@ def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending
 
 async def send_due(store: Store, sending: Sending, limit: int, topics: list[str], *, only: bool) -> int:
     """Claims rows and begins to send them; returns the number of rows that were in turn."""
-    breaks = sending.lanes.breaks
-    rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.lanes.in_hand())
+    breaks = sending.orders.breaks
+    rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.orders.in_hand())
     await _send_in_turn(store, sending, rows, out_of_turn, breaks)
     return len(rows) - len(out_of_turn)
 
@@ -320,9 +320,9 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
     """Begins to send committed rows of this process's own transactions, sorted by id, because they arrive by commit."""
     rows = sorted(rows, key=lambda row: row.id)
-    breaks = sending.lanes.breaks
+    breaks = sending.orders.breaks
     try:
-        ours, out_of_turn = await store.owned(rows, sending.lanes.in_hand(row.key for row in rows if row.key is not None))
+        ours, out_of_turn = await store.owned(rows, sending.orders.in_hand(row.key for row in rows if row.key is not None))
     except BaseException:
         sending.release(rows)
         raise
@@ -330,12 +330,12 @@ async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
 
 
 async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of_turn: list[int], breaks: int) -> None:
-    """Sends the rows that are in turn. ``breaks``: of the lanes, before the query for ``out_of_turn``."""
-    while sending.lanes.breaks != breaks and any(row.key is not None for row in rows):
-        breaks = sending.lanes.breaks
+    """Sends the rows that are in turn. ``breaks``: of the key orders, before the query for ``out_of_turn``."""
+    while sending.orders.breaks != breaks and any(row.key is not None for row in rows):
+        breaks = sending.orders.breaks
         keyed = {row.id: row.key for row in rows if row.key is not None}
         try:
-            out_of_turn = await store.blocked(keyed, sending.lanes.in_hand(keyed.values()))
+            out_of_turn = await store.blocked(keyed, sending.orders.in_hand(keyed.values()))
         except BaseException:
             sending.release(rows)
             raise

@@ -20,7 +20,7 @@ from .._text import printable
 from ..errors import RocketMQError
 from ..producer import Producer
 from ..results import SendResult, SendStatus
-from .lanes import Lane, Lanes, batches
+from .key_order import KeyOrder, KeyOrders, batches
 from .policy import FailedTopics, error_text, given_up, pause_before
 from .rows import Held
 from .store import DATABASE_ERRORS, Failure, Sent, Store, reason_of
@@ -56,7 +56,7 @@ class Sending:
     """``batch_size``: rows of one claim; ``window``: rows in hand at most. ``timeout``: seconds of one send."""
 
     def __init__(self, store: Store, producer: Producer, *, batch_size: int, timeout: float, poll_interval: float) -> None:
-        self.lanes = Lanes()
+        self.orders = KeyOrders()
         self.failed_topics = FailedTopics(poll_interval)
         self.window = _WINDOW * batch_size
         self._ids: set[int] = set()
@@ -90,11 +90,11 @@ class Sending:
         for row in self._new(rows):
             if (key := row.key) is None:
                 loose.append(row)
-            elif (lane := self.lanes.add(key, row)) is None:
+            elif (order := self.orders.add(key, row)) is None:
                 self._release(row)
-            elif not lane.busy:
-                lane.busy = True
-                self._begin(self._send_lane(lane))
+            elif not order.busy:
+                order.busy = True
+                self._begin(self._send_in_order(order))
         config = self._producer.config
         for batch in batches(loose, config.compress_over, config.max_message_size, _BATCH_ROWS):
             self._begin(self._send_batch(batch))
@@ -140,7 +140,7 @@ class Sending:
         """Removes outcomes that are written."""
         for row in outcomes.rows:
             if (key := row.key) is not None:
-                self.lanes.recorded(key, row.id)
+                self.orders.recorded(key, row.id)
         self._ids.difference_update(row.id for row in outcomes.rows)
         if self.in_hand <= self._comfortable:
             self.room.set()
@@ -190,16 +190,16 @@ class Sending:
 
     # -- on the way
 
-    async def _send_lane(self, lane: Lane) -> None:
+    async def _send_in_order(self, order: KeyOrder) -> None:
         stored = True
         try:
-            while stored and lane.waiting and not self._closed:
+            while stored and order.waiting and not self._closed:
                 stored = False
-                stored = await self._send_one(lane.waiting.popleft())
+                stored = await self._send_one(order.waiting.popleft())
         finally:
-            lane.busy = False
-            if not stored or lane.waiting:
-                for row in self.lanes.break_off(lane):
+            order.busy = False
+            if not stored or order.waiting:
+                for row in self.orders.break_off(order):
                     self._release(row)
 
     async def _send_batch(self, rows: Sequence[Held]) -> None:

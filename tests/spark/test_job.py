@@ -229,8 +229,8 @@ def test_topics_of_a_checkpoint() -> None:
 # -- replay: where queues go
 
 
-def lane(queue: int, messages: int = 10, topic: str = "t", broker: str = "b") -> replay.Lane:
-    return replay.Lane(topic, broker, queue, 5, 4 + messages, messages, NOON, NOON)
+def archived(queue: int, messages: int = 10, topic: str = "t", broker: str = "b") -> replay.ArchivedQueue:
+    return replay.ArchivedQueue(topic, broker, queue, 5, 4 + messages, messages, NOON, NOON)
 
 
 def queues(topic: str, count: int, broker: str = "b") -> tuple[MessageQueue, ...]:
@@ -239,27 +239,27 @@ def queues(topic: str, count: int, broker: str = "b") -> tuple[MessageQueue, ...
 
 def test_queues_of_the_same_name_stay_and_the_others_go_where_every_window_sends_them() -> None:
     targets = {"x": queues("x", 2)}
-    plan = replay.routes([lane(number) for number in (3, 0, 1, 2)], targets, "x", 2, exact=False)
-    assert [route.lane.queue_id for route in plan] == [0, 1, 2, 3]
+    plan = replay.routes([archived(number) for number in (3, 0, 1, 2)], targets, "x", 2, exact=False)
+    assert [route.source.queue_id for route in plan] == [0, 1, 2, 3]
     assert [route.queue for route in plan[:2]] == list(queues("x", 2))
     assert {route.queue for route in plan[2:]} == set(queues("x", 2))
-    assert [route.queue for route in replay.routes([lane(3)], targets, "x", 1, exact=False)] == [plan[3].queue]
-    back = replay.routes([lane(0), lane(0, topic="u")], {"t": queues("t", 1), "u": queues("u", 1)}, None, 2, exact=True)
+    assert [route.queue for route in replay.routes([archived(3)], targets, "x", 1, exact=False)] == [plan[3].queue]
+    back = replay.routes([archived(0), archived(0, topic="u")], {"t": queues("t", 1), "u": queues("u", 1)}, None, 2, exact=True)
     assert [route.queue.topic for route in back] == ["t", "u"]
 
 
 def test_tasks_share_messages_and_not_queues() -> None:
     sizes = [100, 60, 50, 10]
-    plan = replay.routes([lane(n, size) for n, size in enumerate(sizes)], {"x": queues("x", 4)}, "x", 2, exact=True)
-    loads = [sum(route.lane.messages for route in plan if route.slot == slot) for slot in (0, 1)]
+    plan = replay.routes([archived(n, size) for n, size in enumerate(sizes)], {"x": queues("x", 4)}, "x", 2, exact=True)
+    loads = [sum(route.source.messages for route in plan if route.slot == slot) for slot in (0, 1)]
     assert sorted(loads) == [110, 110]
 
 
 def test_exact_queues_that_are_not_there() -> None:
     with pytest.raises(ConfigError, match="topic x has no queue b/2 to write to, only b/0, b/1"):
-        replay.routes([lane(2)], {"x": queues("x", 2)}, "x", 1, exact=True)
+        replay.routes([archived(2)], {"x": queues("x", 2)}, "x", 1, exact=True)
     with pytest.raises(job.PipelineError, match="topic x has no queue that can be written to"):
-        replay.routes([lane(0)], {"x": ()}, "x", 1, exact=False)
+        replay.routes([archived(0)], {"x": ()}, "x", 1, exact=False)
 
 
 @pytest.mark.parametrize(

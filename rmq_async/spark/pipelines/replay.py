@@ -39,7 +39,7 @@ from rmq_async.spark.rows import ID_PROPERTY
 from rmq_protocol.constants import PropertyName
 from rmq_protocol.message import MessageQueue
 
-__all__ = ["REPLAY", "Lane", "ReplaySummary", "Route", "main", "read_archive", "replay", "routes"]
+__all__ = ["REPLAY", "ArchivedQueue", "ReplaySummary", "Route", "main", "read_archive", "replay", "routes"]
 
 NEEDED: Final = ("topic", "brokerName", "queueId", "offset", "tags", "keys", "body", "properties", "storeTimestamp", "flag")
 DROPPED: Final = frozenset(name.value for name in PropertyName) - {PropertyName.SHARDING_KEY.value} | {ID_PROPERTY}
@@ -47,7 +47,7 @@ DROPPED: Final = frozenset(name.value for name in PropertyName) - {PropertyName.
 ID: Final = "rmqSparkId"
 
 
-class Lane(NamedTuple):
+class ArchivedQueue(NamedTuple):
     """The messages of one queue in the window. ``first``, ``last``: offsets."""
 
     topic: str
@@ -65,9 +65,9 @@ class Lane(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The target of a lane. ``slot``: the task that sends it."""
+    """The target of a source. ``slot``: the task that sends it."""
 
-    lane: Lane
+    source: ArchivedQueue
     queue: MessageQueue
     slot: int
 
@@ -128,15 +128,15 @@ def replay(
     given = dict(options or {}) | ({"topic": topic} if topic is not None else {})
     access = access_for(given)
     frame = _window(read_archive(spark, path), source_topics, start, end, where)
-    lanes = _lanes(frame, path)
-    found = sum(lane.messages for lane in lanes)
-    progress({"found": found, "queues": len(lanes)})
-    targets = target_queues(access, {topic or lane.topic for lane in lanes} or ({topic} if topic else ()))
+    archived = _archived_queues(frame, path)
+    found = sum(source.messages for source in archived)
+    progress({"found": found, "queues": len(archived)})
+    targets = target_queues(access, {topic or source.topic for source in archived} or ({topic} if topic else ()))
     tasks = spark.sparkContext.defaultParallelism
     if rate is not None:
-        tasks, each = shared_rate(rate, min(tasks, max(len(lanes), 1)))
+        tasks, each = shared_rate(rate, min(tasks, max(len(archived), 1)))
         given["maxMessagesPerSecond"] = str(each)
-    plan = routes(lanes, targets, topic, tasks, exact=exact_queues)
+    plan = routes(archived, targets, topic, tasks, exact=exact_queues)
     written = Written(messages=0, bytes=0, arrived=None)
     if found and not dry_run:
         given["idColumn"] = ID
@@ -148,11 +148,11 @@ def replay(
         messages=written.messages,
         bytes=written.bytes,
         arrived=written.arrived,
-        oldest=min((lane.oldest for lane in lanes), default=None),
-        newest=max((lane.newest for lane in lanes), default=None),
+        oldest=min((source.oldest for source in archived), default=None),
+        newest=max((source.newest for source in archived), default=None),
         seconds=round(monotonic() - began, 3),
         dry_run=dry_run,
-        queues={route.lane.name: (route.lane.messages, key_of(route.queue)) for route in plan},
+        queues={route.source.name: (route.source.messages, key_of(route.queue)) for route in plan},
     )
 
 
@@ -183,32 +183,37 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
 
 
 def routes(
-    lanes: Sequence[Lane], targets: Mapping[str, Sequence[MessageQueue]], topic: str | None, tasks: int, *, exact: bool
+    archived: Sequence[ArchivedQueue],
+    targets: Mapping[str, Sequence[MessageQueue]],
+    topic: str | None,
+    tasks: int,
+    *,
+    exact: bool,
 ) -> list[Route]:
-    """Assigns every lane to one queue, of the same name or else the same for every window, and to one task; tasks get about the
+    """Assigns every source to one queue, of the same name or else the same for every window, and to one task; tasks get about the
     same number of messages.
 
-    Raises ConfigError with ``exact`` for a lane whose queue the target does not have.
+    Raises ConfigError with ``exact`` for a source whose queue the target does not have.
     """
     bins = [(0, slot) for slot in range(tasks)]
     slots = {}
-    for lane in sorted(lanes, key=lambda lane: (-lane.messages, lane)):
+    for source in sorted(archived, key=lambda source: (-source.messages, source)):
         size, slot = heapq.heappop(bins)
-        slots[lane] = slot
-        heapq.heappush(bins, (size + lane.messages, slot))
+        slots[source] = slot
+        heapq.heappush(bins, (size + source.messages, slot))
     plan = []
-    for lane in sorted(lanes):
-        target = topic if topic is not None else lane.topic
+    for source in sorted(archived):
+        target = topic if topic is not None else source.topic
         queues = targets[target]
-        queue = MessageQueue(target, lane.broker, lane.queue_id)
+        queue = MessageQueue(target, source.broker, source.queue_id)
         if queue not in queues:
             if exact:
                 there = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in queues)
-                raise ConfigError(f"topic {target} has no queue {lane.broker}/{lane.queue_id} to write to, only {there}")
+                raise ConfigError(f"topic {target} has no queue {source.broker}/{source.queue_id} to write to, only {there}")
             if not queues:
                 raise PipelineError(f"topic {target} has no queue that can be written to")
-            queue = queues[(crc32(f"{lane.topic}/{lane.broker}".encode()) + lane.queue_id) % len(queues)]
-        plan.append(Route(lane, queue, slots[lane]))
+            queue = queues[(crc32(f"{source.topic}/{source.broker}".encode()) + source.queue_id) % len(queues)]
+        plan.append(Route(source, queue, slots[source]))
     return plan
 
 
@@ -234,24 +239,24 @@ def _moment(when: datetime) -> Column:
     return F.timestamp_micros(F.lit(round(_utc(when).timestamp() * 1_000_000)))
 
 
-def _lanes(frame: DataFrame, path: str) -> list[Lane]:
+def _archived_queues(frame: DataFrame, path: str) -> list[ArchivedQueue]:
     stored = F.unix_micros("storeTimestamp")
     rows = (
         frame.groupBy("topic", "brokerName", "queueId")
         .agg(F.min("offset"), F.max("offset"), F.count(F.lit(1)), F.min(stored), F.max(stored))
         .collect()
     )
-    lanes = [
-        Lane(topic, broker, queue_id, first, last, messages, _time(oldest), _time(newest))
+    archived = [
+        ArchivedQueue(topic, broker, queue_id, first, last, messages, _time(oldest), _time(newest))
         for topic, broker, queue_id, first, last, messages, oldest, newest in rows
     ]
-    for lane in lanes:
-        if lane.messages > lane.last - lane.first + 1:
+    for source in archived:
+        if source.messages > source.last - source.first + 1:
             raise PipelineError(
-                f"{path} holds messages twice: {lane.messages} of {lane.name} between offsets {lane.first} and {lane.last}; "
+                f"{path} holds messages twice: {source.messages} of {source.name} between offsets {source.first} and {source.last}; "
                 "was it copied without its _spark_metadata?"
             )
-    return sorted(lanes)
+    return sorted(archived)
 
 
 def _time(micros: int) -> datetime:
@@ -262,19 +267,19 @@ def _outgoing(spark: SparkSession, frame: DataFrame, plan: Sequence[Route], topi
     """Returns the sink's columns, partitioned by task and sorted."""
     rows = [
         (
-            route.lane.topic, route.lane.broker, route.lane.queue_id,
-            route.queue.broker_name, route.queue.queue_id, route.slot, route.lane.first, route.lane.last - route.lane.first + 1,
+            route.source.topic, route.source.broker, route.source.queue_id,
+            route.queue.broker_name, route.queue.queue_id, route.slot, route.source.first, route.source.last - route.source.first + 1,
         )
         for route in plan
     ]  # fmt: skip
-    lanes = spark.createDataFrame(
+    archived = spark.createDataFrame(
         rows,
         "topic string, brokerName string, queueId int, toBroker string, toQueue int, slot int, first bigint, span bigint",
     )
     queue = ["topic", "brokerName", "queueId"]
     dropped = [F.lit(name) for name in sorted(DROPPED)]
     placed = (
-        frame.join(F.broadcast(lanes), queue)
+        frame.join(F.broadcast(archived), queue)
         .withColumn("along", (F.col("offset") - F.col("first")) / F.col("span"))
         .repartitionById(tasks, "slot")
         .sortWithinPartitions("along", *queue, "offset")

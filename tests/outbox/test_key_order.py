@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rmq_async import Message
-from rmq_async.outbox.lanes import Lanes, batches
+from rmq_async.outbox.key_order import KeyOrders, batches
 from rmq_async.outbox.rows import Held
 
 KEY = ("T", "k")
@@ -69,43 +69,43 @@ def test_a_row_that_has_failed_goes_alone() -> None:
     assert together(rows) == [1, 3]
 
 
-def test_rows_of_one_key_share_a_lane_and_others_do_not() -> None:
-    lanes = Lanes()
+def test_rows_of_one_key_share_an_order_and_others_do_not() -> None:
+    orders = KeyOrders()
     first, second, other = held(), held(), held()
-    assert lanes.add(KEY, first) is lanes.add(KEY, second)
-    assert lanes.add(("T", "other"), other) is not lanes.add(KEY, held())
-    assert set(lanes.in_hand([KEY])) >= {first.id, second.id}
-    assert other.id not in lanes.in_hand([KEY])
-    assert other.id in lanes.in_hand()
+    assert orders.add(KEY, first) is orders.add(KEY, second)
+    assert orders.add(("T", "other"), other) is not orders.add(KEY, held())
+    assert set(orders.in_hand([KEY])) >= {first.id, second.id}
+    assert other.id not in orders.in_hand([KEY])
+    assert other.id in orders.in_hand()
 
 
-def test_a_broken_lane_takes_nothing_until_the_failure_is_recorded() -> None:
-    lanes = Lanes()
+def test_a_broken_order_takes_nothing_until_the_failure_is_recorded() -> None:
+    orders = KeyOrders()
     rows = [held() for _ in range(3)]
-    lane = None
+    order = None
     for row in rows:
-        lane = lanes.add(KEY, row)
-    assert lane is not None
-    lane.waiting.popleft()
-    assert lanes.break_off(lane) == rows[1:]
-    assert (lanes.breaks, lanes.in_hand([KEY])) == (1, [])
-    assert lanes.add(KEY, held()) is None
+        order = orders.add(KEY, row)
+    assert order is not None
+    order.waiting.popleft()
+    assert orders.break_off(order) == rows[1:]
+    assert (orders.breaks, orders.in_hand([KEY])) == (1, [])
+    assert orders.add(KEY, held()) is None
     for row in rows:
-        lanes.recorded(KEY, row.id)
-    assert lanes.add(KEY, held()) is not lane
+        orders.recorded(KEY, row.id)
+    assert orders.add(KEY, held()) is not order
 
 
-def test_nothing_stays_of_a_lane_whose_rows_are_recorded() -> None:
-    lanes = Lanes()
+def test_nothing_stays_of_an_order_whose_rows_are_recorded() -> None:
+    orders = KeyOrders()
     for number in range(1000):
         row, key = held(), ("T", str(number))
-        lane = lanes.add(key, row)
-        assert lane is not None
-        lane.busy = True
-        lanes.recorded(key, row.id)  # before its sender has seen to the next one
-        lane.busy = False
+        order = orders.add(key, row)
+        assert order is not None
+        order.busy = True
+        orders.recorded(key, row.id)  # before its sender has seen to the next one
+        order.busy = False
         again = held()
-        assert lanes.add(key, again) is lane
-        lanes.recorded(key, again.id)
-        lanes.recorded(key, 12345)
-    assert lanes._lanes == {}
+        assert orders.add(key, again) is order
+        orders.recorded(key, again.id)
+        orders.recorded(key, 12345)
+    assert orders._orders == {}

@@ -1,6 +1,6 @@
 """Decides which rows may be sent now: rows of one sharding key one after the other, small rows without a key in batches.
 
-A lane holds the rows of one key that this process has taken. It breaks when a send fails: later rows of the key go back to the
+A key order holds the rows of one key that this process has taken. It breaks when a send fails: later rows of the key go back to the
 table until the failure is written there, because only the table knows which row is first then. A row stays in hand until its
 outcome is written; ``breaks`` counts, so that the caller of a query sees whether a break has made its result stale.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 from .rows import Held
 
-__all__ = ["Lane", "Lanes", "batches"]
+__all__ = ["KeyOrder", "KeyOrders", "batches"]
 
 Key = tuple[str, str]
 
@@ -21,7 +21,7 @@ _OVERHEAD: Final = 512
 """Upper bound of the bytes that a message takes in a batch beside body and texts."""
 
 
-class Lane:
+class KeyOrder:
     """``waiting``: rows behind the row in flight. ``in_hand``: all rows whose outcome is not written yet. ``busy``: a task
     sends it."""
 
@@ -34,42 +34,42 @@ class Lane:
         self.busy = self.broken = False
 
 
-class Lanes:
+class KeyOrders:
     def __init__(self) -> None:
         self.breaks = 0
-        self._lanes: dict[Key, Lane] = {}
+        self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
         """Ids of the rows of these keys, or of all, that are sent before any row that is added now."""
-        lanes = [self._lanes[key] for key in dict.fromkeys(self._lanes if keys is None else keys) if key in self._lanes]
-        return [row for lane in lanes if not lane.broken for row in lane.in_hand]
+        orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
+        return [row for order in orders if not order.broken for row in order.in_hand]
 
-    def add(self, key: Key, row: Held) -> Lane | None:
-        """Adds a row to its lane and returns the lane; None for a broken lane, whose rows go back."""
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = Lane(key)
-        if lane.broken:
+    def add(self, key: Key, row: Held) -> KeyOrder | None:
+        """Adds a row to its order and returns the order; None for a broken order, whose rows go back."""
+        order = self._orders.get(key)
+        if order is None:
+            order = self._orders[key] = KeyOrder(key)
+        if order.broken:
             return None
-        lane.waiting.append(row)
-        lane.in_hand.add(row.id)
-        return lane
+        order.waiting.append(row)
+        order.in_hand.add(row.id)
+        return order
 
-    def break_off(self, lane: Lane) -> list[Held]:
-        """Breaks the lane after a failure; returns the waiting rows."""
-        lane.broken = True
+    def break_off(self, order: KeyOrder) -> list[Held]:
+        """Breaks the order after a failure; returns the waiting rows."""
+        order.broken = True
         self.breaks += 1
-        back = list(lane.waiting)
-        lane.waiting.clear()
+        back = list(order.waiting)
+        order.waiting.clear()
         return back
 
     def recorded(self, key: Key, row: int) -> None:
         """Removes a row whose outcome is written."""
-        lane = self._lanes.get(key)
-        if lane is not None:
-            lane.in_hand.discard(row)
-            if not lane.in_hand and not lane.busy:
-                del self._lanes[key]
+        order = self._orders.get(key)
+        if order is not None:
+            order.in_hand.discard(row)
+            if not order.in_hand and not order.busy:
+                del self._orders[key]
 
 
 def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
