@@ -253,8 +253,8 @@ def _archived_queues(frame: DataFrame, path: str) -> list[ArchivedQueue]:
     for source in archived:
         if source.messages > source.last - source.first + 1:
             raise PipelineError(
-                f"{path} holds messages twice: {source.messages} of {source.name} between offsets {source.first} and {source.last}; "
-                "was it copied without its _spark_metadata?"
+                f"{path} holds messages twice: {source.messages} of {source.name} between offsets {source.first} and "
+                f"{source.last}; was it copied without its _spark_metadata?"
             )
     return sorted(archived)
 
@@ -268,7 +268,8 @@ def _outgoing(spark: SparkSession, frame: DataFrame, plan: Sequence[Route], topi
     rows = [
         (
             route.source.topic, route.source.broker, route.source.queue_id,
-            route.queue.broker_name, route.queue.queue_id, route.slot, route.source.first, route.source.last - route.source.first + 1,
+            route.queue.broker_name, route.queue.queue_id, route.slot, route.source.first,
+            route.source.last - route.source.first + 1,
         )
         for route in plan
     ]  # fmt: skip
