@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from math import inf
 from typing import Final
 
 from rmq_protocol.message import MessageExt, MessageQueue
@@ -18,7 +20,7 @@ from .._ordered import OrderedSet
 from ..client import ClientInstance
 from .commits import Commits
 from .decision import Decision
-from .delivery import Delivery
+from .delivery import Delivery, cut_off
 from .dispatch import Dispatcher
 from .fetch import Pulling
 from .group import QueueLocks, Takeover
@@ -39,6 +41,7 @@ RESET_TIME: Final = 10.0
 """Seconds that running handlers have before a queue goes on elsewhere; Java waits as long."""
 SETTLE_TIME: Final = 2.0
 """Seconds for outcomes that are on their way when the drain ends."""
+UNLOCK_TIME: Final = 3.0
 
 
 class Assignment:
@@ -75,6 +78,9 @@ class Assignment:
         self._abandoned: dict[HeldQueue, list[MessageExt]] = {}
         self.handover_timeout = 0.0
         self.closing = False
+        self._aborted = False
+        self._drain_until = self._end = inf
+        """Monotonic times of a stop: until when queues are drained, and when all is to be over."""
         self.lost = 0
         """Queues that another member has taken without a handover."""
         self.rounds = 0
@@ -117,11 +123,16 @@ class Assignment:
 
     async def pull_again(self, held: HeldQueue) -> None:
         """Ends a pull that its broker holds, and pulls at once: messages that a filter leaves out do not wake a held pull."""
-        if held.state is QueueState.RUNNING and held in self._pulls:
-            await self._end_pulls(held)
-            self._begin_pulls(held)
+        if held.state is QueueState.RUNNING and held in self._pulls:  # in a task: the caller may be cancelled
+            await asyncio.shield(self._supervisor.once(f"new pulls of {held.shown}", self._pull_anew(held)))
+
+    async def _pull_anew(self, held: HeldQueue) -> None:
+        await self._end_pulls(held)
+        self._begin_pulls(held)
 
     def _begin_pulls(self, held: HeldQueue) -> None:
+        if self.closing:
+            return
         if held.state is QueueState.RUNNING and held not in self._pulls:  # two resets may end at the same time
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
 
@@ -146,7 +157,7 @@ class Assignment:
             self._intake.drop_unbegun(held)
             if not await self._drained(held, deadline):
                 await self._cut_off(held)
-            if not await self._commits.commit_last(held, COMMIT_TIME):
+            if not await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6)):
                 logger.warning("the last offset of %s was not committed in time; its messages are repeated", held.shown)
         finally:
             self.leaving.pop(held, None)
@@ -154,7 +165,9 @@ class Assignment:
             self._intake.stopped.pop(held, None)
             lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
         if not lost:
-            await self.locks.unlock([held.queue])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds(UNLOCK_TIME, 1.0)):
+                    await self.locks.unlock([held.queue])
         logger.info("%s is given up at offset %d", held.shown, held.progress.watermark)
         if not self.closing and held.queue in self._shares.get(held.queue.topic, ()):
             self.takeover.want([held.queue])
@@ -168,15 +181,30 @@ class Assignment:
                 pulls.cancel()
             self._intake.drop_unbegun(held)
 
-    async def give_up_all(self, timeout: float) -> None:
-        """Gives all queues up at the same time."""
+    async def give_up_all(self, drain_until: float, end: float) -> None:
+        """Gives all queues up at the same time: drains them until ``drain_until``, and is over at ``end`` (monotonic)."""
         self.closing = True
+        self._drain_until, self._end = drain_until, end
+        self._look_at_drains()
         if locked := self.takeover.unwant(self.takeover.queues):
             self._supervisor.once("unlock", self.locks.unlock(locked))
         for held in [*self.held.values()]:
-            self._drain(held, timeout)
+            self._drain(held, self.handover_timeout)
         if self._drains:  # those that a rebalance had begun, too
             await asyncio.wait([*self._drains])
+
+    def abort(self) -> None:
+        """Ends the waits for handlers of queues that are given up, also of those that are later."""
+        self._aborted = True
+        self._look_at_drains()
+
+    def _look_at_drains(self) -> None:
+        for held in self.leaving:
+            held.changed.set()
+
+    def _seconds(self, longest: float, part: float) -> float:
+        """Returns the seconds for one of the last steps of a drain: ``longest``, in a stop at most a part of the time left."""
+        return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int) -> None:
         """Goes on at ``offset``: drops what has not begun, waits for what has, up to RESET_TIME, and commits."""
@@ -220,14 +248,16 @@ class Assignment:
             await asyncio.wait([pulls])
 
     async def _drained(self, held: HeldQueue, deadline: float) -> bool:
-        """Waits until every call of the queue has ended; returns False at ``deadline``."""
-        while held.running or self.dispatcher.waits(held):
+        """Waits until every call of the queue has ended, and messages without a handler are given back; returns False at
+        ``deadline``, and where the stop leaves no time for it."""
+        while held.running or held.returning or self.dispatcher.waits(held):
+            left = min(deadline, self._drain_until) - machine.monotonic()
+            if left <= 0 or self._aborted:
+                return False
             held.changed.clear()
-            try:
-                async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
                     await held.changed.wait()
-            except TimeoutError:
-                return not held.running and not self.dispatcher.waits(held)
         return True
 
     async def _cut_off(self, held: HeldQueue) -> None:
@@ -236,17 +266,17 @@ class Assignment:
         An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. One with settled messages
         behind it is given back, and the watermark passes it. Never both.
         """
+        waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
         running = list(held.running)
         for delivery in running:
-            if delivery.state == "running" and delivery.subscription.is_async and delivery.task is not None:
-                delivery.task.cancel()
+            if delivery.state == "running" and delivery.subscription.is_async:
+                cut_off(delivery)
         tasks = [each.task for each in running if each.task is not None and each.subscription.is_async]
         if tasks:
-            await asyncio.wait(tasks, timeout=SETTLE_TIME)
-        waiting = self._intake.withdraw_waiting(held)
+            await asyncio.wait(tasks, timeout=self._seconds(SETTLE_TIME, 0.25))
         left = sorted([*self._abandoned.get(held, ()), *waiting], key=lambda message: message.queue_offset)
         try:
-            async with asyncio.timeout(SETTLE_TIME):
+            async with asyncio.timeout(self._seconds(SETTLE_TIME, 0.4)):
                 await self._give_back(held, left)
         except TimeoutError:
             logger.warning("messages of %s were not taken back in time; those settled behind them are repeated", held.shown)

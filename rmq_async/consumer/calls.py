@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, Final, Protocol
 
@@ -22,7 +24,7 @@ from ..errors import HandlerTimeoutError
 from .config import Retry
 from .deadlines import CallDeadlines
 from .decision import Decision, decide
-from .delivery import CURRENT, Delivery
+from .delivery import CURRENT, Delivery, cut_off
 from .held_queue import HeldQueue
 from .outcome import DeadLetter, Outcome, RetryLater
 from .subscription import Handler, Subscription
@@ -31,8 +33,6 @@ __all__ = ["HandlerCalls", "Settle"]
 
 logger = logging.getLogger(__name__)
 
-CUT_OFF_TIME: Final = 1.0
-"""Seconds that a cancelled handler has to end after the stop."""
 TRACEBACK_EVERY: Final = 10.0
 """Seconds between two tracebacks of one handler in the log."""
 
@@ -65,6 +65,8 @@ class HandlerCalls:
         self._context = context
         self._deadlines = CallDeadlines(self._expire)
         self._threads: ThreadPoolExecutor | None = None
+        self.ending: Callable[[], bool] = _never
+        """Whether the event loop ends, which cancels all tasks."""
         self._reported: dict[Subscription, float] = {}
         """When the last traceback of each subscription's handler was logged."""
         self.running: dict[Delivery, HeldQueue] = {}
@@ -83,6 +85,7 @@ class HandlerCalls:
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
         """Calls a handler outside of the slots; returns its error, None where it returned. Its outcome changes nothing."""
         delivery = Delivery(subscription, message)
+        delivery.cut = True  # the task is not the call's own, and cancelled by others
         delivery.task = asyncio.current_task()
         token = CURRENT.set(delivery)
         try:
@@ -96,20 +99,22 @@ class HandlerCalls:
         """Returns whether ``task`` is that of a call."""
         return any(delivery.task is task for delivery in self.running)
 
-    def cancel_all(self) -> None:
-        """Cancels the calls whose handlers run."""
-        for delivery in [*self.running]:
-            if delivery.state == "running" and delivery.subscription.is_async and delivery.task is not None:
-                delivery.task.cancel()
-
-    async def cut_off(self) -> None:
-        """Cancels all calls, and waits until they have ended, up to CUT_OFF_TIME; threads run on."""
-        tasks = [delivery.task for delivery in self.running if delivery.task not in (None, asyncio.current_task())]
-        left = [task for task in tasks if task is not None]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=CUT_OFF_TIME)
+    async def cut_off(self, timeout: float) -> None:
+        """Cancels all calls, and waits until they have ended, up to ``timeout`` seconds; threads run on, and are named."""
+        current = asyncio.current_task()
+        left = {delivery: delivery.task for delivery in self.running if delivery.task is not current}
+        names = Counter(each.subscription.name for each in left if each.state == "running" and not each.subscription.is_async)
+        for name, count in names.items():
+            logger.warning(
+                "%d calls of handler %s run on in threads after the stop; the process cannot exit before they return",
+                count,
+                name,
+            )
+        for delivery in left:
+            cut_off(delivery)
+        tasks = [task for task in left.values() if task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
         """Called when no call runs, or none is waited for any more."""
@@ -123,10 +128,12 @@ class HandlerCalls:
         error: BaseException | None = None
         try:
             error = await self._call(delivery)
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                await self._go_on(delivery)
             delivery.state = "settling"
             self._deadlines.remove()
             decision = self._decide(error, delivery)
-            delivery.outcome = await self._settle(held, delivery, decision)
+            delivery.outcome = await self._carry_out(held, delivery, decision)
         except asyncio.CancelledError:
             if delivery.state == "running":
                 self._deadlines.remove()
@@ -139,6 +146,26 @@ class HandlerCalls:
             delivery.task = None
             del error
 
+    async def _carry_out(self, held: HeldQueue, delivery: Delivery, decision: Decision) -> Outcome:
+        while True:
+            try:
+                return await self._settle(held, delivery, decision)
+            except asyncio.CancelledError:
+                await self._go_on(delivery)
+
+    async def _go_on(self, delivery: Delivery) -> None:
+        """Takes the cancellation of a call back that came from the user's code, else its message would stay unsettled until the
+        queue is given up. Raises CancelledError for one of the consumer, and where the event loop ends."""
+        task = delivery.task
+        assert task is not None
+        if not delivery.cut and not self.ending():
+            while task.uncancel():
+                pass
+            with suppress(asyncio.CancelledError):  # of a handler that did not await after it had cancelled its task
+                await asyncio.sleep(0)
+        if delivery.cut or self.ending():
+            raise asyncio.CancelledError
+
     async def _call(self, delivery: Delivery) -> BaseException | None:
         """Returns the error of the handler, None where it returned. Raises CancelledError where the call is cancelled."""
         subscription, message = delivery.subscription, delivery.messages[0]
@@ -148,17 +175,15 @@ class HandlerCalls:
             if subscription.is_async:
                 await subscription.handler(message)  # type: ignore[misc]
             else:
-                result = await self._loop.run_in_executor(
-                    self._executor(), copy_context().run, _call_plain, subscription.handler, message
-                )
+                result = await self._call_in_thread(delivery)
                 if inspect.isawaitable(result):
                     await result
         except asyncio.CancelledError as cancelled:
-            if delivery.timed_out and task.uncancel() == 0:
-                return _timeout(delivery)
+            if delivery.timed_out:
+                task.uncancel()
             if task.cancelling():
-                raise
-            return cancelled  # the handler's own
+                await self._go_on(delivery)
+            return _timeout(delivery) if delivery.timed_out else cancelled
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - the outcome of the message
@@ -168,6 +193,21 @@ class HandlerCalls:
             if not subscription.is_async:  # a thread cannot be cancelled
                 return _timeout(delivery)
         return None
+
+    async def _call_in_thread(self, delivery: Delivery) -> object:
+        """Calls a plain function. Its message is not given back before it returns, so only the consumer ends the wait for it."""
+        handler, message = delivery.subscription.handler, delivery.messages[0]
+        future = self._loop.run_in_executor(self._executor(), copy_context().run, _call_plain, handler, message)
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                try:
+                    await self._go_on(delivery)
+                except asyncio.CancelledError:
+                    future.cancel()
+                    raise
+        return future.result()
 
     def _executor(self) -> Executor:
         if machine.executor is not None:
@@ -183,10 +223,10 @@ class HandlerCalls:
                 delivery.task.cancel("the handler timed out")
             return
         logger.warning(
-            "handler %s runs longer than its timeout of %s s for message %s; a thread cannot be cancelled, the message is "
+            "handler %s runs longer than its timeout of %.3g s for message %s; a thread cannot be cancelled, the message is "
             "delivered again when it ends",
             delivery.subscription.name,
-            delivery.subscription.timeout,
+            _time_allowed(delivery),
             delivery.messages[0].msg_id,
         )
 
@@ -227,6 +267,11 @@ class HandlerCalls:
         )
 
 
+def _never() -> bool:
+    """The event loop does not end."""
+    return False
+
+
 def _call_plain(handler: Handler, message: MessageExt) -> object:
     """Calls a plain function in its thread. What no future takes becomes a RuntimeError, as a StopIteration does in coroutines."""
     try:
@@ -243,5 +288,9 @@ def _error_text(error: BaseException) -> str:
 
 
 def _timeout(delivery: Delivery) -> HandlerTimeoutError:
-    subscription = delivery.subscription
-    return HandlerTimeoutError(f"handler {subscription.name} did not end within {subscription.timeout:g} s")
+    return HandlerTimeoutError(f"handler {delivery.subscription.name} did not end within {_time_allowed(delivery):.6g} s")
+
+
+def _time_allowed(delivery: Delivery) -> float:
+    """Returns the seconds from the beginning of a call to its deadline, which may have moved."""
+    return 0.0 if delivery.deadline is None else delivery.deadline - delivery.began

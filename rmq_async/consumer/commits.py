@@ -66,8 +66,11 @@ class Commits:
                 full_at = now + full_interval
             await self.round(full=full)
 
-    async def round(self, *, full: bool = False, failures: list[RocketMQError] | None = None) -> None:
-        """Commits the queues whose watermark has moved, or all of them. ``failures``: gets the errors."""
+    async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
+        """Commits the queues whose watermark has moved, or all of them.
+
+        ``wait``: as for ``commit``. ``failures``: gets the errors.
+        """
         due = [each for each in self._held() if self._may(each) and (full or each.committed != each.progress.watermark)]
         errors: list[str] = []
 
@@ -75,7 +78,7 @@ class Commits:
             if not self._may(held):  # given up since the round began
                 return
             try:
-                await self.commit(held)
+                await self.commit(held, wait=wait)
             except RocketMQError as error:
                 errors.append(printable(error, 500))
                 if failures is not None:
@@ -90,22 +93,24 @@ class Commits:
     async def now(self) -> None:
         """Commits the queues whose watermark has moved. Raises the first error, after all requests."""
         failures: list[RocketMQError] = []
-        await self.round(failures=failures)
+        await self.round(wait=True, failures=failures)
         if failures:
             raise failures[0]
 
-    async def commit(self, held: HeldQueue) -> None:
-        """Commits one queue; returns when its broker has answered. Raises the error of the request."""
-        if held.committing:  # the round that does it leaves what moved meanwhile to the next one
+    async def commit(self, held: HeldQueue, *, wait: bool = False) -> None:
+        """Commits one queue; returns when its broker has answered. Raises the error of the request.
+
+        ``wait``: where a commit is under way, for its end, and commits what has moved since; else that is left to the next round.
+        """
+        if held.committing.locked() and not wait:
             return
-        held.committing = True
-        try:
+        async with held.committing:
             offset = held.progress.watermark
+            if wait and (held.committed == offset or not self._may(held)):
+                return
             await commit_offset(self._instance, self._group, held.queue, offset)
             held.committed = offset
             self.count += 1
-        finally:
-            held.committing = False
 
     def _may(self, held: HeldQueue) -> bool:
         return held.is_owned and self._owns(held.queue)
@@ -119,13 +124,10 @@ class Commits:
                 return False
             try:
                 async with asyncio.timeout(left):
-                    await self.commit(held)
+                    await self.commit(held, wait=True)
             except TimeoutError:
                 return False
             except RocketMQError as error:
                 logger.warning("the last offset of %s was not committed: %s", held.shown, printable(error, 500))
                 await asyncio.sleep(min(0.1, max(deadline - machine.monotonic(), 0.0)))
-            else:
-                if held.committing:
-                    await asyncio.sleep(0.01)
         return True

@@ -187,9 +187,10 @@ class Consumer(LifeCycle):
     async def stop(self, timeout: float | None = None) -> None:
         """Leaves the group, waits for running handlers, commits, and releases the queues.
 
-        ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it and are cancelled
-        then. Last commits and unlocks at brokers that do not answer, and handlers that ignore their cancellation, take some
-        seconds more. Called by a handler it begins the stop and returns at once. Harmless when not started or stopped already.
+        ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it, and are cancelled
+        1 s before its end. The last commits and unlocks have 1 s also where ``timeout`` is less. A plain function cannot be
+        cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler it begins the stop
+        and returns at once. Harmless when not started or stopped already.
         """
         session = self._session
         if self._over is not None:
@@ -222,7 +223,7 @@ class Consumer(LifeCycle):
                 await asyncio.wait([stop, abort], return_when=asyncio.FIRST_COMPLETED)
                 if not stop.done() and self._session is not None:
                     logger.warning("%s: a second signal ends the running handlers", self._label)
-                    self._session.calls.cancel_all()
+                    self._session.assignment.abort()
                 await stop
             finally:
                 abort.cancel()

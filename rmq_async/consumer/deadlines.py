@@ -34,6 +34,7 @@ class CallDeadlines:
     def add(self, delivery: Delivery) -> None:
         """Watches a call; ``remove`` is to be called when its handler has ended."""
         self._running += 1
+        delivery.moved = self._moved
         if delivery.deadline is not None:
             self._push(delivery, delivery.deadline)
 
@@ -50,8 +51,16 @@ class CallDeadlines:
             self._timer.cancel()
             self._timer = None
 
+    def _moved(self, delivery: Delivery) -> None:
+        self._loop.call_soon_threadsafe(self._watch_anew, delivery, context=Context())
+
+    def _watch_anew(self, delivery: Delivery) -> None:
+        if delivery.state == "running" and delivery.deadline is not None and delivery.deadline < delivery.watched:
+            self._push(delivery, delivery.deadline)
+
     def _push(self, delivery: Delivery, at: float) -> None:
         self._count += 1
+        delivery.watched = at
         heappush(self._entries, (at, self._count, delivery))
         if at < self._at:
             self._arm(at)
@@ -66,8 +75,8 @@ class CallDeadlines:
         self._timer, self._at = None, float("inf")
         now = machine.monotonic()
         while self._entries and self._entries[0][0] <= now:
-            _, _, delivery = heappop(self._entries)
-            if delivery.state != "running" or delivery.deadline is None:
+            at, _, delivery = heappop(self._entries)
+            if delivery.state != "running" or delivery.timed_out or delivery.deadline is None or at != delivery.watched:
                 continue
             if delivery.deadline > now:  # extended meanwhile
                 self._push(delivery, delivery.deadline)

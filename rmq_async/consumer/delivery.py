@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Literal
 
@@ -14,7 +15,7 @@ from ..timeouts import checked_timeout
 from .outcome import Outcome
 from .subscription import Subscription
 
-__all__ = ["CURRENT", "Delivery", "current_delivery"]
+__all__ = ["CURRENT", "Delivery", "current_delivery", "cut_off"]
 
 
 class Delivery:
@@ -25,7 +26,10 @@ class Delivery:
     "settling" while its outcome goes to the broker, then "finished". ``outcome``: None until the message is settled or abandoned.
     """
 
-    __slots__ = ("attempt", "began", "deadline", "messages", "outcome", "state", "subscription", "task", "timed_out", "topic")
+    __slots__ = (
+        "attempt", "began", "cut", "deadline", "messages", "moved", "outcome", "state", "subscription", "task", "timed_out",
+        "topic", "watched",
+    )  # fmt: skip
 
     def __init__(self, subscription: Subscription, message: MessageExt) -> None:
         self.subscription = subscription
@@ -37,6 +41,12 @@ class Delivery:
         self.state: Literal["running", "settling", "finished"] = "running"
         self.outcome: Outcome | None = None
         self.timed_out = False
+        self.cut = False
+        """Whether the consumer has cancelled the call: its queue was given up, or the consumer stops."""
+        self.moved: Callable[[Delivery], object] | None = None
+        """Called when the deadline has moved, from any thread."""
+        self.watched = float("inf")
+        """When the deadline is looked at next."""
         self.task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -57,6 +67,15 @@ class Delivery:
         if self.state != "running" or self.timed_out:
             raise ClientStateError(f"the delivery of message {self.messages[0].msg_id} is over, its deadline cannot move")
         self.deadline = machine.monotonic() + seconds
+        if self.moved is not None:
+            self.moved(self)
+
+
+def cut_off(delivery: Delivery) -> None:
+    """Cancels a call for good: it neither settles its message nor gives it back."""
+    delivery.cut = True
+    if delivery.task is not None:
+        delivery.task.cancel()
 
 
 CURRENT: ContextVar[Delivery] = ContextVar("rmq_async_delivery")

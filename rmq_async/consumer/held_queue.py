@@ -35,7 +35,7 @@ class HeldQueue:
 
     __slots__ = (
         "changed", "committed", "committing", "cursor", "end", "error", "mean_size", "progress", "pulled_at", "queue",
-        "running", "settled_at", "shown", "squeezed", "state", "subscription",
+        "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
@@ -45,11 +45,14 @@ class HeldQueue:
         self.cursor = start
         self.progress = Progress(start)
         self.committed: int | None = None
-        self.committing = False
+        self.committing = asyncio.Lock()
+        """Held while a commit is under way."""
         self.end: int | None = None
         self.mean_size: float | None = None
         self.running: dict[Delivery, int] = {}
         """Calls that run, and the offsets of their messages in this queue."""
+        self.returning: set[int] = set()
+        """Offsets of messages without a handler here that are being given back."""
         self.state = QueueState.RUNNING
         self.error: BaseException | None = None
         """Of the last pull; None after one that succeeded."""
@@ -81,6 +84,7 @@ class HeldQueue:
         self.cursor = offset
         self.progress = Progress(offset)
         self.running.clear()
+        self.returning.clear()
 
     def stop(self) -> None:
         """Ends the pulls; the queue stays held."""

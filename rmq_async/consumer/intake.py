@@ -78,6 +78,7 @@ class Intake:
                 topic = original_topic(message.topic, message.properties)
                 subscription = self._subscriptions.get(self._instance.names.wire(topic))
                 if subscription is None:
+                    held.returning.add(message.queue_offset)
                     self.spawn(f"{message.msg_id} back", self._orphan(held, message, topic))
                     continue
                 message = msgspec.structs.replace(message, topic=subscription.topic)
@@ -134,7 +135,7 @@ class Intake:
     def drop_unbegun(self, held: HeldQueue) -> None:
         """Drops what has not begun and lies above everything that has, so that the next owner pulls it."""
         progress = held.progress
-        above = max([*held.running.values(), progress.highest_settled], default=-1)
+        above = max([*held.running.values(), *held.returning, progress.highest_settled], default=-1)
         dropped = self.dispatcher.drop(held, above)
         self._give(dropped)
         if dropped:

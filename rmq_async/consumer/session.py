@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from contextvars import Context
 from typing import Final
 
@@ -54,8 +55,8 @@ RENEW_EVERY: Final = 20.0
 """Seconds between two renewals of locks, which live for 60 s."""
 FIRST_ASSIGNMENT: Final = 3.0
 """Seconds for which ``start()`` waits until the queues of the first share are read."""
-LAST_STEPS: Final = 0.5
-"""Seconds of a stop that are kept for commits and unlocks after the drain."""
+LAST_STEPS: Final = 1.0
+"""Seconds of a stop that are kept for what follows the drain: handlers that are cancelled, commits and unlocks."""
 LEAVE_TIME: Final = 1.0
 """Seconds for the brokers' answers when the member leaves the group."""
 CHECK_EVERY: Final = 60.0
@@ -115,6 +116,7 @@ class Session:
 
     def _connect_rooms(self) -> None:
         """Gives the rooms the collaborators that were made after them."""
+        self.calls.ending = self.supervisor.is_ending
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
         self.intake.held = lambda: self.assignment.held
@@ -141,7 +143,7 @@ class Session:
         try:
             await starting.run(self._join())
         except BaseException:
-            await self._abandon()
+            await self._abandon(machine.monotonic() + LAST_STEPS)
             raise
         config, run = self.config, self.supervisor.run
         run("takeover", self.takeover.run)
@@ -156,16 +158,17 @@ class Session:
             raise
 
     async def close(self, deadline: float) -> None:
-        """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic)."""
+        """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic), or in LAST_STEPS seconds."""
         self.assignment.quiesce()
-        left = deadline - machine.monotonic()
+        now = machine.monotonic()
+        end = max(deadline, now + LAST_STEPS)
         # Out of the list at once: the other members ask for the locks while this one drains.
-        leaving = self.supervisor.once(f"leave of {self.group}", self._leave(min(LEAVE_TIME, left)))
+        leaving = self.supervisor.once(f"leave of {self.group}", self._leave(min(LEAVE_TIME, end - now)))
         try:
-            await self.assignment.give_up_all(max(min(self.config.handover_timeout, left - LAST_STEPS), 0.0))
-            await asyncio.wait([leaving])
+            await self.assignment.give_up_all(min(now + self.config.handover_timeout, end - LAST_STEPS), end)
+            await asyncio.wait([leaving], timeout=max(end - machine.monotonic(), 0.0))
         finally:
-            await self._abandon()
+            await self._abandon(end)
 
     def members_changed(self) -> None:
         """Called for NOTIFY_CONSUMER_IDS_CHANGED (40)."""
@@ -246,15 +249,17 @@ class Session:
             self._registered = False
             await self.instance.unregister_consumer(self.group, max(timeout, 0.0))
 
-    async def _abandon(self) -> None:
-        """Ends everything that is left."""
+    async def _abandon(self, end: float) -> None:
+        """Ends everything that is left, by ``end`` (monotonic)."""
         instance = self.instance
         instance.group_requests.remove(self.group)
         if self._route_changed in instance.routes.on_change:
             instance.routes.on_change.remove(self._route_changed)
         await self.supervisor.close()
-        await self.locks.unlock_all()
-        await self.calls.cut_off()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
+                await self.locks.unlock_all()
+        await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
         await self._leave(0.0)
         for topic in self.topics:
             instance.routes.use.release(topic)
@@ -286,9 +291,13 @@ class Session:
             )
         if topic in self.orphans or len(self.orphans) < MOST_ORPHANS:
             self.orphans[topic] = self.orphans.get(topic, 0) + 1
-        outcome = await self.outcomes.give_back(held, topic, message, Decision(Outcome.RETRIED))
-        if outcome is not Outcome.ABANDONED:
-            progress.settle(message.queue_offset)
+        try:
+            outcome = await self.outcomes.give_back(held, topic, message, Decision(Outcome.RETRIED))
+            if outcome is not Outcome.ABANDONED:
+                progress.settle(message.queue_offset)
+        finally:
+            if held.progress is progress:
+                held.returning.discard(message.queue_offset)
             held.changed.set()
 
     async def _renew(self) -> None:

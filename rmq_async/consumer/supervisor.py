@@ -53,6 +53,10 @@ class Supervisor:
         if tasks:
             await asyncio.wait(tasks)
 
+    def is_ending(self) -> bool:
+        """Returns whether all tasks are cancelled, as by ``asyncio.run`` at its end and by ``close``."""
+        return all(task.cancelling() for task in self._tasks)
+
     def recent(self) -> list[str]:
         """Returns a text for each task that failed in the last SOUND_AFTER seconds."""
         now = machine.monotonic()

@@ -107,21 +107,24 @@ def health_of(session: Session) -> ConsumerHealth:
     problems += [problem for each in held if (problem := _queue_problem(session, each)) is not None]
     problems += _group_problems(session)
     oldest = min(list(session.calls.running), key=lambda delivery: delivery.began, default=None)
-    hung = False
     if oldest is not None and oldest.age > session.config.stuck_after:
         name = oldest.subscription.name
         text = f"handler {name} has been running for {oldest.age:.0f} s on message {oldest.messages[0].msg_id}"
         problems.append(Problem("handler_stuck", text))
-        timeout = oldest.subscription.timeout
-        hung = not oldest.subscription.is_async and timeout is not None and oldest.age > 2 * timeout
     progress = max((each.settled_at for each in held), default=None)
     return ConsumerHealth(
-        live=blocked is None and not hung,
+        live=blocked is None and not any(_hangs(delivery) for delivery in list(session.calls.running)),
         ready=blocked is None and session.is_assigned and not session.assignment.closing,
         problems=tuple(problems),
         last_progress_age=None if progress is None else max(now - progress, 0.0),
         oldest_unfinished=oldest,
     )
+
+
+def _hangs(delivery: Delivery) -> bool:
+    """Returns whether a plain function runs for twice the time that it was given, extensions included."""
+    deadline = delivery.deadline
+    return not delivery.subscription.is_async and deadline is not None and delivery.age > 2 * (deadline - delivery.began)
 
 
 def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:

@@ -59,7 +59,7 @@ async def test_commit_round_leaves_out_a_queue_given_up_meanwhile() -> None:
     asked: list[HeldQueue] = []
 
     class Recorded(Commits):
-        async def commit(self, held: HeldQueue) -> None:
+        async def commit(self, held: HeldQueue, *, wait: bool = False) -> None:
             asked.append(held)
             queues[-1].state = QueueState.RELEASED
             await asyncio.sleep(0)
