@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-__all__ = ["main"]
+__all__ = ["main", "missing_package"]
 
 INTERRUPTED: Final = 130
 _NEEDED: Final = frozenset({"click", "rich"})
@@ -23,14 +23,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         from .app import run_command
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+        missing = missing_package(error)
+        if missing is None:
             raise
-        sys.exit(
-            _print_error(f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs", 2)
-        )
+        sys.exit(_print_error(missing, 2))
     except KeyboardInterrupt:
         sys.exit(_print_error("interrupted", INTERRUPTED))
     sys.exit(run_command(arguments))
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """Returns what to do about a package of the extra ``cli`` that is not installed; None for other modules."""
+    if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+        return None
+    return f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs"
 
 
 def _print_error(why: str, code: int) -> int:

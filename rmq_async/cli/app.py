@@ -9,7 +9,8 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
+from types import MappingProxyType
 from typing import Final
 
 import click
@@ -17,25 +18,42 @@ import click
 import rmq_async
 from rmq_async import ConfigError, InvalidMessageError, RocketMQError
 
-from . import INTERRUPTED
-from .bench import bench
-from .demo import DemoSettings, run_demo
-from .demo.settings import MAX_MESSAGES, MAX_SIZE, MIN_SIZE, MODE_MESSAGES, SPARK_MESSAGES, spark_too_much
-from .message import message
-from .options import FAILED, WRONG_USE, json_option, namesrv_option, needs_command, run, timeout_option
-from .outbox import outbox
-from .output import Output
-from .pull import pull
-from .security import security_given, security_options, security_settings
-from .send import send
-from .server import MAX_BROKERS, MAX_MEGABYTES, run_server
-from .simulate import simulate
-from .spark import needs_spark, spark
-from .topic import topic
+from . import INTERRUPTED, missing_package
+from .options import FAILED, WRONG_USE, needs_command
 
 __all__ = ["rmq", "run_command"]
 
 TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
+COMMANDS: Final = MappingProxyType(
+    {
+        "bench": ".bench",
+        "demo": ".demo.command",
+        "message": ".message",
+        "outbox": ".outbox",
+        "pull": ".pull",
+        "send": ".send",
+        "server": ".server",
+        "simulate": ".simulate",
+        "spark": ".spark",
+        "topic": ".topic",
+    }
+)
+"""The module of each command, whose name its function bears."""
+
+
+class Commands(click.Group):
+    """Imports the module of a command when it is asked for: all of them take four times as long as one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command = getattr(import_module(module, __package__), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +78,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (RocketMQError, OSError) as error:
         return _print_error(str(error) or type(error).__name__, FAILED)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_package(error)):
+            return _print_error(missing, WRONG_USE)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         return _print_error(f"{type(error).__name__}: {error} (a bug; {TRACEBACK_VARIABLE}=1 shows where)", FAILED)
@@ -98,6 +118,7 @@ def _version() -> str:
 
 
 @click.group(
+    cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C.",
@@ -107,96 +128,3 @@ def _version() -> str:
 def rmq(context: click.Context) -> int:
     """Apache RocketMQ from the command line."""
     return needs_command(context)
-
-
-@rmq.command(short_help="Send in every mode, read back, check that nothing is missing.")
-@namesrv_option("Name servers of a cluster to use instead of the broker in this process.")
-@timeout_option
-@json_option
-@security_options
-@click.option(
-    "--messages",
-    type=click.IntRange(1, MAX_MESSAGES),
-    metavar="N",
-    help=f"Messages in each mode, default {MODE_MESSAGES}; with --spark in all, default {SPARK_MESSAGES}.",
-)
-@click.option(
-    "--size",
-    type=click.IntRange(MIN_SIZE, MAX_SIZE),
-    default=128,
-    show_default=True,
-    metavar="BYTES",
-    help="Size of a message's body.",
-)
-@click.option("--keep-topic", is_flag=True, help="Leave the topic and its messages on the cluster.")
-@click.option("--spark", "on_spark", is_flag=True, help="Publish, read, archive, replay and reconcile on Spark instead.")
-def demo(
-    namesrv: str | None, timeout: float, as_json: bool, messages: int | None, size: int, keep_topic: bool, on_spark: bool
-) -> int:
-    """Send messages in every mode, read all of them back, and check that none is missing.
-
-    Without --namesrv a broker is started inside this process, in memory; $NAMESRV_ADDR is not looked at. With --namesrv a topic is
-    created on that cluster and deleted again.
-
-    Ends within ten seconds. Exit code 1 if an acknowledged message is missing or damaged, or anything else failed.
-
-    With --spark (extra `spark` and Java) a DataFrame goes to a topic of the broker in this process, is read back, archived as
-    Parquet, replayed to a second topic, and both are reconciled with it; that takes half a minute, a third of it Spark's start.
-    """
-    if on_spark:
-        return _demo_on_spark(namesrv, keep_topic, messages or SPARK_MESSAGES, size, Output(as_json=as_json))
-    if namesrv is None and security_given():
-        raise click.UsageError("the broker in this process knows neither users nor TLS: give --namesrv too")
-    security = {} if namesrv is None else security_settings()
-    settings = DemoSettings(
-        namesrv=namesrv,
-        security=security,
-        timeout=timeout,
-        messages=messages or MODE_MESSAGES,
-        size=size,
-        keep_topic=keep_topic,
-    )
-    too_much = settings.too_much()
-    if too_much:
-        raise click.UsageError(too_much)
-    logging.getLogger("rmq_async").setLevel(logging.ERROR)  # warnings of the client would only say what the demo counts anyway
-    return run(run_demo(settings, Output(as_json=as_json)))
-
-
-def _demo_on_spark(namesrv: str | None, keep_topic: bool, messages: int, size: int, output: Output) -> int:
-    if namesrv is not None or keep_topic or security_given():
-        raise click.UsageError("--spark runs on the broker in this process: no --namesrv, --keep-topic, user or TLS")
-    if too_much := spark_too_much(messages, size):
-        raise click.UsageError(too_much)
-    needs_spark()
-    logging.getLogger("rmq_async").setLevel(logging.ERROR)
-    from .demo.with_spark import run_spark_demo
-
-    return run_spark_demo(messages, size, output)
-
-
-@rmq.command(short_help="Run a name server and brokers in memory.")
-@json_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=9876, show_default=True, help="Port of the name server; 0: a free one."
-)
-@click.option("--brokers", type=click.IntRange(1, MAX_BROKERS), default=1, show_default=True, help="Number of brokers.")
-@click.option(
-    "--max-memory",
-    type=click.IntRange(1, MAX_MEGABYTES),
-    default=256,
-    show_default=True,
-    help="MiB of messages kept; above it the oldest go.",
-)
-def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -> int:
-    """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
-
-    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk. There is no access
-    control: every client that can reach the address can read and write everything.
-    """
-    return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
-
-
-for command in (send, pull, bench, topic, message, outbox, simulate, spark):
-    rmq.add_command(command)

@@ -59,8 +59,10 @@ def _sections(command: click.Command, name: str, parent: click.Context | None) -
     text = _pipelines_help(name) if is_pipeline else command.get_help(context)
     yield f"## {context.command_path}\n\n```text\n{text}\n```\n"
     if isinstance(command, click.Group):
-        for each in sorted(command.commands):
-            yield from _sections(command.commands[each], each, context)
+        for each in sorted(command.list_commands(context)):
+            found = command.get_command(context, each)
+            assert found is not None
+            yield from _sections(found, each, context)
 
 
 def _pipelines_help(name: str) -> str:

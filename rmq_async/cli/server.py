@@ -7,14 +7,41 @@ import resource
 import signal
 from typing import Final
 
+import click
+
+import rmq_async
 from rmq_async.embedded import MAX_BROKERS, EmbeddedRocketMQ
 
+from .options import json_option
 from .output import Output
 
-__all__ = ["MAX_BROKERS", "MAX_MEGABYTES", "run_server"]
+__all__ = ["server"]
 
 MAX_MEGABYTES: Final = 1 << 20
 DESCRIPTORS: Final = 65_536
+
+
+@click.command(short_help="Run a name server and brokers in memory.")
+@json_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9876, show_default=True, help="Port of the name server; 0: a free one."
+)
+@click.option("--brokers", type=click.IntRange(1, MAX_BROKERS), default=1, show_default=True, help="Number of brokers.")
+@click.option(
+    "--max-memory",
+    type=click.IntRange(1, MAX_MEGABYTES),
+    default=256,
+    show_default=True,
+    help="MiB of messages kept; above it the oldest go.",
+)
+def server(as_json: bool, host: str, port: int, brokers: int, max_memory: int) -> int:
+    """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
+
+    Brokers listen on free ports; clients find them through the name server. Nothing is written to disk. There is no access
+    control: every client that can reach the address can read and write everything.
+    """
+    return rmq_async.run(run_server(host, port, brokers, max_memory, Output(as_json=as_json)))
 
 
 async def run_server(host: str, port: int, brokers: int, megabytes: int, output: Output) -> int:

@@ -11,6 +11,7 @@ import pytest
 import rmq_async
 from rmq_async import cli
 from rmq_async.cli import app
+from rmq_async.cli.demo.command import demo
 from rmq_async.errors import BrokerError
 
 from .support import one_line, rmq
@@ -86,6 +87,16 @@ async def test_without_the_extra_one_line_says_what_to_install(missing: str) -> 
     assert "pip install 'rmq-async[cli]'" in one_line(ended.err)
 
 
+async def test_a_command_imports_no_other_one() -> None:
+    program = (
+        "import sys; from rmq_async.cli.app import run_command; run_command(['topic', '--help']); "
+        "sys.exit(','.join(sorted({'embedded', 'testing', 'outbox'} & {name.split('.')[1] for name in sys.modules "
+        "if name.startswith('rmq_async.')})))"
+    )
+    ended = await rmq(command=[sys.executable, "-W", "error", "-c", program])
+    assert (ended.err.strip(), "Usage: rmq topic" in ended.out) == ("", True)
+
+
 async def test_a_reader_who_went_away_gets_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -105,7 +116,7 @@ class TestErrorsOfTheLibrary:
         def fail(**_: object) -> int:
             raise error
 
-        monkeypatch.setattr(app.demo, "callback", fail)
+        monkeypatch.setattr(demo, "callback", fail)
         code = app.run_command(["demo"])
         return code, one_line(capsys.readouterr().err)
 
