@@ -133,6 +133,7 @@ class TestRelay:
                 assert len(server.messages("T")) == 5
         assert ended.code == 0, ended.err
 
+    @pytest.mark.wall_clock
     async def test_it_ends_at_once_while_the_cluster_is_away(self, table: Table) -> None:
         await table.add(*some(2))
         async with relay("--json", "--namesrv", NOWHERE, "--database", table.url) as process:
