@@ -1,7 +1,7 @@
 """One member of a consumer group, a process of its own: ``python group_member.py SETTINGS``, the JSON of ``MemberSettings``.
 
 It appends a line to a file when a handler begins and when one ends, with one write each, which a SIGKILL cannot cut in two.
-``group_members`` starts and counts them.
+``group_members`` starts and counts them; ``group_calls`` says what a line is.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ import random
 import sys
 from pathlib import Path
 from time import time
+from typing import Final
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from rmq_async import MessageExt
+from rmq_async import DeadLetter, MessageExt, Retry
 from rmq_async.consumer import Consumer
+
+RAISES: Final = "raises"
+DEAD: Final = "dead"
+"""Tags of messages at which handlers raise an error, or DeadLetter."""
 
 
 class MemberSettings(msgspec.Struct):
-    """``work``: the longest handler takes so many seconds, the mean one half. ``options``: of the Consumer."""
+    """``work``: the longest handler takes so many seconds, the mean one half. ``options``: of the Consumer. ``retry``: limit and
+    delays, None for the default."""
 
     namesrv: str
     group: str
@@ -29,7 +35,8 @@ class MemberSettings(msgspec.Struct):
     name: str
     file: str
     work: float
-    options: dict[str, float]
+    options: dict[str, float | str]
+    retry: tuple[int, tuple[float, ...]] | None = None
 
 
 async def main(settings: MemberSettings) -> None:
@@ -37,12 +44,16 @@ async def main(settings: MemberSettings) -> None:
     file = os.open(settings.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(what: str, message: MessageExt) -> None:
+        number = bytes(message.body[:20]).partition(b" ")[0].decode()
         place = f"{message.queue.broker_name}:{message.queue.queue_id}:{message.queue_offset}"
-        os.write(file, f"{what} {message.body.decode()} {place} {message.reconsume_times} {time():.4f}\n".encode())
+        os.write(file, f"{what} {number} {place} {message.reconsume_times} {time():.4f}\n".encode())
 
     async def handle(message: MessageExt) -> None:
         note("begun", message)
         await asyncio.sleep(chance.uniform(0.0, settings.work))
+        if message.tags in (RAISES, DEAD):
+            note("failed", message)
+            raise DeadLetter("as its tag says") if message.tags == DEAD else ValueError("as its tag says")
         note("ended", message)
 
     async def report() -> None:
@@ -51,7 +62,8 @@ async def main(settings: MemberSettings) -> None:
         print("reads", flush=True)
 
     consumer = Consumer(settings.group, namesrv=settings.namesrv, **settings.options)  # type: ignore[arg-type]
-    consumer.subscribe(settings.topic, handle)
+    retry = None if settings.retry is None else Retry(limit=settings.retry[0], delays=settings.retry[1])
+    consumer.subscribe(settings.topic, handle, retry=retry)
     reporting = asyncio.get_running_loop().create_task(report())
     await consumer.run()
     reporting.cancel()

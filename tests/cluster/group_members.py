@@ -12,16 +12,19 @@ import signal
 import sys
 import uuid
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
 
 import msgspec
 
-from rmq_async import Admin, Message, Producer, PullConsumer, RocketMQError
+from rmq_async import Admin, Message, Producer, PullConsumer, RocketMQError, TopicNotFoundError
 from rmq_async.testing.cluster import RealCluster
 
+from .group_calls import Call, read_calls
 from .group_member import MemberSettings
+from .java_members import JavaMember, JavaMembers
 
 PROGRAM = Path(__file__).with_name("group_member.py")
 QUIET = 60.0
@@ -29,10 +32,10 @@ QUIET = 60.0
 
 
 class Member:
-    """One process. ``began``, ``ended``: seconds since the epoch."""
+    """One process. ``reading``: done when it reads queues."""
 
-    def __init__(self, settings: MemberSettings, process: asyncio.subprocess.Process) -> None:
-        self.settings = settings
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
         self.process = process
         self.reading = asyncio.create_task(self._first_line())
 
@@ -48,16 +51,12 @@ class Member:
         await self.reading
         return code, monotonic() - began
 
-
-class Call(msgspec.Struct):
-    """A handler call: of which message, stored where, by which member. ``ended``: None for one that did not end."""
-
-    number: int
-    place: str
-    times: int
-    member: str
-    begun: float
-    ended: float | None = None
+    async def close(self) -> None:
+        """Ends what is left of it."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        await self.reading
 
 
 class Count(msgspec.Struct):
@@ -83,17 +82,24 @@ class Count(msgspec.Struct):
 
 @dataclass
 class Group:
-    """Members on a topic of their own, and a producer that sends ``rate`` messages a second to it."""
+    """Members on a topic of their own, and a producer that sends ``rate`` messages a second to it.
+
+    ``retry``: limit and delays of the members. ``java``: members join there; None for members in Python. ``tag_of``: the tag of a
+    message, by its number; handlers raise at what has one. ``sent``: number -> when its send was confirmed.
+    """
 
     real: RealCluster
     directory: Path
     rate: float
     work: float
     queues: int = 16
-    options: dict[str, float] = field(default_factory=dict)
-    members: list[Member] = field(default_factory=list)
+    options: Mapping[str, float | str] = field(default_factory=dict)
+    retry: tuple[int, tuple[float, ...]] | None = None
+    java: JavaMembers | None = None
+    tag_of: Callable[[int], str | None] = lambda number: None
+    members: list[Member | JavaMember] = field(default_factory=list)
     sent: dict[int, float] = field(default_factory=dict)
-    """Number -> when its send was confirmed."""
+    tagged: dict[int, str] = field(default_factory=dict)
     unconfirmed: set[int] = field(default_factory=set)
     name: str = field(default_factory=lambda: f"group-{uuid.uuid4().hex[:12]}")
     started: int = 0
@@ -110,28 +116,29 @@ class Group:
     async def __aexit__(self, *_: object) -> None:
         await self.stop_sending()
         for member in self.members:
-            if member.process.returncode is None:
-                member.process.kill()
-            await member.process.wait()
-            member.reading.cancel()
-        await asyncio.gather(*(member.reading for member in self.members), return_exceptions=True)
+            await member.close()
 
-    async def join(self) -> Member:
+    async def join(self, *, java: JavaMembers | None = None) -> Member | JavaMember:
+        """``java``: where, instead of the group's own kind."""
         name = f"member-{self.started}"
         self.started += 1
+        if (place := java or self.java) is not None:
+            joined = place.join(name, self.directory / name)
+            self.members.append(joined)
+            return joined
         settings = MemberSettings(
             namesrv=self.real.namesrv, group=self.name, topic=self.name, name=name, file=str(self.directory / name),
-            work=self.work, options=self.options,
+            work=self.work, options=dict(self.options), retry=self.retry,
         )  # fmt: skip
         with (self.directory / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, str(PROGRAM), msgspec.json.encode(settings).decode(), stdout=asyncio.subprocess.PIPE, stderr=log
             )
-        member = Member(settings, process)
+        member = Member(name, process)
         self.members.append(member)
         return member
 
-    async def leave(self, member: Member, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
+    async def leave(self, member: Member | JavaMember, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
         self.members.remove(member)
         return await member.end(number)
 
@@ -159,7 +166,10 @@ class Group:
 
     async def _one(self, producer: Producer, number: int) -> None:
         try:
-            await producer.send(Message(self.name, b"%d" % number))
+            tag = self.tag_of(number)
+            if tag is not None:
+                self.tagged[number] = tag
+            await producer.send(Message(self.name, b"%d" % number, tags=tag))
         except RocketMQError:
             self.unconfirmed.add(number)
         else:
@@ -167,67 +177,52 @@ class Group:
 
     def calls(self) -> list[Call]:
         """All handler calls of all members."""
-        found: list[Call] = []
-        for file in sorted(self.directory.glob("member-*")):
-            if file.suffix:
-                continue
-            open_calls: dict[str, Call] = {}
-            for line in file.read_text().splitlines():
-                what, number, place, times, at = line.split()
-                if what == "begun":
-                    open_calls[place] = call = Call(int(number), place, int(times), file.name, float(at))
-                    found.append(call)
-                else:
-                    open_calls.pop(place).ended = float(at)
-        return found
+        return read_calls(self.directory)
 
     def handled(self) -> set[int]:
-        return {call.number for call in self.calls() if call.ended is not None}
+        return {call.number for call in self.calls() if call.done}
 
     async def settle(self) -> None:
-        """Stops the sending and waits until all that was sent is handled, or for a minute without progress."""
+        """Stops the sending and waits until all that was sent without a tag is handled, or for a minute without progress."""
         await self.stop_sending()
         last, since = -1, monotonic()
-        while (done := len(self.handled())) < len(self.sent) and monotonic() - since < QUIET:
+        while (done := len(self.handled())) < len(self.sent.keys() - self.tagged.keys()) and monotonic() - since < QUIET:
             if done != last:
                 last, since = done, monotonic()
             await asyncio.sleep(0.5)
 
     async def count(self) -> Count:
-        calls = self.calls()
+        calls = [call for call in self.calls() if call.number not in self.tagged]
         ends: dict[int, list[Call]] = defaultdict(list)
         begins: dict[int, list[Call]] = defaultdict(list)
         for call in calls:
             begins[call.number].append(call)
-            if call.ended is not None:
+            if call.done:
                 ends[call.number].append(call)
         first = {number: min(call.begun for call in found) for number, found in begins.items()}
         return Count(
             sent=len(self.sent),
             unconfirmed=len(self.unconfirmed),
             handled=len(ends),
-            lost=len(self.sent.keys() - ends.keys()),
+            lost=len(self.sent.keys() - ends.keys() - self.tagged.keys()),
             repeated=sum(len(found) - 1 for found in ends.values()),
             begun_again=sum(len(found) - 1 for found in begins.values()),
             stored_twice=sum(len({call.place for call in found if not call.times}) > 1 for found in begins.values()),
             retried=sum(1 for call in calls if call.times),
-            dead_letters=await self._dead_letters(),
+            dead_letters=len(await self.dead_letters()),
             longest_wait=round(
                 max((first[number] - at for number, at in self.sent.items() if number in first), default=0.0), 2
             ),
             seconds=round(monotonic() - self.began, 1),
         )
 
-    async def _dead_letters(self) -> int:
-        topic = f"%DLQ%{self.name}"
-        found = 0
+    async def dead_letters(self) -> list[int]:
+        """The numbers of the group's dead letters."""
         async with PullConsumer(f"counts-{self.name}", namesrv=self.real.namesrv) as consumer:
             try:
-                for queue in await consumer.queues(topic):
-                    found += await consumer.max_offset(queue)
-            except RocketMQError:
-                return found  # no such topic
-        return found
+                return [int(message.body) async for message in consumer.read(f"%DLQ%{self.name}")]
+            except TopicNotFoundError:
+                return []
 
 
 async def rebalances(group: Group, changes: int, every: float, seed: int, *, members: int = 6) -> Count:
@@ -276,7 +271,7 @@ async def ends_of_members(
         await group.join()
     await asyncio.gather(*(member.reading for member in group.members))
     group.send()
-    moments: list[tuple[Member, float, int, float]] = []
+    moments: list[tuple[Member | JavaMember, float, int, float]] = []
     for _ in range(runs):
         await asyncio.sleep(chance.uniform(1.0, 3.0))
         member, at = chance.choice(group.members), time()
@@ -291,7 +286,7 @@ async def ends_of_members(
             by_number[call.number].append(call)
     ended = []
     for member, at, code, seconds in moments:
-        mine = [call for call in calls if call.member == member.settings.name]
+        mine = [call for call in calls if call.member == member.name]
         done = [call for call in mine if call.ended is not None]
         running = [call for call in mine if call.begun <= at and (call.ended is None or call.ended > at)]
         since = min([call.begun for call in running], default=at) - interval

@@ -40,6 +40,7 @@ __all__ = [
     "against_embedded",
     "observe",
     "require_javac",
+    "started",
     "strange_replies",
 ]
 
@@ -188,25 +189,32 @@ async def _conversation(namesrv: str) -> AsyncIterator[list[asyncio.Task[Message
             answering.result()
 
 
-async def _run(namesrv: str, home: Path) -> tuple[str, str]:
+@contextlib.asynccontextmanager
+async def started(home: Path, main_class: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A JVM with a class of this folder, for as long as the block runs; its streams are pipes. ``home``: for its files."""
     classes, class_path = await asyncio.to_thread(_compiled)
     (home / "logback.xml").write_text(_LOGGING)
     process = await asyncio.create_subprocess_exec(
         find_java() or "java",
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-XX:-UsePerfData", "-Dfile.encoding=UTF-8"),
         *(f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={home / 'logback.xml'}"),
-        *("-cp", os.pathsep.join((str(classes), class_path)), "Main", namesrv, "broker-a", str(_SECONDS)),
-        stdin=asyncio.subprocess.DEVNULL,
+        *("-cp", os.pathsep.join((str(classes), class_path)), main_class, *arguments),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(home)},
     )
     try:
-        output, errors = await process.communicate()
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def _run(namesrv: str, home: Path) -> tuple[str, str]:
+    async with started(home, "Main", namesrv, "broker-a", str(_SECONDS)) as process:
+        output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode(errors="replace")[-4000:]
     return output.decode(), errors.decode(errors="replace")
 
