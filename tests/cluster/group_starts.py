@@ -11,7 +11,7 @@ from time import monotonic
 
 import msgspec
 
-from rmq_async import Admin, Consumer, Message, MessageExt, Producer, RocketMQError
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer, RequestTimeoutError, RocketMQError
 from rmq_async.testing.cluster import RealCluster
 
 __all__ = ["Starts", "new_groups"]
@@ -83,7 +83,10 @@ class _Round:
     async def add_queues(self, admin: Admin, most: int) -> None:
         while self.queues < most:
             await asyncio.sleep(self.chance.uniform(0.0, 0.4))
-            await admin.create_topic(self.topic, queues=self.queues + 1)
+            try:
+                await admin.create_topic(self.topic, queues=self.queues + 1)
+            except RequestTimeoutError:  # the broker registers many new retry topics just now
+                continue
             self.queues += 1
             self.found.queues_added += 1
 

@@ -11,12 +11,14 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ThreadLocalRandom;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -135,7 +137,7 @@ final class GroupMembers {
         if (clients.size() != count) {
             return clients.size() + " members are connected, not " + count;
         }
-        List<MessageQueue> queues = new ArrayList<>(asking.fetchPublishMessageQueues(topic));
+        List<MessageQueue> queues = new ArrayList<>(MQClientInstance.topicRouteData2TopicSubscribeInfo(topic, asking.examineTopicRouteInfo(topic)));
         Collections.sort(queues);
         for (String client : clients) {
             Collection<MessageQueue> due = new AllocateMessageQueueAveragely().allocate(group, client, queues, clients);
@@ -146,7 +148,7 @@ final class GroupMembers {
                     held.put(queue, process.isDroped());
                 }
             });
-            if (held.containsValue(true) || !held.keySet().equals(new java.util.TreeSet<>(due))) {
+            if (held.containsValue(true) || !held.keySet().equals(new TreeSet<>(due))) {
                 return client + " holds " + held.size() + " queues, not the " + due.size() + " of its share";
             }
         }
