@@ -35,7 +35,7 @@ class MemberSettings(msgspec.Struct):
     name: str
     file: str
     work: float
-    options: dict[str, float | str]
+    options: dict[str, int | float | str]
     retry: tuple[int, tuple[float, ...]] | None = None
 
 

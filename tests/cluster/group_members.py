@@ -93,7 +93,7 @@ class Group:
     rate: float
     work: float
     queues: int = 16
-    options: Mapping[str, float | str] = field(default_factory=dict)
+    options: Mapping[str, int | float | str] = field(default_factory=dict)
     retry: tuple[int, tuple[float, ...]] | None = None
     java: JavaMembers | None = None
     tag_of: Callable[[int], str | None] = lambda number: None

@@ -76,7 +76,7 @@ async def memory(
 ) -> Memory:
     """Watches a member with a backlog of two bodies of ``size`` in each queue for ``seconds[0]``, and one that has read its queues
     to their ends, each of which gets one body, for ``seconds[1]``. Handlers take up to 5 s."""
-    options: dict[str, float | str] = {"buffered_bytes_limit": limit, "concurrency": 16, "start_from": "earliest"}
+    options: dict[str, int | float | str] = {"buffered_bytes_limit": limit, "concurrency": 16, "start_from": "earliest"}
     async with AsyncExitStack() as stack:
         empty = await stack.enter_async_context(Group(real, directory / "empty", 0.0, 5.0, queues, options))
         idle = await _reads_all(empty)

@@ -11,7 +11,7 @@ from time import monotonic
 
 import msgspec
 
-from rmq_async import Admin, Consumer, Message, MessageExt, Producer, RequestTimeoutError, RocketMQError
+from rmq_async import Admin, Consumer, Message, MessageExt, NameServerError, Producer, RequestTimeoutError, RocketMQError
 from rmq_async.testing.cluster import RealCluster
 
 __all__ = ["Starts", "new_groups"]
@@ -27,7 +27,7 @@ LISTENS = 1.0
 class Starts(msgspec.Struct):
     """``sent``: messages that were sent. ``due``: deliveries of messages whose send began after ``start()`` had returned; of these
     ``missed`` did not come and ``twice`` came more than once. ``in_new_queues``: came from queues that the topic did not have when
-    the start began. ``longest_start``: seconds."""
+    the start began. ``queues_hidden``: that the name server did not show before the next one. ``longest_start``: seconds."""
 
     groups: int = 0
     sent: int = 0
@@ -37,6 +37,7 @@ class Starts(msgspec.Struct):
     twice: int = 0
     in_new_queues: int = 0
     queues_added: int = 0
+    queues_hidden: int = 0
     longest_start: float = 0.0
 
 
@@ -83,12 +84,15 @@ class _Round:
     async def add_queues(self, admin: Admin, most: int) -> None:
         while self.queues < most:
             await asyncio.sleep(self.chance.uniform(0.0, 0.4))
-            try:
-                await admin.create_topic(self.topic, queues=self.queues + 1)
-            except RequestTimeoutError:  # the broker registers many new retry topics just now
-                continue
             self.queues += 1
-            self.found.queues_added += 1
+            try:
+                await admin.create_topic(self.topic, queues=self.queues)
+            except (RequestTimeoutError, NameServerError):
+                # A name server of 5.5.0 ignores a change of a topic that reaches it behind another topic's with the same version of
+                # the table, as those of retry topics do here. The next change takes this one along.
+                self.found.queues_hidden += 1
+            else:
+                self.found.queues_added += 1
 
     async def group(self, delay: float) -> None:
         """Starts one group; counts what it gets of the messages sent in the second after its start."""
