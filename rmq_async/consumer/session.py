@@ -124,6 +124,9 @@ class Session:
         self.assignment.locks = self.locks
         self.assignment.released = self.rebalance.trigger
         self.assignment.handover_timeout = self.config.handover_timeout
+        self.rebalance.left = lambda client_id, queues: self.supervisor.once(
+            f"locks of {client_id}", self.takeover.free(client_id, queues)
+        )
         self.budget.full = self.intake.make_room
         for subscription in self.subscriptions.values():
             subscription.wake = self.dispatcher.pump

@@ -4,7 +4,7 @@ Members compute their shares alone, and nothing on the wire says when a former o
 its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up drains it,
 commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed offset when it
 has it, and pulls. The lock of a member that has crashed lives for 60 s: a queue whose lock is not granted within
-``handover_timeout`` and 2 s is taken without it.
+``handover_timeout`` and 2 s is taken without it. Members that have seen the crashed one in the list free its locks by then.
 """
 
 from __future__ import annotations
@@ -97,6 +97,16 @@ class Takeover:
                 removed.append(queue)
         self._check_idle()
         return removed
+
+    async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Unlocks the queues of a member that has left the list and does not do so itself in time.
+
+        Members that have joined since do not know it, and would have to take its queues without their locks, and could not hand
+        them on as long as its locks live.
+        """
+        await asyncio.sleep(self._patience)
+        if client_id in self._departed():
+            await self._locks.unlock_for(client_id, queues)
 
     def lose(self, queue: MessageQueue) -> None:
         """Asks again for a lock that was lost before the offset of its queue was known."""

@@ -108,17 +108,21 @@ class QueueLocks:
         """
         wanted = tuple(queues)
         for client_id in client_ids:
-
-            async def unlock(broker_name: str, asked: Collection[MessageQueue], client_id: str = client_id) -> None:
-                async with self._turn(broker_name):
-                    body = encode_body(UnlockBatchRequestBody(self._group, client_id, tuple(asked)))
-                    try:
-                        await self._ask(broker_name, asked, RequestCode.UNLOCK_BATCH_MQ, body)
-                    except RocketMQError as error:
-                        self._keep(broker_name, error)
-
-            await self._for_each_broker(wanted, unlock)
+            await self.unlock_for(client_id, wanted)
         return await self.lock(wanted)
+
+    async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Unlocks queues in the name of a client that has left the group; locks of other clients stay."""
+
+        async def unlock(broker_name: str, asked: Collection[MessageQueue]) -> None:
+            async with self._turn(broker_name):
+                body = encode_body(UnlockBatchRequestBody(self._group, client_id, tuple(asked)))
+                try:
+                    await self._ask(broker_name, asked, RequestCode.UNLOCK_BATCH_MQ, body)
+                except RocketMQError as error:
+                    self._keep(broker_name, error)
+
+        await self._for_each_broker(queues, unlock)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
         """Takes queues without their locks, which a client that has crashed may have for up to 60 s; ``renew`` requests them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from rmq_protocol.message import MessageQueue
@@ -56,6 +56,8 @@ class Rebalance:
         self._unlisted_since: dict[str, float] = {}
         self._failed: set[str] = set()
         self._members: set[str] = set()
+        self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
+        """Called with the client id of a member that is listed no more, and its former share."""
         self.departed: dict[str, None] = {}
         """Client ids that were listed and are not now, the newest ones: clients that have crashed may have locks."""
         self.count = 0
@@ -100,7 +102,7 @@ class Rebalance:
             else:
                 queues[topic] = tuple(sorted(route.subscribe_queues))
         lists = await self._lists(queues)
-        self._note_departed({member for members in lists.values() for member in members})
+        self._note_departed({member for members in lists.values() for member in members}, queues)
         for topic, found in queues.items():
             answers = [lists[name] for name in dict.fromkeys(each.broker_name for each in found) if name in lists]
             try:
@@ -116,16 +118,24 @@ class Rebalance:
         self._apply(shares)
         return balanced
 
-    def _note_departed(self, listed: set[str]) -> None:
+    def _note_departed(self, listed: set[str], queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
         if not listed:
             return  # no broker has answered, or one has restarted and lists its members soon
-        for client_id in self._members - listed:
+        for client_id in sorted(self._members - listed):
             self.departed[client_id] = None
+            self.left(client_id, self._former_share(client_id, queues))
         for client_id in listed:
             self.departed.pop(client_id, None)
         while len(self.departed) > MOST_DEPARTED:
             del self.departed[next(iter(self.departed))]
         self._members = listed
+
+    def _former_share(self, client_id: str, queues: Mapping[str, tuple[MessageQueue, ...]]) -> list[MessageQueue]:
+        members = sorted(self._members)
+        try:
+            return [queue for found in queues.values() for queue in share_of(client_id, found, members, self._allocate)]
+        except Exception:  # noqa: BLE001 - a function of the user; the round reports it
+            return []
 
     async def _lists(self, queues: dict[str, tuple[MessageQueue, ...]]) -> dict[str, tuple[str, ...]]:
         """Returns broker name -> its list; brokers that do not answer are left out."""
@@ -170,3 +180,7 @@ class Rebalance:
         if topic not in self._failed:
             self._failed.add(topic)
             logger.error("%s; the queues of the topic stay as they are", text)
+
+
+def _nothing(*_: object) -> None:
+    """Nothing is to be freed."""

@@ -131,6 +131,36 @@ def test_queues_of_a_crashed_member_are_handed_on_at_once() -> None:
     Simulation(5, brokers=2, faults=None).run(main)
 
 
+def test_queues_of_a_crashed_member_are_handed_on_by_one_that_joined_later() -> None:
+    """It has not seen the crashed one in the list; the member that stayed frees the locks for it."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        seen = Seen()
+
+        async def serve() -> None:
+            async with member("g", s.namesrv, "crashes", seen):
+                await asyncio.Event().wait()
+
+        machine = s.machine("service")
+        machine.run(serve)
+        await asyncio.sleep(5)
+        stays, later = member("g", s.namesrv, "a stays", seen), member("g", s.namesrv, "b joins", seen)
+        await stays.start()
+        await asyncio.sleep(15)  # each has its share
+        machine.crash()
+        await asyncio.sleep(2)
+        await later.start()
+        await until(lambda: len(stays.assignment) + len(later.assignment) == 8 + 2 and later.assignment, 100.0)
+        await later.stop()
+        stopped_at = s.now
+        await until(lambda: len(stays.assignment) == 8 + 2, 100.0)
+        assert s.now - stopped_at < 3
+        await stays.stop()
+
+    Simulation(5, brokers=2, faults=None).run(main)
+
+
 def test_broker_that_restarts_under_a_consumer() -> None:
     """Consumption goes on; the broker remembers offsets that are up to 5 s old, so a few messages come twice."""
 
