@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
+import time
+from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -29,6 +33,8 @@ SPARK = "tests/spark/"
 LAST = ("tests/protocol/",)
 """Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
 
+_seconds: Counter[str] = Counter()
+"""Seconds that the tests of each group took, and the processor's, those of ended child processes included."""
 _tallies: dict[str, str] = {}
 """What became of the golden vectors in other processes."""
 
@@ -74,6 +80,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Counts the time of each test for its group."""
+    group = _group_of(item.nodeid)
+    began, cpu = time.monotonic(), sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        _seconds[f"{group}, s"] += time.monotonic() - began
+        _seconds[f"{group}, CPU s"] += sum(os.times()[:4]) - cpu
+
+
+def _group_of(nodeid: str) -> str:
+    if nodeid.startswith(REAL_SERVERS):
+        return "real servers"
+    return "/".join(nodeid.partition("::")[0].split("/")[:2])
+
+
 def _compares_real_time(item: pytest.Item) -> bool:
     """Returns whether a failed ``item`` may run once more: a neighbour on the machine can take the time that it measures.
 
@@ -90,6 +114,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["canaries"] = canaries.found
+        output["seconds"] = dict(_seconds)
         vectors = sys.modules.get("vectors")
         output["tallies"] = {name: str(tally) for name, tally in vectors.TALLIES.items()} if vectors is not None else {}
     if canaries.found:
@@ -101,6 +126,7 @@ def pytest_testnodedown(node: Any) -> None:
     """A process of pytest-xdist has ended."""
     output = getattr(node, "workeroutput", {})
     canaries.found += output.get("canaries", [])
+    _seconds.update(output.get("seconds", {}))
     _tallies.update(output.get("tallies", {}))
 
 
@@ -109,6 +135,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("golden vectors")
     for name, tally in _tallies.items():
         terminalreporter.line(f"{name}: {tally}")
+    if len(_seconds) > 2:
+        terminalreporter.section("time by group of tests")
+    for name, seconds in sorted(_seconds.items(), key=lambda each: -each[1]) if len(_seconds) > 2 else ():
+        terminalreporter.line(f"{seconds:8.0f}  {name}")
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"failed once, ran again: {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
