@@ -92,7 +92,7 @@ class Session:
         self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
         self.calls = HandlerCalls(config.retry, config.concurrency, self.outcomes.settle, self._call_ended, context)
         self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self.calls.begin)
-        limits = PullLimits(config.pull_size, config.max_span)
+        limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
         self.rebalance = Rebalance(instance, group, self.topics, config.allocate, self._apply)
         pulling = Pulling(
             instance, group, limits, self.budget, self.intake.accept, self.intake.move, lambda held: self.rebalance.trigger()
@@ -111,6 +111,8 @@ class Session:
         self._registered = False
         self._assigned = asyncio.Event()
         """Set after the first round."""
+        self.was_assigned = False
+        """Whether all queues of the first share were read; a queue that a later rebalance waits for changes nothing."""
         self.orphans: dict[str, int] = {}
         """Topics without a subscription here whose messages were to be delivered again, and how many."""
 
@@ -240,12 +242,15 @@ class Session:
 
     async def _first_assignment(self) -> None:
         """Waits until the first share is known and read; not for queues that another member drains."""
-        try:
-            async with asyncio.timeout(FIRST_ASSIGNMENT):
-                await self._assigned.wait()
-                await self.takeover.idle.wait()
-        except TimeoutError:
+        first = self.supervisor.once("first share", self._wait_assigned())
+        await asyncio.wait([first], timeout=FIRST_ASSIGNMENT)
+        if not self.was_assigned:
             logger.info("group %s: %d queues are still with other members", self.group, len(self.takeover.queues))
+
+    async def _wait_assigned(self) -> None:
+        await self._assigned.wait()
+        await self.takeover.idle.wait()
+        self.was_assigned = True
 
     async def _leave(self, timeout: float) -> None:
         if self._registered:

@@ -58,7 +58,7 @@ class ConsumerHealth:
     """A snapshot of a consumer's condition.
 
     ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain function
-    runs in its thread for twice its timeout. ``ready``: the consumer runs, its first share is known and read, and it does not
+    runs in its thread for twice its timeout. ``ready``: the consumer runs, its first share is known and was read, and it does not
     stop. ``problems``: all there are. ``last_progress_age``: seconds since a message was settled, or, if none was, since the first
     queue was taken; None without a queue. ``oldest_unfinished``: the handler call that has run longest.
     """
@@ -114,7 +114,7 @@ def health_of(session: Session) -> ConsumerHealth:
     progress = max((each.settled_at for each in held), default=None)
     return ConsumerHealth(
         live=blocked is None and not any(_hangs(delivery) for delivery in list(session.calls.running)),
-        ready=blocked is None and session.is_assigned and not session.assignment.closing,
+        ready=blocked is None and session.was_assigned and not session.assignment.closing,
         problems=tuple(problems),
         last_progress_age=None if progress is None else max(now - progress, 0.0),
         oldest_unfinished=oldest,

@@ -2,7 +2,8 @@
 
 A queue reserves room before it pulls and releases it when the answer is there; each message of the answer takes its own room, and
 gives it back when it is settled or dropped. Queues that wait get their turn in the order in which they came. A pull of a queue
-that is read to its end reserves nothing: it asks for one message, so that a full buffer elsewhere does not delay it.
+that is read to its end reserves nothing: it asks for one message, so that a full buffer elsewhere does not delay it. Where room is
+short, a pull asks for its queue's share at most: a larger one might never fit beside handlers that hang.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
-__all__ = ["Budget"]
+__all__ = ["LARGE_PULL", "Budget"]
+
+LARGE_PULL: Final = 4 * 1024 * 1024
+"""Bytes for which the first pull of a queue takes room, before the size of its messages is known."""
 
 
 class Budget:
@@ -34,10 +39,28 @@ class Budget:
         """Number of queues that wait for room."""
         return len(self._waiting)
 
+    def reserve_now(self, messages: int, size: int) -> bool:
+        """Reserves room for a pull if there is enough, and no queue waits for some; returns whether it did."""
+        if self._waiting or not self._fits(messages, size):
+            return False
+        self._reserve(messages, size)
+        return True
+
+    def share(self, messages: int, mean_size: float | None, queues: int) -> tuple[int, int]:
+        """Returns what one of ``queues`` queues may pull where room is short, at most ``messages`` and at least one, and its bytes.
+
+        ``mean_size``: of its bodies; None where it is not known, so that the pull may bring far more than the share.
+        """
+        size = self._max_size // queues
+        messages = max(min(messages, self._max_messages // queues), 1)
+        if mean_size is None:
+            return messages, max(min(LARGE_PULL, self._max_size // 4), size, 1)
+        messages = max(min(messages, int(size / max(mean_size, 1.0))), 1)
+        return messages, max(round(mean_size * messages), 1)
+
     async def reserve(self, messages: int, size: int) -> None:
         """Reserves room for a pull, after the queues that wait already. Where nothing is taken, there is room for any pull."""
-        if not self._waiting and self._fits(messages, size):
-            self._reserve(messages, size)
+        if self.reserve_now(messages, size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((messages, size, future))

@@ -24,7 +24,7 @@ from ...errors import (
 from ...results import PullResult, PullStatus
 from ..held_queue import HeldQueue, QueueState
 from ..pulling import Calls, PullRequest, pull_once
-from .budget import Budget
+from .budget import LARGE_PULL, Budget
 
 __all__ = ["PullLimits", "Pulling"]
 
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 SUSPEND: Final = 15.0
 """Seconds that a broker may hold a pull; it looks every 5 s, so up to 20."""
 PULL_TIMEOUT: Final = 30.0
-FIRST_PULL_SIZE: Final = 4 * 1024 * 1024
-"""Bytes for which the first pull of a queue takes room, before the size of its messages is known."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
 LONGEST_REST: Final = 1.0
@@ -50,13 +48,15 @@ IDLE_ANSWERS: Final = 10
 
 
 class PullLimits:
-    """``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one."""
+    """``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: how many share the
+    room."""
 
-    __slots__ = ("size", "span")
+    __slots__ = ("queues", "size", "span")
 
-    def __init__(self, size: int, span: int) -> None:
+    def __init__(self, size: int, span: int, queues: Callable[[], int]) -> None:
         self.size = size
         self.span = span
+        self.queues = queues
 
 
 class Pulling:
@@ -138,8 +138,10 @@ class Pulling:
             return 1, 0
         mean = held.mean_size
         messages = min(self._limits.size, room)
-        size = FIRST_PULL_SIZE if mean is None else max(round(mean * messages), 1)
-        await self._budget.reserve(messages, size)
+        size = LARGE_PULL if mean is None else max(round(mean * messages), 1)
+        if not self._budget.reserve_now(messages, size):
+            messages, size = self._budget.share(messages, mean, max(self._limits.queues(), 1))
+            await self._budget.reserve(messages, size)
         return messages, size
 
     async def _pull(self, held: HeldQueue, messages: int) -> PullResult:

@@ -3,34 +3,46 @@
 A committed offset holds. A group without any committed offset for a topic starts where ``start_from`` says, which is looked up
 before the first heartbeat and stored at once: what is sent after ``start()`` has returned is delivered. In a topic for which the
 group has offsets, a queue without one is new and starts at its first message; so does the retry topic.
+
+A start that fails half-way leaves some positions stored, and the next one must not take the other queues for new ones, or it would
+replay all of their messages. So the first queue of each broker is stored last: a broker has its queue 0 from the beginning, so a
+topic of which only other queues are stored was not finished. That says nothing of a topic with one queue on each broker, nor of
+queues of one broker before 5.0, which answers 0 for "none": requests that fail are repeated, and after that such queues start at
+their first message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from rmq_protocol.message import MessageQueue
 
+from ... import machine
 from ..._asyncio import for_each
+from ..._backoff import Backoff
 from ...client import ClientInstance, commit_offset, committed_offset, max_offset, min_offset, search_offset
+from ...errors import RocketMQError
 
 __all__ = ["StartFrom", "first_positions", "start_offset", "store_positions"]
 
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 1.0
 StartFrom = Literal["latest", "earliest"] | datetime
 
 
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Returns the offsets at which a group without any offset in ``queues``, those of one topic, starts; none if it has one.
+    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, that no start has stored yet: all of
+    them in a new group, none in one that has offsets, what is left after a start that failed half-way.
 
     Asks masters, and raises the errors of these requests.
     """
     committed = await for_each(queues, lambda queue: committed_offset(instance, group, queue))
-    if any(offset is not None for offset in committed.values()):
-        return {}
+    queues = _unfinished(queues, frozenset(queue for queue, offset in committed.items() if offset is not None))
     if isinstance(start_from, datetime):
         return await for_each(queues, lambda queue: search_offset(instance, queue, start_from, any_replica=False))
     find = max_offset if start_from == "latest" else min_offset
@@ -38,8 +50,45 @@ async def first_positions(
 
 
 async def store_positions(instance: ClientInstance, group: str, positions: dict[MessageQueue, int]) -> None:
-    """Commits the first positions; returns when the brokers have answered. Raises the errors of these requests."""
-    await for_each(positions, lambda queue: commit_offset(instance, group, queue, positions[queue]))
+    """Commits the first positions of a topic, the first queue of each broker last; returns when the brokers have answered.
+
+    What may pass is repeated for ``request_timeout``, and then raised.
+    """
+    deadline = machine.monotonic() + instance.config.request_timeout
+
+    async def store(queue: MessageQueue) -> None:
+        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            try:
+                await commit_offset(instance, group, queue, positions[queue])
+            except RocketMQError as error:
+                pause = pauses.next()
+                if not error.retriable or machine.monotonic() + pause > deadline:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                return
+
+    last = _first_queues(positions)
+    await for_each([queue for queue in positions if queue not in last], store)
+    await for_each(last, store)
+
+
+def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue]) -> list[MessageQueue]:
+    """Returns the queues that are without an offset because a start has failed before it stored theirs."""
+    last = _first_queues(queues)
+    if not stored.intersection(last):
+        return [queue for queue in queues if queue not in stored]
+    begun = {queue.broker_name for queue in stored}
+    return [queue for queue in last if queue not in stored and queue.broker_name in begun]
+
+
+def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Returns the queue with the lowest number of each broker."""
+    first: dict[str, MessageQueue] = {}
+    for queue in sorted(queues):
+        first.setdefault(queue.broker_name, queue)
+    return list(first.values())
 
 
 async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> tuple[int, int | None]:

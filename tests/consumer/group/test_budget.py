@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
+
+from rmq_async import MessageExt
 from rmq_async.consumer.fetch import Budget
+from rmq_async.testing.simulation import Simulation
+
+from .support import Seen, create, member, send, until
 
 
 async def test_budget_full_waits_in_order() -> None:
@@ -50,3 +57,32 @@ async def test_budget_cancelled_wait_returns_its_room() -> None:
     await asyncio.gather(waiting, return_exceptions=True)
     await other
     assert budget.waiting == 0
+
+
+@pytest.mark.parametrize(
+    "limits", [{"buffered_limit": 20}, {"buffered_bytes_limit": 256 * 1024}, {"buffered_bytes_limit": 1024}]
+)
+def test_hung_handler_leaves_room_for_pulls_of_other_queues(limits: dict[str, int]) -> None:
+    """A pull that is larger than all of the budget is made smaller; else it would wait until nothing is buffered at all."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        hung: list[bytes] = []
+
+        async def handler(message: MessageExt) -> None:
+            if not hung:
+                hung.append(message.body)
+                await asyncio.sleep(10_000)
+            await seen(message)
+
+        seen = Seen()
+        size = 20 * 1024 if limits.get("buffered_bytes_limit") != 1024 else 100
+        await send(s.namesrv, *[b"%d " % number + b"x" * size for number in range(400)])
+        options: dict[str, Any] = {"start_from": "earliest", "max_span": 100, **limits}
+        consumer = member("g", s.namesrv, "one", handler, **options)
+        await consumer.start()
+        await until(lambda: len(seen.bodies) >= 300, 60.0)
+        assert consumer.stats().buffered_bytes <= max(limits.get("buffered_bytes_limit", 0), 20 * (size + 4))
+        await consumer.stop(timeout=0)
+
+    Simulation(12, brokers=1, faults=None).run(main)
