@@ -8,7 +8,8 @@ An answer with the offsets of an older check would end a copy that the broker no
 checked and delivered a second time. Therefore each check of a message replaces the previous one, also while ``check`` runs, and
 also while the local transaction still runs in this process, which then ends the newest copy. A broker chooses the producer up
 to a second before it sends the check, so it also checks messages whose transaction has just ended. It then holds an extra copy;
-if this process knows that from the same connection, it answers ROLLBACK.
+if this process has seen that end on the same connection in the last ten seconds, it answers ROLLBACK. A check that comes later
+is another matter: the broker may have become a replica and the master again without the committed message, so ``check`` decides.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from inspect import isawaitable
+from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -32,6 +34,7 @@ from rmq_protocol.headers import CheckTransactionStateRequestHeader, from_ext
 from rmq_protocol.message import MessageExt
 from rmq_protocol.stored import decode_messages
 
+from ... import machine
 from ..._ordered import OrderedSet
 from ..._text import is_power_of_two, printable
 from ...client import ClientInstance
@@ -54,6 +57,9 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 """Maximum size in bytes of the messages of all held checks; a larger one is taken only alone."""
 MOST_ENDED: Final = 10_000
 """Maximum number of ended transactions remembered per connection."""
+REMEMBERED_FOR: Final = 10.0
+"""Seconds for which an ended transaction is remembered: a broker sees ends up to about 3 s late (``transactionOpBatchInterval``),
+and a new master is chosen 10 s after the old one was heard last (``brokerHeartbeatTimeoutMillis``)."""
 
 T = TypeVar("T")
 
@@ -143,7 +149,8 @@ class Checks:
         self._limit = limit
         # Running transactions of this process by broker address and unique id.
         self._under_way: dict[tuple[str, str], list[_Running]] = {}
-        self._ended: WeakKeyDictionary[Connection, dict[str | _Which, None]] = WeakKeyDictionary()
+        # By connection, ended transactions with the times (monotonic) until which they are remembered, in this order.
+        self._ended: WeakKeyDictionary[Connection, dict[str | _Which, float]] = WeakKeyDictionary()
         self._asked: dict[tuple[str, _Which], _Question] = {}
         self._waiting: deque[_Question] = deque()
         self._bytes = 0
@@ -224,14 +231,19 @@ class Checks:
         return found[0] if len(found) == 1 else None
 
     def _remember(self, connection: Connection, which: str | _Which) -> None:
-        """Remembers an ended transaction: copies that the broker checks later on this connection are superfluous.
+        """Remembers an ended transaction: copies that the broker checks soon on this connection are superfluous.
 
         On a new connection the broker may have lost the end in a crash, so ``check`` decides.
         """
-        known = self._ended.setdefault(connection, {})
-        known[which] = None
-        if len(known) > MOST_ENDED:
+        now, known = machine.monotonic(), self._ended.setdefault(connection, {})
+        known.pop(which, None)
+        known[which] = now + REMEMBERED_FOR
+        while len(known) > MOST_ENDED or known[next(iter(known))] < now:
             del known[next(iter(known))]
+
+    def _has_just_ended(self, connection: Connection, which: _Which) -> bool:
+        known, now = self._ended.get(connection), machine.monotonic()
+        return known is not None and (known.get(which, -inf) >= now or known.get(which.msg_id, -inf) >= now)
 
     def _take_back(self, connection: Connection, end: End) -> None:
         send_control(
@@ -259,8 +271,7 @@ class Checks:
             from_check=True,
         )
         which = _Which(message.msg_id, message.born_time_ms, message.body_crc)
-        known_ends = self._ended.get(connection, ())
-        if which in known_ends or which.msg_id in known_ends:
+        if self._has_just_ended(connection, which):
             self._take_back(connection, end)
             return
         key = (connection.address, which)
