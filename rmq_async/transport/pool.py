@@ -157,8 +157,8 @@ class ConnectionPool:
         return backoff is not None and backoff.remaining(machine.monotonic()) > 0
 
     def is_down(self, address: str) -> bool:
-        """Returns whether there is no connection and the last connect failed."""
-        return address in self._backoffs and address not in self.open
+        """Returns whether there is no connection, and the last connect failed or one runs."""
+        return address not in self.open and (address in self._backoffs or address in self._connecting)
 
     def refusal(self, address: str) -> ConnectError | None:
         """Returns the error for callers that do not wait out the back-off, or None."""

@@ -80,6 +80,16 @@ class AttemptRecord:
         if self.error is None or not isinstance(error, RequestTimeoutError):
             self.error = without_frames(error)
 
+    def never_connected(self, error: RequestTimeoutError) -> bool:
+        """Replaces the error of an attempt that waited for a connection in vain; returns whether it is one.
+
+        ``error``: of the call's whole wait.
+        """
+        if self.connection is not None or not isinstance(self.error, RequestTimeoutError):
+            return False
+        error.broker, self.error = self.broker, error
+        return True
+
     def answered_with(self, error: RocketMQError) -> None:
         """Records a response that is an error, also one after a timeout; it decides ``maybe_stored``."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started

@@ -20,7 +20,7 @@ from ..encoding import Frames
 from ..routing import Router, Target, TopicQueues
 from .call import Call
 from .recovery import Recovery
-from .retry_policy import Rules, attempt_cap
+from .retry_policy import Rules, attempt_cap, connect_cap
 
 __all__ = ["Abortable", "Dispatch", "stopped"]
 
@@ -112,8 +112,16 @@ class Dispatch:
             refusal = self.pool.refusal(target.address)
             if refusal is not None:
                 return refusal
-            deadline = self.first_deadline(machine.monotonic(), deadline, retries)
-        return await self.connect(target, deadline)
+            return await self.connect(target, self.first_deadline(machine.monotonic(), deadline, retries))
+        return await self.connect(target, self.connect_deadline(target, deadline))
+
+    def connect_deadline(self, target: Target, deadline: float) -> float:
+        """Returns the time until which an attempt without a cap waits for its connection.
+
+        ``connect_cap``; or ``deadline`` where the address backs off, since its route was asked for when it failed.
+        """
+        now = machine.monotonic()
+        return deadline if self.pool.backing_off(target.address) else now + connect_cap(deadline - now)
 
 
 def stopped(*, maybe_stored: bool) -> ClientStateError:

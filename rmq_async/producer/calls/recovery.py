@@ -1,10 +1,10 @@
 """Calls that wait for unreachable brokers: shared connection attempts and a gradual release.
 
 65,535 calls may wait for a broker that restarts. They have no timer and no connection attempt of their own for that: one task
-per address tries to connect, as often as the pool allows, and after each failure refreshes the routes of the waiting topics,
-since the broker may come back at another address. Once connected, the calls are released first come, first served: few at
-first, twice as many each time the broker has kept up, because a broker that has just started is slow and rejects requests that
-wait too long in it.
+per address tries to connect, as often as the pool allows, and refreshes the routes of the waiting topics after each failure and
+while an attempt takes long, since the broker may come back at another address. Once connected, the calls are released first come,
+first served: few at first, twice as many each time the broker has kept up, because a broker that has just started is slow and
+rejects requests that wait too long in it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Final
 
 from ... import machine
 from ..._ordered import OrderedSet
-from ...errors import ClientStateError, RocketMQError
+from ...errors import ClientStateError, ConnectError, RequestTimeoutError, RocketMQError
 from ...transport import Connection, ConnectionPool, report
+from .call_errors import not_reached, reached_late
 
 __all__ = ["Recovery", "Waiting"]
 
-CONNECT_FOR: Final = 60.0
-"""Timeout of one attempt to connect in seconds; the pool's own limits are shorter."""
+ASK_AFTER: Final = 0.5
+"""Seconds after which routes are asked for while an attempt to connect runs: its address may be one that no broker has now."""
 SPACING: Final = 0.05
 """Minimum seconds between the starts of two attempts to connect."""
 FIRST_GO: Final = 16
@@ -138,6 +139,13 @@ class Recovery:
         count, address, reason = max(found, default=(0, next(iter(waiting.addresses), ""), ""))
         return address, count, reason
 
+    def too_late(self, waiting: Waiting, seconds: float) -> ConnectError:
+        """Returns the error of a wait that lasted until the deadline: no connection, or connected but not yet released."""
+        for address in waiting.addresses:
+            if self._pool.get(address) is not None:
+                return reached_late(address, seconds)
+        return not_reached(*self.most_failed(waiting), seconds)
+
     def route_changed(self, topic: str) -> None:
         """Ends the waits of all calls to ``topic`` (name on the servers): its new route may name other brokers."""
         for those in self._addresses.values():
@@ -171,19 +179,25 @@ class Recovery:
         while True:
             began = machine.monotonic()
             try:
-                connection = await self._pool.connect(address, CONNECT_FOR)
+                connection = await self._pool.connect(address, ASK_AFTER)
             except ClientStateError:
                 return
+            except RequestTimeoutError:  # the attempt goes on
+                self._ask_for(those)
+                continue
             except Exception as error:  # noqa: BLE001 - all calls of the address depend on this task
                 those.failed += 1
                 those.reason = str(error)
-                for topic in those.topics:
-                    self._ask(topic)
+                self._ask_for(those)
                 if not isinstance(error, RocketMQError):
                     report(f"connecting to {address} failed, another attempt follows", error)
             else:
                 await self._let_go(connection, those)
             await asyncio.sleep(max(0.0, began + SPACING - machine.monotonic()))
+
+    def _ask_for(self, those: _Address) -> None:
+        for topic in those.topics:
+            self._ask(topic)
 
     async def _let_go(self, connection: Connection, those: _Address) -> None:
         """Releases the waiting calls bit by bit; returns when none is left or the connection has closed."""

@@ -25,7 +25,7 @@ from ..routing import GivenUpError, Target, TopicQueues
 from .attempt import AttemptRecord
 from .attempts import Attempts
 from .call import Call, Result
-from .call_errors import failure, no_time, not_reached, reached_late
+from .call_errors import failure, no_time
 from .dispatch import Dispatch, stopped
 from .recovery import Waiting
 from .retry_policy import FAIL, SHORTEST_REPEATED, WAIT, Brokers, Step, Verdict, next_step, pause_before
@@ -326,19 +326,19 @@ class RetryLoop(Generic[Result]):
                 await self._wait()
             now = machine.monotonic()
             if self._result is None and not self._aborted and self._deadline - now < SHORTEST_REPEATED:
-                self._unreached = self._too_late(waiting, now - began)
-                if self._attempts.made == 1:
+                self._unreached = recovery.too_late(waiting, now - began)
+                if self._attempts.made == 1 and not self._still_connecting(waiting, now):
                     self._add_unreached(brokers, self._unreached, began)
         finally:
             timer.cancel()
             recovery.leave(waiting)
 
-    def _too_late(self, waiting: Waiting, seconds: float) -> ConnectError:
-        """Returns the error of a wait that lasted until the deadline: no connection, or connected but not yet released."""
-        for address in waiting.addresses:
-            if self._dispatch.pool.get(address) is not None:
-                return reached_late(address, seconds)
-        return not_reached(*self._dispatch.recovery.most_failed(waiting), seconds)
+    def _still_connecting(self, waiting: Waiting, now: float) -> bool:
+        """Returns whether the only attempt waited for the connect that runs yet; its error is then of the whole wait."""
+        record = self._attempts.newest
+        if record is None or self._dispatch.recovery.most_failed(waiting)[1]:
+            return False
+        return record.never_connected(self._dispatch.pool.too_late(record.target.address, now - self._started))
 
     def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
         """Adds the wait for the brokers as the call's second attempt, so that the call raises SendError with both reasons."""
@@ -357,9 +357,9 @@ class RetryLoop(Generic[Result]):
         """
         now = machine.monotonic()
         deadline = self._deadline if cap is None else min(self._deadline, now + cap)
-        newest, record = self._attempts.newest, AttemptRecord(self, target, now)
-        if newest is not None:
-            self._log_retry(newest, target)
+        record = AttemptRecord(self, target, now)
+        if self._attempts.newest is not None:
+            self._log_retry(self._attempts.newest, target)
         self._attempts.add(record)
         watch, watched = self._outgoing.watch, None
         try:
@@ -392,6 +392,8 @@ class RetryLoop(Generic[Result]):
         if refusal is not None:
             record.failed(refusal)
             return None
+        if alone:
+            deadline = self._dispatch.connect_deadline(record.target, deadline)
         try:
             return await self._connected(address, deadline)
         except RocketMQError as error:

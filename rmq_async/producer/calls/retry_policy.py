@@ -28,6 +28,7 @@ __all__ = [
     "Step",
     "Verdict",
     "attempt_cap",
+    "connect_cap",
     "goes_on_after",
     "is_retriable",
     "next_step",
@@ -36,6 +37,8 @@ __all__ = [
 
 MIN_CAP: Final = 0.2
 """Seconds that a capped attempt gets at least, without ``attempt_timeout``."""
+CONNECT_CAP: Final = 1.0
+"""Seconds that an attempt waits for a connection at most; the call waits on for it, and for a newer route besides."""
 SHORTEST: Final = 0.002
 """Minimum remaining seconds for an attempt: a loop's timer may fire a millisecond before the deadline."""
 SHORTEST_REPEATED: Final = 0.02
@@ -83,7 +86,7 @@ class Brokers(NamedTuple):
     """The brokers of a topic. ``names``: all brokers with a queue that the call may use.
 
     ``avoided``: slow brokers that selection passes over at the moment. They stay candidates of a step, but an attempt on
-    another broker is not capped for their sake. ``down``: brokers without a connection whose newest connect failed.
+    another broker is not capped for their sake. ``down``: brokers without a connection whose newest connect failed, or runs.
     ``resting``: those of ``down`` that are in back-off.
     """
 
@@ -145,6 +148,14 @@ def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | N
     if attempt_timeout is not None:
         return min(attempt_timeout, remaining)
     return min(remaining, max(MIN_CAP, remaining / max(1, attempts_left)))
+
+
+def connect_cap(remaining: float) -> float:
+    """Returns the seconds that an attempt without a time of its own waits for a connection: a third of ``remaining`` at most.
+
+    The broker may have moved. Then the connection never comes, and only a call that waits in ``Recovery`` learns the new address.
+    """
+    return min(remaining, max(MIN_CAP, min(CONNECT_CAP, remaining / 3)))
 
 
 def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
