@@ -34,6 +34,7 @@ from .group import (
     Rebalance,
     SubscriptionConflict,
     Takeover,
+    find_holders,
     first_positions,
     group_view,
     handover_group,
@@ -118,6 +119,7 @@ class Session:
 
     def _connect_rooms(self) -> None:
         """Gives the rooms the collaborators that were made after them."""
+        instance = self.instance
         self.calls.ending = self.supervisor.is_ending
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
@@ -129,6 +131,7 @@ class Session:
         self.rebalance.left = lambda client_id, queues: self.supervisor.once(
             f"locks of {client_id}", self.takeover.free(client_id, queues)
         )
+        self.takeover.holders = lambda queues: find_holders(instance, self.group, queues, self.rebalance.others)
         self.budget.full = self.intake.make_room
         for subscription in self.subscriptions.values():
             subscription.wake = self.dispatcher.pump

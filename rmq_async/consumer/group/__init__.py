@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .allocation import merged_members, share_of
 from .handover import Takeover
+from .holders import Holders, find_holders
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Rebalance
 from .start_position import StartFrom, first_positions, start_offset, store_positions
@@ -12,12 +13,14 @@ from .subscription_check import MODEL, GroupView, SubscriptionConflict, compare,
 __all__ = [
     "MODEL",
     "GroupView",
+    "Holders",
     "QueueLocks",
     "Rebalance",
     "StartFrom",
     "SubscriptionConflict",
     "Takeover",
     "compare",
+    "find_holders",
     "first_positions",
     "group_view",
     "handover_group",

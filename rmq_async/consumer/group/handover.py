@@ -4,14 +4,15 @@ Members compute their shares alone, and nothing on the wire says when a former o
 its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up drains it,
 commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed offset when it
 has it, and pulls. The lock of a member that has crashed lives for 60 s: a queue whose lock is not granted within
-``handover_timeout`` and 2 s is taken without it. Members that have seen the crashed one in the list free its locks by then.
+``handover_timeout`` and 2 s is taken without it. Members that have seen the crashed one in the list free its locks by then. No
+queue is taken without its lock while another member says that it holds it: that one has not heard of the new share yet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from rmq_protocol.message import MessageQueue
@@ -21,6 +22,7 @@ from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance
 from ...errors import RocketMQError
+from .holders import Holders
 from .queue_locks import QueueLocks
 from .start_position import start_offset
 
@@ -35,6 +37,10 @@ ASK_LATER_AFTER: Final = 2.0
 OFFSET_PAUSE: Final = 1.0
 """Seconds between two requests for the committed offset of a queue, where one failed."""
 CRASH_MARGIN: Final = 2.0
+ASK_HOLDERS_EVERY: Final = 5.0
+"""Seconds between two questions to the other members about queues that are not unlocked in time."""
+SILENT_LIMIT: Final = 20.0
+"""Seconds for which members that do not answer may hold such a queue: until their next look at the list."""
 AT_ONCE: Final = 16
 
 
@@ -63,6 +69,10 @@ class Takeover:
         """Queues whose lock is wanted, and since when."""
         self._ready: dict[MessageQueue, float] = {}
         """Queues whose offset is wanted, and when it is asked for next."""
+        self._late: dict[MessageQueue, tuple[float, float]] = {}
+        """Queues that were not unlocked in time: since when, and when the other members are asked next."""
+        self.holders: Callable[[Iterable[MessageQueue]], Awaitable[Holders]] = _no_other
+        """Asks the other members which queues they hold."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         """Set while no queue is waited for."""
@@ -92,6 +102,7 @@ class Takeover:
         removed = []
         for queue in queues:
             waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
+            self._late.pop(queue, None)
             self.errors.pop(queue, None)
             if waited is not None or locked is not None:
                 removed.append(queue)
@@ -143,28 +154,49 @@ class Takeover:
         now = machine.monotonic()
         dropped = []
         for queue in granted:
+            self._late.pop(queue, None)
             if self._waiting.pop(queue, None) is not None:
                 self._ready[queue] = now
             else:
                 dropped.append(queue)  # not wanted any more since this round began
         if dropped:
             await self._locks.unlock(dropped)
-        late = [queue for queue, since in self._waiting.items() if now - since >= self._patience]
+        late = [
+            queue for queue, since in self._waiting.items() if now >= max(since + self._patience, self._next_question(queue))
+        ]
         if late:
             await self._take_late(late)
 
     async def _take_late(self, late: list[MessageQueue]) -> None:
         """Takes queues whose former owner has not unlocked them in time."""
         seized = await self._locks.seize(late, [*self._departed()])
+        elsewhere = await self._elsewhere([queue for queue in late if queue not in seized])
         for queue in late:
-            if self._waiting.pop(queue, None) is None:  # not wanted any more
+            if queue in elsewhere or self._waiting.pop(queue, None) is None:  # or not wanted any more
                 continue
+            self._late.pop(queue, None)
             self._ready[queue] = machine.monotonic()
             if queue not in seized:
                 self._locks.assume([queue])
             how = "a member that is gone" if queue in seized else "another client, and is read without its lock"
             logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, self._patience, how)
         await self._locks.unlock(seized - self._ready.keys())
+
+    def _next_question(self, queue: MessageQueue) -> float:
+        return self._late[queue][1] if queue in self._late else 0.0
+
+    async def _elsewhere(self, late: list[MessageQueue]) -> frozenset[MessageQueue]:
+        """Returns those of ``late`` that other members hold, or may hold."""
+        if not late:
+            return frozenset()
+        found = await self.holders(late)
+        now = machine.monotonic()
+        for queue in late:
+            if queue in self._waiting:
+                since, _ = self._late.get(queue, (now, now))
+                self._late[queue] = since, now + ASK_HOLDERS_EVERY
+        unsure = [queue for queue in late if found.silent and now - self._late.get(queue, (now, now))[0] < SILENT_LIMIT]
+        return found.held.union(unsure)
 
     async def _read_offsets(self) -> None:
         now = machine.monotonic()
@@ -183,3 +215,8 @@ class Takeover:
                 self._check_idle()
 
         await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)
+
+
+async def _no_other(_: Iterable[MessageQueue]) -> Holders:
+    """There is no other member."""
+    return Holders(frozenset(), frozenset())

@@ -65,6 +65,11 @@ class Rebalance:
         self.problem: str | None = None
         """What the last round could not see."""
 
+    @property
+    def others(self) -> list[str]:
+        """The client ids of the other members, by the last lists."""
+        return sorted(self._members - {self._instance.client_id})
+
     def trigger(self) -> None:
         """Asks for a round soon."""
         self._wake.set()

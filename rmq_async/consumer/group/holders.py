@@ -1,0 +1,57 @@
+"""Which queues other members hold, as they say themselves (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
+
+A member may not know yet that a queue is another one's: its notice is lost, or the group has notices switched off, and it looks at
+the list after its ``rebalance_interval``. It renews its locks meanwhile, as a crashed member seems to do for a minute. So members
+are asked before a queue is read without its lock, and only then: the relay keeps a thread of the broker busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from rmq_protocol.bodies import ConsumerRunningInfo, decode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.headers import GetConsumerRunningInfoRequestHeader, to_ext
+from rmq_protocol.message import MessageQueue
+
+from ..._asyncio import for_each
+from ...client import ClientInstance
+from ...errors import RocketMQError
+
+__all__ = ["Holders", "find_holders"]
+
+ANSWER_TIME: Final = 3.0
+AT_ONCE: Final = 8
+
+
+class Holders(NamedTuple):
+    """``held``: queues that another member holds or drains. ``silent``: members that did not say."""
+
+    held: frozenset[MessageQueue]
+    silent: frozenset[str]
+
+
+async def find_holders(instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str]) -> Holders:
+    """Asks each of ``members`` once, through the brokers of ``queues`` in turn until one passes the question on. Raises nothing."""
+    wanted = frozenset(queues)
+    brokers = {each.broker_name: each.topic for each in sorted(wanted)}
+
+    async def ask(client_id: str) -> frozenset[MessageQueue] | None:
+        header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
+        timeout = min(instance.config.request_timeout, ANSWER_TIME)
+        for broker_name, topic in brokers.items():
+            command = RemotingCommand(code=RequestCode.GET_CONSUMER_RUNNING_INFO, ext_fields={**to_ext(header)})
+            try:
+                response, _ = await instance.ask_broker(broker_name, topic, command, timeout)
+                if response.code == ResponseCode.SUCCESS:
+                    return wanted.intersection(decode_body(ConsumerRunningInfo, response.body).mq_table)
+            except (RocketMQError, ProtocolError):
+                continue
+        return None
+
+    answers = await for_each(members, ask, at_once=AT_ONCE)
+    held = frozenset(queue for found in answers.values() if found is not None for queue in found)
+    return Holders(held, frozenset(client_id for client_id, found in answers.items() if found is None))

@@ -1,0 +1,79 @@
+"""Queues whose former owner does not know yet that they are another member's, and members that are killed in a row."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rmq_async import Message, Producer
+from rmq_async.consumer.session import Session
+from rmq_async.testing.simulation import Simulation
+
+from .support import Seen, create, member, send, until
+
+
+@pytest.mark.parametrize("joins_at", [1.0, 7.0, 13.0, 19.0])
+def test_member_that_hears_late_of_a_new_one_runs_no_message_twice(joins_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its notice is lost, or the group has notices switched off: it looks at the members each 20 s."""
+    monkeypatch.setattr(Session, "members_changed", lambda session: None)
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        seen = Seen(lambda message: asyncio.sleep(4))
+        first = member("g", s.namesrv, "one", seen, start_from="earliest")
+        await first.start()
+        second = member("g", s.namesrv, "two", seen)
+        sent = 0
+
+        async def produce() -> None:
+            nonlocal sent
+            async with Producer("p", namesrv=s.namesrv) as producer:
+                while s.now < 80:
+                    await producer.send(Message("T", b"%d" % sent))
+                    sent += 1
+                    await asyncio.sleep(0.1)
+
+        producing = asyncio.create_task(produce())
+        await asyncio.sleep(joins_at)
+        await second.start()
+        await until(lambda: len(second.assignment) == 5, 60.0)
+        await producing
+        await asyncio.sleep(10)
+        await first.stop()
+        await second.stop()
+        assert len(seen.bodies) == sent > 500
+        assert seen.twice == 0
+
+    Simulation(1, brokers=2, faults=None).run(main)
+
+
+def test_members_killed_in_a_row_delay_their_queues_no_longer_than_the_last_one() -> None:
+    """Each change of the shares moves queues that still wait for the locks of an earlier one."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        seen = Seen()
+        for number in range(4):
+
+            async def serve(number: int = number) -> None:
+                async with member("g", s.namesrv, f"{number} is killed", seen):
+                    await asyncio.Event().wait()
+
+            s.machine(f"service-{number}").run(serve)
+        await asyncio.sleep(10)
+        stays = member("g", s.namesrv, "stays", seen)
+        await stays.start()
+        await asyncio.sleep(25)  # each has its share
+        for number in range(4):
+            s.machine(f"service-{number}").crash()
+            last = s.now
+            await asyncio.sleep(7)
+        await until(lambda: len(stays.assignment) == 8 + 2, 100.0)
+        print("all queues", s.now - last, "s after the last one was killed")
+        assert s.now - last < 15
+        await send(s.namesrv, *[b"%d" % number for number in range(16)])
+        await until(lambda: len(seen.bodies) == 16)
+        await stays.stop()
+
+    Simulation(5, brokers=2, faults=None).run(main)
