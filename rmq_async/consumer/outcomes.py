@@ -36,8 +36,13 @@ class Outcomes:
         self.retried = 0
         self.dead_lettered = 0
         self.unsure = 0
-        self.refused: str | None = None
-        """The last error of a message that could not be given back; None after one that could."""
+        self._refused: dict[object, str] = {}
+        """The last error of each message that is not given back yet."""
+
+    @property
+    def refused(self) -> str | None:
+        """Returns the last error of a message that is not given back yet; None without one."""
+        return next(reversed([*self._refused.values()]), None)
 
     async def settle(self, held: HeldQueue, delivery: Delivery, decision: Decision) -> Outcome:
         """Returns the outcome; ABANDONED if the queue is lost before a broker has taken the message back."""
@@ -57,6 +62,16 @@ class Outcomes:
         ``topic``: the one that was subscribed to. A message that the broker does not store any more is sent as a dead letter:
         nothing else could keep it.
         """
+        request = object()
+        try:
+            return await self._give_back(request, held, topic, message, decision)
+        finally:
+            self._refused.pop(request, None)
+
+    async def _give_back(
+        self, request: object, held: HeldQueue, topic: str, message: MessageExt, decision: Decision
+    ) -> Outcome:
+        """``request``: what this give-back is known by among those under way."""
         instance, wire_topic = self._instance, self._instance.names.wire(topic)
         pauses, stored = Backoff(FIRST_PAUSE, LONGEST_PAUSE), True
         while held.is_owned:
@@ -68,20 +83,19 @@ class Outcomes:
                 else:
                     await send_dead_letter(instance, self._group, wire_topic, message)
             except RocketMQError as error:
-                self.refused = printable(error, 500)
+                text = self._refused[request] = printable(error, 500)
                 if isinstance(error, RequestTimeoutError | ConnectionLostError) and error.maybe_stored:
                     self.unsure += 1
                 if stored and _is_gone(error):
                     stored = False
                     logger.error(  # noqa: TRY400 - the traceback says nothing
-                        "message %s is no longer stored, a copy is dead-lettered: %s", message.msg_id, self.refused
+                        "message %s is no longer stored, a copy is dead-lettered: %s", message.msg_id, text
                     )
                     continue
                 pause = pauses.next()
-                logger.warning("message %s was not taken back, again in %.1f s: %s", message.msg_id, pause, self.refused)
+                logger.warning("message %s was not taken back, again in %.1f s: %s", message.msg_id, pause, text)
                 await asyncio.sleep(pause)
             else:
-                self.refused = None
                 if stored and decision.outcome is Outcome.RETRIED:
                     self.retried += 1
                     return Outcome.RETRIED
