@@ -101,7 +101,7 @@ class Assignment:
             given_up = [held for queue, held in self.held.items() if queue.topic == topic and queue not in share]
             for held in given_up:
                 self._drain(held, self.handover_timeout)
-            unwanted = [queue for queue in self.takeover.queues if queue.topic == topic and queue not in share]
+            unwanted = [queue for queue in sorted(self.takeover.queues) if queue.topic == topic and queue not in share]
             if locked := self.takeover.unwant(unwanted):
                 self._supervisor.once("unlock", self.locks.unlock(locked))
             leaving = {each.queue for each in self.leaving}
@@ -186,7 +186,7 @@ class Assignment:
         self.closing = True
         self._drain_until, self._end = drain_until, end
         self._look_at_drains()
-        if locked := self.takeover.unwant(self.takeover.queues):
+        if locked := self.takeover.unwant(sorted(self.takeover.queues)):
             self._supervisor.once("unlock", self.locks.unlock(locked))
         for held in [*self.held.values()]:
             self._drain(held, self.handover_timeout)
@@ -225,7 +225,7 @@ class Assignment:
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
         """Ends the pulls and commits of queues whose locks another member has."""
-        for queue in queues:
+        for queue in sorted(queues):
             self.takeover.lose(queue)
             held = self.held.pop(queue, None)
             if held is None:

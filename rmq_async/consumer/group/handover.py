@@ -153,7 +153,7 @@ class Takeover:
         granted = await self._locks.lock(tuple(self._waiting))
         now = machine.monotonic()
         dropped = []
-        for queue in granted:
+        for queue in sorted(granted):  # sets of names have another order in each process
             self._late.pop(queue, None)
             if self._waiting.pop(queue, None) is not None:
                 self._ready[queue] = now
@@ -180,7 +180,7 @@ class Takeover:
                 self._locks.assume([queue])
             how = "a member that is gone" if queue in seized else "another client, and is read without its lock"
             logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, self._patience, how)
-        await self._locks.unlock(seized - self._ready.keys())
+        await self._locks.unlock(sorted(seized - self._ready.keys()))
 
     def _next_question(self, queue: MessageQueue) -> float:
         return self._late[queue][1] if queue in self._late else 0.0

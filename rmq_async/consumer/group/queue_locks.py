@@ -187,7 +187,7 @@ class QueueLocks:
             return granted
 
     def _take_answer(self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float) -> None:
-        for queue in granted:
+        for queue in sorted(granted):
             self._held[queue] = sent
             self._assumed.pop(queue, None)
             self._unsure.pop(queue, None)

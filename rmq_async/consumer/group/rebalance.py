@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 SPACING: Final = 1.0
 """Seconds from the beginning of one round to that of the next, at least."""
+LOOK_UP_EVERY: Final = 2.0
+"""Seconds between two requests for the route of a topic that no name server knows: a member that starts while one has lost its
+routes must not wait for the next poll, for the others leave it its share."""
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
@@ -55,6 +58,8 @@ class Rebalance:
         self._wake = asyncio.Event()
         self._unlisted_since: dict[str, float] = {}
         self._failed: set[str] = set()
+        self._unknown: list[str] = []
+        """Topics without a route."""
         self._members: set[str] = set()
         self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
         """Called with the client id of a member that is listed no more, and its former share."""
@@ -86,11 +91,17 @@ class Rebalance:
                 balanced = False
             await asyncio.sleep(max(began + SPACING - machine.monotonic(), 0.0))
             if balanced:
-                try:
-                    async with asyncio.timeout(max(began + interval - machine.monotonic(), 0.0)):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+                await self._wait(began + interval)
+
+    async def _wait(self, until: float) -> None:
+        """Waits for a reason to begin a round, at most ``until`` (monotonic), and asks for missing routes meanwhile."""
+        while (left := until - machine.monotonic()) > 0 and not self._wake.is_set():
+            try:
+                async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._unknown else left):
+                    await self._wake.wait()
+            except TimeoutError:
+                for topic in self._unknown:
+                    self._look_up(topic)
 
     async def round(self) -> bool:
         """Returns whether every topic's share is known for sure."""
@@ -100,10 +111,13 @@ class Rebalance:
         shares: dict[str, frozenset[MessageQueue]] = {}
         problem: str | None = None
         queues: dict[str, tuple[MessageQueue, ...]] = {}
+        self._unknown.clear()
         for topic in self._topics:
             route = instance.routes.cached(topic)
             if route is None or route.provisional:
+                self._unknown.append(topic)
                 self._look_up(topic)
+                problem = problem or f"the name servers know no route of topic {topic}"
             else:
                 queues[topic] = tuple(sorted(route.subscribe_queues))
         lists = await self._lists(queues)
