@@ -372,7 +372,8 @@ class Startable(ABC):
 async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16) -> dict[K, V]:
     """Awaits ``function(item)`` for every item, ``at_once`` at a time; the first failure cancels the rest and is raised."""
     results: dict[K, V] = {}
-    left = iter(list(items))
+    listed = list(items)
+    left = iter(listed)
 
     async def work() -> None:
         for item in left:
@@ -381,7 +382,7 @@ async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *,
     group, error = asyncio.TaskGroup(), None
     try:
         async with group:
-            for _ in range(at_once):
+            for _ in range(min(at_once, len(listed))):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         error = without_frames(failures).exceptions[0]  # the group's own frames reference what they raise
