@@ -67,6 +67,11 @@ class QueueLocks:
         self._groups.clear()
         self._count = 0
 
+    def holder(self, group: str, queue: MessageQueue) -> str | None:
+        """The client that has a queue; None for a queue without a lock."""
+        client_id, until = self._groups.get(group, {}).get(queue, ("", 0.0))
+        return client_id if until > machine.monotonic() else None
+
     def any_of(self, group: str) -> bool:
         """Whether somebody has a queue of the group."""
         now = machine.monotonic()

@@ -17,7 +17,7 @@ __all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "misplaced", 
 LATE: Final = 0.05
 """Virtual seconds by which a call may end after its budget: jobs of the executor and hops of the loop."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-_TEMPORARY: Final = (HALF_TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
+_TEMPORARY: Final = (HALF_TOPIC, "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _TRANSACTION: Final = "send_in_transaction"
 """Its budget ends where the local transaction begins."""
 

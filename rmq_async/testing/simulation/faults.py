@@ -122,9 +122,11 @@ class Injector:
         self._faults = faults
         self._begin = begin
         self._generators = {kind: generator(f"fault {kind}") for kind in sorted(faults.kinds)}
-        self._under_way: dict[int, tuple[str, Effect]] = {}
+        self._under_way: dict[int, tuple[str, Effect, float]] = {}
+        self._spans: list[tuple[float, float]] = []
         self._number = 0
         self._closed = False
+        self._resting = False
 
     def start(self) -> None:
         if self._faults.rate:
@@ -134,8 +136,19 @@ class Injector:
     def close(self) -> None:
         """Ends all faults that are under way; no other one begins."""
         self._closed = True
-        for number in list(self._under_way):
-            self._end(number)
+        self._end_all()
+
+    def rest(self) -> None:
+        """Ends all faults that are under way; no other one begins until ``go_on``."""
+        self._resting = True
+        self._end_all()
+
+    def go_on(self) -> None:
+        self._resting = False
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Returns the times between which each fault was under way, in seconds of the simulation."""
+        return [*self._spans, *((began, self._scheduler.now / 1e9) for _, _, began in self._under_way.values())]
 
     def unmet(self) -> Iterable[str]:
         """Returns the kinds that were asked for and never met."""
@@ -153,16 +166,22 @@ class Injector:
         chance = self._generators[kind]
         mean = LONG_DURATION if chance.random() < LONG_SHARE else MEAN_DURATION
         duration = min(LONGEST_DURATION, exponential(chance, mean))
-        effect = self._begin[kind](chance, duration)
+        effect = None if self._resting else self._begin[kind](chance, duration)
         if effect is not None:
             self.begun[kind] += 1
             self._number += 1
-            self._under_way[self._number] = (kind, effect)
+            self._under_way[self._number] = (kind, effect, self._scheduler.now / 1e9)
             self._scheduler.after(nanoseconds(duration), self._end, self._number)
         self._next(kind, 0.0)
 
     def _end(self, number: int) -> None:
-        kind, effect = self._under_way.pop(number, (None, None))
-        if kind is not None and effect is not None:
+        found = self._under_way.pop(number, None)
+        if found is not None:
+            kind, effect, began = found
+            self._spans.append((began, self._scheduler.now / 1e9))
             effect.end()
             self.met[kind] += effect.met()
+
+    def _end_all(self) -> None:
+        for number in list(self._under_way):
+            self._end(number)

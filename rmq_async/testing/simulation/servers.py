@@ -6,14 +6,15 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.headers import UpdateConsumerOffsetRequestHeader, from_ext
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
@@ -23,7 +24,7 @@ from .directory import DoubtfulRegistrations
 from .history import digest
 from .machines import Host, Machine, World
 
-__all__ = ["BROKER_PORT", "NAME_SERVER_PORT", "BrokerMachine", "NameServerMachine", "ServerMachine"]
+__all__ = ["BROKER_PORT", "NAME_SERVER_PORT", "BrokerMachine", "Commit", "NameServerMachine", "ServerMachine"]
 
 BROKER_PORT: Final = 10911
 NAME_SERVER_PORT: Final = 9876
@@ -38,6 +39,19 @@ FLUSH_INTERVAL: Final = 0.5
 """Seconds from a message to the flush that takes it (``flushIntervalCommitLog``)."""
 MAX_MEMORY: Final = 1 << 30
 """Bytes of messages of one broker."""
+
+
+class Commit(NamedTuple):
+    """An offset that a broker was given for a group. ``before``: what it had, -1 for none. ``client_id``: of the member that
+    committed, ``holder``: of the one that has the queue's lock; None where the broker does not know."""
+
+    time: float
+    group: str
+    queue: MessageQueue
+    offset: int
+    before: int
+    client_id: str | None
+    holder: str | None
 
 
 class ServerMachine(Machine, ABC):
@@ -106,8 +120,9 @@ class BrokerMachine(ServerMachine):
     """A broker and its disk.
 
     ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters took. ``deleted``: of those
-    that were deleted because they were old. ``registered``: names of the name servers that have answered a registration of the
-    present process.
+    that were deleted because they were old. ``taken``: of each queue that lost messages the highest of their offsets. ``commits``:
+    offsets that clients have committed. ``registered``: names of the name servers that have answered a registration of the present
+    process.
     """
 
     broker: Broker
@@ -118,6 +133,8 @@ class BrokerMachine(ServerMachine):
         self.disk = BrokerDisk(name, self.log)
         self.lost: list[str] = []
         self.deleted: list[str] = []
+        self.taken: dict[MessageQueue, int] = {}
+        self.commits: list[Commit] = []
         self.registered: dict[str, None] = {}
         self._name_servers = name_servers
         self.serve(self._serve)
@@ -142,8 +159,30 @@ class BrokerMachine(ServerMachine):
     def truncate(self, count: int) -> int:
         """Takes back the last ``count`` messages, as a replica that was behind does when it becomes the master; returns how many
         there were."""
-        self.lost += [message.unique_id for message in self.stored(self.log.place_of_last(count, self.name))]
+        self._lose(self.log.place_of_last(count, self.name))
         return self.broker.truncate(count)
+
+    @property
+    def serves(self) -> bool:
+        """Whether its process runs and has begun to serve."""
+        return self.running and not self.paused and self.broker.listener.running
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Returns the queues that consumers may read of a topic; none of an unknown topic."""
+        found = self.disk.topics.get(topic)
+        if found is None:
+            return []
+        readable = found.config.read_queue_nums
+        return [MessageQueue(topic, self.name, queue.queue_id) for queue in found.queues() if queue.queue_id < readable]
+
+    def members(self, group: str) -> tuple[str, ...]:
+        """Returns the client ids that the running process lists for a group, once for each of their connections."""
+        found = self.broker.state.clients.consumers.get(group)
+        return () if found is None else found.ids()
+
+    def committed(self, group: str, queue: MessageQueue) -> int:
+        """Returns the offset that the running process keeps for a group, 0 for none."""
+        return max(self.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """Returns the offset of the oldest message of a queue, and the one behind its newest."""
@@ -174,11 +213,18 @@ class BrokerMachine(ServerMachine):
         self.registered.clear()
 
     def power_lost(self) -> None:
-        self.lost += [message.unique_id for message in self.stored(self.log.flushed)]
+        self._lose(self.log.flushed)
         self.disk.power_loss()
+
+    def _lose(self, position: int) -> None:
+        for message in self.stored(position):
+            self.lost.append(message.unique_id)
+            queue = MessageQueue(message.topic, self.name, message.queue_id)
+            self.taken[queue] = max(message.offset, self.taken.get(queue, -1))
 
     async def _serve(self) -> None:
         self.broker = broker = Broker(self.disk)
+        self._watch_commits(broker)
         await broker.start(self.address, BROKER_PORT)
         changes = {name: asyncio.Event() for name in self._name_servers}
 
@@ -190,6 +236,24 @@ class BrokerMachine(ServerMachine):
         async with asyncio.TaskGroup() as tasks:
             for name, event in changes.items():
                 tasks.create_task(self._register(name, event), name=f"{self.name} registers with {name}")
+
+    def _watch_commits(self, broker: Broker) -> None:
+        """Adds each commit that the process serves to ``commits``."""
+        update, state = broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET], broker.state
+
+        def watched(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+            header = from_ext(UpdateConsumerOffsetRequestHeader, command.ext_fields)
+            group = header.consumerGroup
+            queue = MessageQueue(header.topic, self.name, header.queueId)
+            before = state.offsets.find(group, header.topic, header.queueId)
+            response = update(connection, command)
+            members = state.clients.consumers.get(group)
+            client_id = next((name for name, used in members.members if used is connection), None) if members else None
+            holder = state.locks.holder(RETRY_TOPIC_PREFIX + group, queue)
+            self.commits.append(Commit(self._now(), group, queue, header.commitOffset, before, client_id, holder))
+            return response
+
+        broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET] = watched
 
     async def _register(self, name_server: str, changed: asyncio.Event) -> None:
         """Registers with one name server: at once, after each change of a topic, and every ``REGISTER_EVERY`` seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import string
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -13,11 +13,13 @@ from typing import Any, Final, TypeVar
 from rmq_protocol.message import MessageQueue
 
 from ... import machine as library
-from .checkers import copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
+from .checkers import Stored, copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
 from .connects import Connects
 from .effects import beginnings, expiry
 from .errors import CallbackError, SimulationError
 from .faults import Faults, Injector
+from .group_checkers import Troubles, group_violations
+from .group_log import GroupLog
 from .history import Event, History, Recording
 from .loop import SimulatedLoop
 from .machines import Machine, check_awaitable, check_callable
@@ -71,6 +73,7 @@ class Simulation:
         self._history = History(lambda: self.now, lambda: self._current.name)
         self._leaks = self._history.leaks
         self._connects = Connects(lambda: self.now)
+        self.group = GroupLog(lambda: self.now, lambda: self.brokers)
         self._calm_from: float | None = None
         self._machines: dict[str, Machine] = {}
         self._loops: list[SimulatedLoop] = []
@@ -221,6 +224,15 @@ class Simulation:
             self._calm_from = self.now
         await asyncio.sleep(max(0.0, self._calm_from + seconds - self.now))
 
+    def rest(self) -> None:
+        """Ends all faults; no other one begins until ``go_on``."""
+        if self._injector is not None:
+            self._injector.rest()
+
+    def go_on(self) -> None:
+        if self._injector is not None:
+            self._injector.go_on()
+
     def holders(self, topic: str) -> set[str]:
         """Returns the names of the brokers that have a topic."""
         return {each.name for each in self.brokers if each.running and each.broker.state.topics.get(topic) is not None}
@@ -369,7 +381,20 @@ class Simulation:
             *late(calls, stopped),
             *unfinished(calls, ends, self.now),
             *self._leaks.found(ends),
+            *self._checked_group(stored, excused, stopped, ends),
         ]
+
+    def _checked_group(
+        self,
+        stored: Sequence[Stored],
+        excused: Collection[str],
+        stopped: Mapping[str, Sequence[tuple[float, float]]],
+        ends: Mapping[str, Sequence[float]],
+    ) -> list[str]:
+        assert self._injector is not None
+        taken = {queue: offset for broker in self.brokers for queue, offset in broker.taken.items()}
+        troubles = Troubles(self._injector.spans(), ends, stopped)
+        return group_violations(self.group, self._history.calls, stored, troubles, excused, taken)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Counts what a loop's exception handler gets as a violation: an error that no code has handled."""

@@ -9,7 +9,7 @@ import pytest
 from rmq_async import ClientStateError, Consumer, MessageExt, Outcome, Retry
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import RequestCode, ResponseCode
 
 from .support import Seen, create, member, send, until
 
@@ -127,3 +127,41 @@ async def test_handler_that_raises_an_unusual_error_gets_its_message_again(error
             await send(server.namesrv, b"x")
             first, second = await consumer.wait_settled(2, timeout=20.0)
         assert (first.outcome, second.outcome) == (Outcome.RETRIED, Outcome.DONE)
+
+
+def test_message_that_is_not_given_back_is_a_problem_only_while_its_queue_is_held() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        s.brokers[0].broker.failures.add(ResponseCode.SYSTEM_BUSY, 1000, RequestCode.CONSUMER_SEND_MSG_BACK)
+
+        async def fail(message: MessageExt) -> None:
+            raise ValueError("fails")
+
+        async with member("g", s.namesrv, "two", fail, start_from="earliest", handover_timeout=3.0) as consumer:
+            await send(s.namesrv, b"x")
+            await asyncio.sleep(5)
+            assert "not_taken_back" in {problem.code for problem in consumer.health().problems}
+            async with member("g", s.namesrv, "one", Seen()):  # the first of the list, so the only queue goes to it
+                await asyncio.sleep(60)
+                assert not consumer.health().problems
+
+    Simulation(3, brokers=1, faults=None).run(main)
+
+
+def test_topic_that_name_servers_have_forgotten_is_read_soon_after_they_know_it() -> None:
+    """The other members leave a new member its share, also where it does not know the topic yet."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        known = s.name_servers[0].registrations
+        known.forgotten["broker-a"] = None
+        async with member("g", s.namesrv, "one", seen := Seen(), start_from="earliest") as consumer:
+            await asyncio.sleep(35)
+            assert [problem.code for problem in consumer.health().problems] == ["group_unknown"]
+            del known.forgotten["broker-a"]
+            await send(s.namesrv, b"x")
+            await until(lambda: seen.bodies, 5.0)
+            await asyncio.sleep(5)
+            assert not consumer.health().problems
+
+    Simulation(4, brokers=1, faults=None).run(main)

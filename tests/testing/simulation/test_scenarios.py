@@ -23,10 +23,12 @@ HASHED = 20
 """Seeds of the mixed scenario whose hashes are kept."""
 SEEDS = 100
 BLOCKS = 4
+GROUPS_HASHED = 8
+"""Seeds of the scenario of groups whose hashes are kept."""
 
 PRINT_HASHES = """
 from rmq_async.testing.simulation import run_seed
-print(*(run_seed("mixed", seed).trace_hash for seed in (1, 2)))
+print(*(run_seed("mixed", seed).trace_hash for seed in (1, 2)), run_seed("groups", 7).trace_hash)
 """
 
 
@@ -46,7 +48,23 @@ def test_mixed_scenario_keeps_its_promises(block: int) -> None:
     assert set(met) == set(KINDS)
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name != "mixed"])
+@pytest.mark.parametrize("block", range(2))
+def test_groups_keep_their_promises(block: int) -> None:
+    """A seed takes some seconds, so the Python versions of the list share them: each runs a quarter."""
+    hashes = json.loads(HASHES.read_text())
+    met: Counter[str] = Counter()
+    for seed in range(1 + (sys.version_info.minor + BLOCKS * block) % 8, SEEDS + 1, 8):
+        outcome = run_seed("groups", seed)
+        assert not outcome.violation, f"rmq simulate --scenario groups --seed {seed}"
+        assert outcome.seconds >= 300
+        assert outcome.operations >= 100
+        if seed <= GROUPS_HASHED:
+            assert outcome.trace_hash == hashes[f"groups {seed}"], seed
+        met.update(outcome.met)
+    assert len(met) >= 20
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ("groups", "mixed")])
 def test_scenario_keeps_its_promises(name: str) -> None:
     for seed in (1, 2):
         outcome = run_seed(name, seed)
@@ -61,7 +79,7 @@ def test_hashes_are_equal_under_each_hash_seed(hash_seed: str) -> None:
         [sys.executable, "-c", PRINT_HASHES], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     hashes = json.loads(HASHES.read_text())
-    assert printed.stdout.split() == [hashes["1"], hashes["2"]]
+    assert printed.stdout.split() == [hashes["1"], hashes["2"], hashes["groups 7"]]
 
 
 def test_swarm_draws_another_subset_for_each_seed() -> None:
@@ -92,4 +110,5 @@ def test_minimised_run_leaves_out_what_the_failure_does_not_need(monkeypatch: py
 
 if __name__ == "__main__":
     found = {str(seed): run_seed("mixed", seed).trace_hash for seed in range(1, HASHED + 1)}
+    found |= {f"groups {seed}": run_seed("groups", seed).trace_hash for seed in range(1, GROUPS_HASHED + 1)}
     HASHES.write_text(json.dumps(found, indent=1) + "\n")

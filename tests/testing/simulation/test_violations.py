@@ -21,8 +21,8 @@ from rmq_async.testing.simulation.retry_checkers import contradictory, early, re
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "rmq_async/testing/simulation"
 REPORTED = re.compile(r'(?<!b)f"([a-z]+): ')
-SCENARIOS = ("scenarios/__init__", "scenarios/hardships", "scenarios/services", "scenarios/workloads")
-MODULES = ("checkers", "retry_checkers", "connects", "leaks", "simulation", *SCENARIOS)
+SCENARIOS = ("scenarios/__init__", "scenarios/groups", "scenarios/hardships", "scenarios/services", "scenarios/workloads")
+MODULES = ("checkers", "group_checkers", "retry_checkers", "connects", "leaks", "simulation", *SCENARIOS)
 
 
 def test_every_violation_is_in_the_tables_of_the_docs() -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from ..faults import KINDS
+from .groups import GROUPS
 from .hardships import HARDSHIPS
 from .services import CALM, Cluster
 from .workloads import WORKLOADS
@@ -19,7 +20,7 @@ PATIENCE: Final = 120.0
 """Virtual seconds after the end of a scenario within which its services end."""
 
 
-SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS})
+SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS})
 """By name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump"})
 """Kinds of faults that fail no call."""

@@ -15,8 +15,8 @@ from ....producer import Producer
 from ..chance import exponential
 
 __all__ = [
-    "CALM", "KEYS", "ROUND", "Cluster", "Workload", "every", "keeps_sending", "keeps_taking", "new_body", "reaches", "serve",
-    "turns",
+    "AGAIN", "CALM", "KEYS", "ROUND", "Cluster", "Workload", "every", "keeps_sending", "keeps_taking", "new_body", "reaches",
+    "serve", "turns",
 ]  # fmt: skip
 
 PAUSE: Final = 4.0

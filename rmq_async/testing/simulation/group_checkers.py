@@ -1,0 +1,308 @@
+"""Checks what the members of a consumer group did. Each function returns a line for each violation.
+
+They are pure. A fault is felt for a while after its end (``SHADOW``); what is promised only without faults is looked at outside
+of these times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX
+from rmq_protocol.message import MessageQueue
+
+from .checkers import Stored
+from .group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample
+from .history import Call
+from .servers import Commit
+
+__all__ = [
+    "Troubles", "backwards", "group_violations", "repeated", "restarted", "sick", "stalled", "together", "uncommitted",
+    "undelivered", "unnamed",
+]  # fmt: skip
+
+SHADOW: Final = 65.0
+"""Seconds for which a fault is felt after its end: locks of queues live for 60 s."""
+RESUMED: Final = 30.0
+"""Seconds after the last fault within which every queue with messages is read."""
+NAMED: Final = 35.0
+"""Seconds without a delivery of a queue with messages after which a member names a problem: a held pull is given up after 30 s."""
+LOOK: Final = 5.0
+"""Seconds between two looks at the queues, and at the health of each member, at most."""
+SLACK: Final = 1.5
+"""Seconds from a message's end to the commit that covers it, besides the interval of commits."""
+
+
+class Troubles:
+    """``faults``: times between which one was under way. ``ends``: times at which processes ended, by machine. ``paused``: times
+    between which they stood still."""
+
+    def __init__(
+        self,
+        faults: Iterable[tuple[float, float]],
+        ends: Mapping[str, Sequence[float]],
+        paused: Mapping[str, Sequence[tuple[float, float]]],
+    ) -> None:
+        self._faults = sorted(faults)
+        self._ends = ends
+        self._paused = paused
+
+    def felt(self, first: float, last: float) -> bool:
+        """Returns whether a fault was under way, or could be felt, between two times."""
+        return any(began <= last and ended + SHADOW >= first for began, ended in self._faults)
+
+    def killed(self, life: Life, since: float) -> float:
+        """Returns when the process of a life was killed, from a time of that life on; infinity if it was not."""
+        ends = self._ends.get(life.member, ())
+        index = bisect_left(ends, since)
+        at = ends[index] if index < len(ends) else inf
+        return at if life.ended is None or at <= life.ended else inf
+
+    def away(self, member: str, first: float, last: float) -> bool:
+        """Returns whether a member's process ended or stood still between two times."""
+        return any(first <= end <= last for end in self._ends.get(member, ())) or any(
+            began <= last and ended >= first for began, ended in self._paused.get(member, ())
+        )
+
+
+def group_violations(
+    log: GroupLog,
+    calls: Iterable[Call],
+    stored: Sequence[Stored],
+    troubles: Troubles,
+    excused: Collection[str],
+    taken: Mapping[MessageQueue, int],
+) -> list[str]:
+    """Returns what all checks have found; nothing for a run without a group. ``excused``: unique ids of messages that brokers lost
+    or deleted. ``taken``: of each queue that lost messages the highest of their offsets: a group that was there already does not
+    see the messages that get these offsets again. Messages of queues that were taken away from their topic are left out, too."""
+    if not log.lives:
+        return []
+    readable = log.idle.queues if log.idle is not None else {}
+    skipped: set[str] = set()
+    for each in stored:
+        queue = MessageQueue(each.topic, each.broker, each.queue_id)
+        if each.offset <= taken.get(queue, -1) or (each.topic in log.topics and queue not in readable):
+            skipped.add(each.unique_id)
+    return [
+        *undelivered(calls, log, stored, {*excused, *skipped}),
+        *repeated(log, troubles),
+        *together(log, troubles),
+        *backwards(log.commits, troubles, taken),
+        *stalled(log),
+        *unnamed(log, troubles),
+        *uncommitted(log, taken),
+        *sick(log),
+        *restarted(log),
+    ]
+
+
+def undelivered(calls: Iterable[Call], log: GroupLog, stored: Iterable[Stored], excused: Collection[str]) -> list[str]:
+    """Acknowledged messages that no handler has handled with success and that are no dead letters."""
+    handled = {each.unique_id for each in log.deliveries if each.how == "done"}
+    handled |= {each.unique_id for each in stored if each.topic == DLQ_TOPIC_PREFIX + GROUP}
+    return [
+        f"undelivered: {result.msg_id} of {result.queue}, offset {result.queue_offset}, was acknowledged at {call.ended:.6f} s, "
+        "and no member has handled it"
+        for call in calls
+        if call.topic in log.topics
+        for result in call.results
+        if result.msg_id not in handled and result.msg_id not in excused
+    ]
+
+
+def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
+    """Messages that were handled again although nothing had happened to the member that had handled them; and, after a kill,
+    those that it had had the time to commit."""
+    settled = _settled(log)
+    found: list[str] = []
+    for first, second in _pairs(log.deliveries):
+        life = log.lives[first.life]
+        if first.how in ("", "cancelled") or troubles.felt(first.began, second.began):
+            continue
+        killed = troubles.killed(life, first.began)
+        text = (
+            f"repeated: {_named(first)} was handled by {life.member} at {first.began:.6f} s, and began again at "
+            f"{second.began:.6f} s"
+        )
+        if killed > second.began:
+            found.append(text)
+        elif settled[first.life, first.queue, first.offset] + log.commit_interval + SLACK < killed:
+            found.append(f"{text}: it could have been committed before the kill at {killed:.6f} s")
+    return found
+
+
+def together(log: GroupLog, troubles: Troubles) -> list[str]:
+    """Messages that were handled twice at a time: by one member never, by two members not while no fault strikes."""
+    return [
+        f"together: {_named(second)} began at {second.began:.6f} s, while the call {second.began - first.began:.3f} s before ran "
+        f"on {'the same member' if first.life == second.life else log.lives[first.life].member}"
+        for first, second in _pairs(log.deliveries)
+        if min(_end(first), troubles.killed(log.lives[first.life], first.began)) > second.began
+        if first.life == second.life or not troubles.felt(first.began, second.began)
+    ]
+
+
+def backwards(commits: Iterable[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:
+    """Commits below what the broker had: by any member while no fault strikes; else by the member that has the queue's lock and
+    has written the higher offset itself, for a member that a fault has cut off may have gone on beside it.
+
+    ``taken``: queues that have lost messages, in which a group goes back to the end.
+    """
+    found: list[str] = []
+    writers: dict[MessageQueue, Commit] = {}
+    for commit in commits:
+        last = writers.get(commit.queue)
+        writers[commit.queue] = commit
+        if commit.offset >= commit.before or commit.queue in taken:
+            continue
+        own = commit.holder is not None and commit.holder == commit.client_id
+        if (own and last is not None and last.client_id == commit.client_id) or not troubles.felt(commit.time, commit.time):
+            found.append(
+                f"backwards: {commit.client_id} committed {commit.offset} of {commit.queue} at {commit.time:.6f} s after "
+                f"{commit.before}"
+            )
+    return found
+
+
+def stalled(log: GroupLog) -> list[str]:
+    """Queues with messages that no member reads within 30 s of the cure of all faults, though there are members.
+
+    Where a broker still lists a member that is gone the others leave it its share: that fault is over when it lists it no more.
+    """
+    begun = _begun(log.deliveries)
+    return [
+        f"stalled: no message of {queue} was begun within {RESUMED:g} s of {backlog.time:.6f} s, when all faults were over; it "
+        f"had {len(waiting)} from offset {waiting[0]} on"
+        for backlog in log.backlogs
+        if backlog.resting and _members(log.samples, backlog.time, backlog.time + RESUMED)
+        if not _ghosts(log.backlogs, backlog.time, backlog.time + RESUMED)
+        for queue, waiting in _waiting(backlog, begun)
+        if not any(begun.get((queue, offset), inf) <= backlog.time + RESUMED for offset in waiting)
+    ]
+
+
+def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
+    """Queues that were not read for long while no member's ``health()`` named a problem.
+
+    Times in which a member's process ended or stood still are left out, and those in which a broker lists one that is gone: it
+    cannot say so, and the others cannot know.
+    """
+    begun = _begun(log.deliveries)
+    members = {life.member for life in log.lives}
+    ill = [sample.time for sample in log.samples if sample.problems]
+    found: dict[MessageQueue, str] = {}
+    for backlog in log.backlogs:
+        first, last = backlog.time, backlog.time + NAMED
+        if (
+            not _members(log.samples, first, last)
+            or _ghosts(log.backlogs, first - NAMED, last)
+            or any(troubles.away(member, first - NAMED, last) for member in members)
+        ):
+            continue
+        index = bisect_left(ill, first)
+        if index < len(ill) and ill[index] <= last:
+            continue
+        for queue, waiting in _waiting(backlog, begun):
+            if not any(begun.get((queue, offset), inf) <= last for offset in waiting):
+                found.setdefault(
+                    queue,
+                    f"unnamed: no message of {queue} was begun from {first:.6f} s on, where offset {waiting[0]} comes next, and "
+                    f"for {NAMED:g} s no member's health() named a problem",
+                )
+    return list(found.values())
+
+
+def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
+    """Queues whose last offset was not committed when all members had stopped in order."""
+    return [
+        f"uncommitted: {queue} ends at {high}, and the group has committed {low} after the stop of all members"
+        for queue, (low, high) in (log.idle.queues.items() if log.idle is not None else ())
+        if low != high and queue not in taken
+    ]
+
+
+def sick(log: GroupLog) -> list[str]:
+    """Members that were not fine a minute after the last fault."""
+    return [
+        f"sick: {log.lives[sample.life].member} at {sample.time:.6f} s: ready is {sample.ready}, {dict(sample.problems)}"
+        for sample in log.samples
+        if sample.time >= log.fine_from and (sample.problems or not sample.ready)
+        if not _ghosts(log.backlogs, sample.time - LOOK, sample.time)
+    ]
+
+
+def restarted(log: GroupLog) -> list[str]:
+    """Tasks inside of a consumer that have failed."""
+    texts = {text: sample for sample in reversed(log.samples) for code, text in sample.problems if code == "restarted"}
+    return [f"restarted: {log.lives[sample.life].member} before {sample.time:.6f} s: {text}" for text, sample in texts.items()]
+
+
+def _pairs(deliveries: Iterable[Delivery]) -> list[tuple[Delivery, Delivery]]:
+    """Returns each two calls that followed one another for the same stored message."""
+    places: defaultdict[object, list[Delivery]] = defaultdict(list)
+    for each in deliveries:
+        places[each.queue, each.offset, each.unique_id].append(each)
+    return [pair for line in places.values() if len(line) > 1 for pair in pairwise(line)]
+
+
+def _settled(log: GroupLog) -> dict[tuple[int, MessageQueue, int], float]:
+    """Returns when a life had settled a message of a queue and all before it."""
+    lines: defaultdict[tuple[int, MessageQueue], list[Delivery]] = defaultdict(list)
+    for each in log.deliveries:
+        lines[each.life, each.queue].append(each)
+    found: dict[tuple[int, MessageQueue, int], float] = {}
+    for (life, queue), line in lines.items():
+        latest = 0.0
+        for each in sorted(line, key=lambda each: each.offset):
+            latest = max(latest, _end(each))
+            found[life, queue, each.offset] = latest
+    return found
+
+
+def _begun(deliveries: Iterable[Delivery]) -> dict[tuple[MessageQueue, int], float]:
+    """Returns when the first call for a place began."""
+    found: dict[tuple[MessageQueue, int], float] = {}
+    for each in deliveries:
+        found.setdefault((each.queue, each.offset), each.began)
+    return found
+
+
+def _waiting(backlog: Backlog, begun: Mapping[tuple[MessageQueue, int], float]) -> list[tuple[MessageQueue, list[int]]]:
+    """Returns the offsets of each queue that no call has begun."""
+    found = [
+        (queue, [offset for offset in range(low, high) if begun.get((queue, offset), inf) > backlog.time])
+        for queue, (low, high) in backlog.queues.items()
+    ]
+    return [each for each in found if each[1]]
+
+
+def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:
+    """Returns whether a broker listed a member that was gone between two times."""
+    at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
+    while at < len(backlogs) and backlogs[at].time <= last:
+        if backlogs[at].ghosts:
+            return True
+        at += 1
+    return False
+
+
+def _members(samples: Sequence[Sample], first: float, last: float) -> bool:
+    """Returns whether a member lived from the one time to the other."""
+    at = bisect_left(samples, first - LOOK, key=lambda sample: sample.time)
+    lives = {sample.life for sample in samples[at:] if sample.time <= first + LOOK}
+    at = bisect_left(samples, last - LOOK, key=lambda sample: sample.time)
+    return any(sample.life in lives for sample in samples[at:] if sample.time <= last + LOOK)
+
+
+def _end(delivery: Delivery) -> float:
+    return inf if delivery.ended is None else delivery.ended
+
+
+def _named(delivery: Delivery) -> str:
+    return f"offset {delivery.offset} of {delivery.queue} ({delivery.unique_id})"

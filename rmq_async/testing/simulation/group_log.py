@@ -1,0 +1,132 @@
+"""What the members of a consumer group did in a run, and what the brokers kept of it: the input of ``group_checkers``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Literal, NamedTuple
+
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ...consumer import Consumer
+from .servers import BrokerMachine, Commit
+
+__all__ = ["GROUP", "Backlog", "Delivery", "GroupLog", "Life", "Sample"]
+
+GROUP: Final = "workers"
+"""Name of the group whose members are watched."""
+
+How = Literal["done", "failed", "dead", "cancelled"]
+
+
+@dataclass(slots=True)
+class Life:
+    """A member from its start to its stop. ``ended``: None for one that was killed, or that runs on."""
+
+    member: str
+    began: float
+    ended: float | None = None
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One call of a handler. ``queue``, ``offset``: the place that was pulled, in the retry topic for a message delivered again.
+    ``how``: "done" where the handler returned, "failed" or "dead" where it raised; empty while it runs, and for good where its
+    process was killed."""
+
+    queue: MessageQueue
+    offset: int
+    unique_id: str
+    life: int
+    began: float
+    ended: float | None = None
+    how: How | Literal[""] = ""
+
+
+class Backlog(NamedTuple):
+    """Of each queue the first offset that the group has not committed, and the offset behind its last message. ``resting``: no
+    fault is under way, and none begins for as long as a member needs to go on. ``ghosts``: a broker lists a member that is gone,
+    or one twice: its connection fell silent, and the broker believes in it for 120 s."""
+
+    time: float
+    queues: Mapping[MessageQueue, tuple[int, int]]
+    resting: bool = False
+    ghosts: bool = False
+
+
+class Sample(NamedTuple):
+    """``health()`` of a member. ``problems``: code and text of each."""
+
+    time: float
+    life: int
+    ready: bool
+    problems: tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class GroupLog:
+    """``now``: returns the seconds since the beginning; ``brokers``: the brokers of the cluster.
+
+    ``client_ids``: of the members that live, by machine. ``commit_interval``: of all members. ``fine_from``: the time from which
+    on no member may have a problem. ``idle``: the backlog after the last member has stopped.
+    """
+
+    now: Callable[[], float]
+    brokers: Callable[[], Sequence[BrokerMachine]]
+    topics: tuple[str, ...] = ()
+    commit_interval: float = 1.0
+    fine_from: float = inf
+    lives: list[Life] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    backlogs: list[Backlog] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    client_ids: dict[str, str] = field(default_factory=dict)
+    idle: Backlog | None = None
+
+    def live(self, member: str) -> int:
+        """Adds a member that starts; returns its number."""
+        self.lives.append(Life(member, self.now()))
+        return len(self.lives) - 1
+
+    def joined(self, member: str, consumer: Consumer) -> None:
+        assert consumer._instance is not None
+        self.client_ids[member] = consumer._instance.client_id
+
+    def stopped(self, life: int) -> None:
+        self.lives[life].ended = self.now()
+        self.client_ids.pop(self.lives[life].member, None)
+
+    def begin(self, message: MessageExt, life: int) -> Delivery:
+        delivery = Delivery(message.queue, message.queue_offset, message.msg_id, life, self.now())
+        self.deliveries.append(delivery)
+        return delivery
+
+    def end(self, delivery: Delivery, how: How) -> None:
+        delivery.ended, delivery.how = self.now(), how
+
+    def sample(self, life: int, ready: bool, problems: Iterable[tuple[str, str]]) -> None:
+        self.samples.append(Sample(self.now(), life, ready, tuple(problems)))
+
+    def look(self, *, resting: bool = False) -> Backlog:
+        """Adds what the queues of the group hold now; brokers that do not run are left out."""
+        queues: dict[MessageQueue, tuple[int, int]] = {}
+        ghosts, live = False, list(self.client_ids.values())
+        for each in self.brokers():
+            if not each.serves:
+                continue
+            listed = each.members(GROUP)
+            ghosts = ghosts or len(set(listed)) < len(listed) or any(client_id not in live for client_id in listed)
+            for topic in (*self.topics, RETRY_TOPIC_PREFIX + GROUP):
+                for queue in each.queues(topic):
+                    low, high = each.bounds(queue)
+                    queues[queue] = max(low, each.committed(GROUP, queue)), high
+        self.backlogs.append(Backlog(self.now(), queues, resting, ghosts))
+        return self.backlogs[-1]
+
+    @property
+    def commits(self) -> list[Commit]:
+        """Returns what members have committed, by time."""
+        found = [commit for broker in self.brokers() for commit in broker.commits if commit.group == GROUP]
+        return sorted(found, key=lambda commit: commit.time)

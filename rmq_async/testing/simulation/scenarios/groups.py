@@ -1,0 +1,263 @@
+"""Members of a consumer group under faults: they join, stop in order and are killed while messages are sent to their topics.
+
+What they did is in the simulation's ``group``, which ``group_checkers`` looks at when the run is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from rmq_protocol.message import Message, MessageExt
+
+from ....admin import Admin
+from ....consumer import Consumer, DeadLetter, Retry, RetryLater
+from ....errors import RocketMQError
+from ....producer import Producer
+from ..chance import exponential
+from ..group_log import GROUP, GroupLog
+from .services import AGAIN, CALM, Cluster, Workload
+
+__all__ = ["GROUPS"]
+
+TOPICS: Final = ("Shared-0", "Shared-1")
+LOOK_EVERY: Final = 2.0
+"""Seconds between two looks at a member's health, and at the queues."""
+REST: Final = 33.0
+"""Seconds without faults in which consumption must go on."""
+FIRST_SENDS: Final = 1.5
+"""Mean seconds between two turns of the sender."""
+LONGEST_DRAIN: Final = 60.0
+"""Seconds after the calm in which what is left is handled."""
+FAREWELL: Final = 6.0
+"""Seconds from the last look at the members' health to their stop."""
+
+
+class Staffed(Cluster, Protocol):
+    """A simulation, as the operator of a group uses it."""
+
+    group: GroupLog
+
+    def machine(self, name: str) -> Any:
+        """Returns the machine of a name."""
+
+    def rest(self) -> None:
+        """Ends all faults; no other one begins until ``go_on``."""
+
+    def go_on(self) -> None: ...
+
+
+async def groups(cluster: Staffed, until: float) -> None:
+    """Two to ten members of a group join, stop and are killed while messages are sent to them."""
+    await _Crew(cluster, until).run()
+
+
+class _Crew:
+    """The operator, the sender and the members. All drawn values are those of one seed."""
+
+    def __init__(self, cluster: Staffed, until: float) -> None:
+        self.cluster = cluster
+        self.until = until
+        self.log = cluster.group
+        self.chance = chance = cluster.generator("workload groups")
+        self.topics = TOPICS[: chance.randint(1, 2)]
+        self.size = 2 + int(9 * chance.random() ** 2)
+        self.without_faults = chance.random() < 0.15
+        self.without_kills = chance.random() < 0.4
+        self.mean_life = chance.choice((60.0, 200.0, 1000.0))
+        self.plain = chance.random() < 0.3
+        self.options: dict[str, Any] = {
+            "route_poll_interval": 10.0,  # a member with an old route takes part in no handover until its next poll
+            "start_from": "earliest",
+            "concurrency": chance.choice((4, 16, 64)),
+            "handover_timeout": chance.choice((2.0, 10.0)),
+            "commit_interval": chance.choice((0.3, 1.0)),
+            "max_span": chance.choice((16, 2000)),
+            "pull_size": chance.choice((1, 32)),
+            "buffered_limit": chance.choice((64, 4096)),
+            "retry": Retry(limit=3, delays=(1, 5)),
+        }
+        self.over = self.resting = False
+        self.dead: dict[str, None] = {}
+        self.members: dict[str, asyncio.Future[None]] = {}
+
+    async def run(self) -> None:
+        cluster, log = self.cluster, self.log
+        log.topics, log.commit_interval = self.topics, self.options["commit_interval"]
+        if self.without_faults:
+            await cluster.calm(0.0)
+        await self._create()
+        looking = asyncio.ensure_future(self._look())
+        work = [self._join(), self._send(), self._rest()]
+        if not self.without_kills:
+            work.append(self._kill())
+        await asyncio.gather(*work)
+        await cluster.calm(0.0)
+        self._revive()
+        await cluster.calm(CALM)
+        log.fine_from = cluster.now
+        await self._drained()
+        await asyncio.sleep(FAREWELL)
+        self.over = True
+        await asyncio.gather(*self.members.values())
+        await looking
+        log.idle = log.look()
+
+    async def _create(self) -> None:
+        queues = self.chance.choice((1, 2, 4))
+        for topic in self.topics:
+            while self.cluster.now < self.until:
+                try:
+                    async with Admin(namesrv=self.cluster.namesrv) as admin:
+                        await admin.create_topic(topic, queues=queues)
+                    break
+                except RocketMQError:
+                    await asyncio.sleep(AGAIN)
+
+    # -- what befalls the group
+
+    async def _join(self) -> None:
+        """Starts the machines of the members, some of them later."""
+        for number in range(1, self.size + 1):
+            if number > 1 and self.chance.random() < 0.5:
+                await asyncio.sleep(exponential(self.chance, 10.0))
+            name = f"member-{number}"
+            self.members[name] = self.cluster.machine(name).run(partial(_live, self, name))
+
+    async def _send(self) -> None:
+        chance, cluster = self.chance, self.cluster
+
+        async def send(producer: Producer) -> None:
+            with suppress(RocketMQError):
+                await producer.send(Message(chance.choice(self.topics), b"%d" % cluster.number()))
+
+        while cluster.now < self.until:
+            with suppress(RocketMQError):
+                async with Producer("senders", namesrv=cluster.namesrv) as producer:
+                    while cluster.now < self.until:
+                        count = 50 if chance.random() < 0.02 else chance.randint(1, 3)
+                        await asyncio.gather(*(send(producer) for _ in range(count)))
+                        await asyncio.sleep(exponential(chance, FIRST_SENDS))
+            await asyncio.sleep(AGAIN)
+
+    async def _kill(self) -> None:
+        """Kills members, and starts them again a while later."""
+        chance = self.cluster.generator("kills")
+        while self.cluster.now < self.until:
+            await asyncio.sleep(exponential(chance, 30.0))
+            name = chance.choice(list(self.members))
+            machine = self.cluster.machine(name)
+            if self.resting or name in self.dead or not machine.running or self.cluster.now >= self.until:
+                continue
+            self.dead[name] = None
+            self.log.client_ids.pop(name, None)
+            if chance.random() < 0.2:
+                machine.power_loss()
+            else:
+                machine.crash()
+            await asyncio.sleep(exponential(chance, 5.0))
+            self._revive()
+
+    def _revive(self) -> None:
+        for name in self.dead:
+            self.cluster.machine(name).restart()
+        self.dead.clear()
+
+    async def _rest(self) -> None:
+        """Ends all faults and kills now and then, long enough for the group to go on."""
+        cluster = self.cluster
+        while True:
+            await asyncio.sleep(self.chance.uniform(30.0, 80.0))
+            if cluster.now > self.until - REST:
+                return
+            cluster.rest()
+            self.resting = True
+            self._revive()
+            self.log.look(resting=True)
+            await asyncio.sleep(REST)
+            self.resting = False
+            cluster.go_on()
+
+    # -- what is seen of it
+
+    async def _look(self) -> None:
+        while not self.over:
+            self.log.look()
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _drained(self) -> None:
+        end = self.cluster.now + LONGEST_DRAIN
+        while self.cluster.now < end:
+            if all(low >= high for low, high in self.log.backlogs[-1].queues.values()):
+                return
+            await asyncio.sleep(LOOK_EVERY)
+
+    # -- members
+
+    def consumer(self, chance: Random, life: int) -> Consumer:
+        consumer = Consumer(GROUP, namesrv=self.cluster.namesrv, **self.options)
+        for topic in self.topics:
+            timeout = chance.choice((6.0, None))
+            if self.plain and topic == TOPICS[1]:
+                consumer.subscribe(topic, partial(_handle_at_once, self.log, chance, life))
+            else:
+                consumer.subscribe(topic, partial(_handle, self.log, chance, life), timeout=timeout)
+        return consumer
+
+
+async def _live(crew: _Crew, name: str) -> None:
+    """One member after the other in the same process, until the run is over."""
+    cluster, log = crew.cluster, crew.log
+    chance = cluster.generator(f"{name} from {cluster.now}")
+    while not crew.over:
+        life = log.live(name)
+        end = cluster.now + exponential(chance, crew.mean_life)
+        consumer = crew.consumer(chance, life)
+        try:
+            async with consumer:
+                log.joined(name, consumer)
+                while not crew.over and (cluster.now < end or crew.resting or cluster.now > crew.until):
+                    health = consumer.health()
+                    log.sample(life, health.ready, ((problem.code, problem.text) for problem in health.problems))
+                    await asyncio.sleep(LOOK_EVERY)
+        except (RocketMQError, TimeoutError):
+            await asyncio.sleep(AGAIN)
+        log.stopped(life)
+        if left := sorted(task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()):
+            cluster.violation(f"tasks: a consumer of {name} has stopped, and {', '.join(left)} run")
+        if not crew.over and not crew.resting:
+            await asyncio.sleep(exponential(chance, 5.0))
+
+
+async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt) -> None:
+    delivery = log.begin(message, life)
+    try:
+        await asyncio.sleep(exponential(chance, 8.0 if chance.random() < 0.02 else 0.15))
+    except asyncio.CancelledError:
+        log.end(delivery, "cancelled")
+        raise
+    _decide(log, chance, delivery)
+
+
+def _handle_at_once(log: GroupLog, chance: Random, life: int, message: MessageExt) -> None:
+    _decide(log, chance, log.begin(message, life))
+
+
+def _decide(log: GroupLog, chance: Random, delivery: Any) -> None:
+    drawn = chance.random()
+    if drawn < 0.01:
+        log.end(delivery, "dead")
+        raise DeadLetter("drawn")
+    if drawn < 0.06:
+        log.end(delivery, "failed")
+        raise RetryLater(1) if drawn < 0.03 else ValueError("drawn")
+    log.end(delivery, "done")
+
+
+GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"groups": groups})  # type: ignore[dict-item]
+"""By name, which is also that of the machine of the operator and sender."""

@@ -1,0 +1,150 @@
+"""What the checkers of consumer groups find, and what they leave alone."""
+
+from __future__ import annotations
+
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmq_async import MessageQueue
+from rmq_async.results import SendResult, SendStatus
+from rmq_async.testing.simulation.checkers import Stored
+from rmq_async.testing.simulation.group_checkers import (
+    Troubles,
+    backwards,
+    repeated,
+    restarted,
+    sick,
+    stalled,
+    together,
+    uncommitted,
+    undelivered,
+    unnamed,
+)
+from rmq_async.testing.simulation.group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample
+from rmq_async.testing.simulation.history import Call
+from rmq_async.testing.simulation.servers import Commit
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+QUIET = Troubles((), {}, {})
+
+
+def log(*deliveries: Delivery, lives: int = 2, **fields: Any) -> GroupLog:
+    members = [Life(f"member-{number}", 0.0) for number in range(lives)]
+    found = GroupLog(lambda: 0.0, lambda: (), ("T",), lives=members, deliveries=list(deliveries))
+    for name, value in fields.items():
+        setattr(found, name, value)
+    return found
+
+
+def delivery(offset: int = 0, began: float = 10.0, took: float | None = 1.0, *, life: int = 0, how: Any = "done") -> Delivery:
+    ended = None if took is None else began + took
+    return Delivery(QUEUE, offset, f"id-{offset}", life, began, ended, how if ended is not None else "")
+
+
+def killed(at: float, member: str = "member-0") -> Troubles:
+    return Troubles((), {member: [at]}, {})
+
+
+def fault(began: float, ended: float) -> Troubles:
+    return Troubles([(began, ended)], {}, {})
+
+
+def commit(time: float, offset: int, before: int, client_id: str = "a", holder: str | None = "a") -> Commit:
+    return Commit(time, GROUP, QUEUE, offset, before, client_id, holder)
+
+
+def samples(*times: float, problems: tuple[tuple[str, str], ...] = (), ready: bool = True) -> list[Sample]:
+    return [Sample(time, 0, ready, problems) for time in times]
+
+
+@pytest.mark.parametrize(
+    ("second", "troubles", "found"),
+    [
+        (delivery(began=20.0, life=1), QUIET, True),
+        (delivery(began=20.0, life=1), fault(15.0, 16.0), False),
+        (delivery(began=120.0, life=1), fault(150.0, 160.0), True),
+        (delivery(began=20.0, life=1), killed(11.5), False),  # before its commit
+        (delivery(began=20.0, life=1), killed(15.0), True),  # it had the time to commit
+        (delivery(1, began=20.0, life=1), QUIET, False),  # another message
+    ],
+)
+def test_repeated_message_needs_a_reason(second: Delivery, troubles: Troubles, found: bool) -> None:
+    assert bool(repeated(log(delivery(), second), troubles)) is found
+
+
+def test_repeated_message_behind_an_open_one_is_in_the_bound_of_a_kill() -> None:
+    deliveries = [delivery(0, took=None), delivery(1), delivery(1, began=60.0, life=1)]
+    assert repeated(log(*deliveries), killed(50.0)) == []
+    assert len(repeated(log(*deliveries[1:]), killed(50.0))) == 1
+
+
+def test_repeated_message_whose_first_call_was_cancelled_is_none() -> None:
+    assert repeated(log(delivery(how="cancelled"), delivery(began=20.0, life=1)), QUIET) == []
+
+
+@pytest.mark.parametrize(
+    ("life", "troubles", "found"),
+    [(0, QUIET, True), (0, fault(9.0, 11.0), True), (1, QUIET, True), (1, fault(9.0, 11.0), False), (1, killed(10.2), False)],
+)
+def test_together_is_never_allowed_in_one_member(life: int, troubles: Troubles, found: bool) -> None:
+    assert bool(together(log(delivery(), delivery(began=10.5, life=life)), troubles)) is found
+
+
+def test_backwards_is_found_for_the_owner_of_the_queue() -> None:
+    commits = [commit(1.0, 5, 3), commit(2.0, 4, 5)]
+    assert len(backwards(commits, fault(0.0, 3.0), ())) == 1
+    assert backwards(commits, fault(0.0, 3.0), [QUEUE]) == []
+    beside = [commit(1.0, 5, 3, "b"), commit(2.0, 4, 5)]
+    assert backwards(beside, fault(0.0, 3.0), ()) == []
+    assert len(backwards(beside, QUIET, ())) == 1
+
+
+def test_stalled_queue_is_found_after_a_rest() -> None:
+    resting = [Backlog(10.0, {QUEUE: (0, 2)}, True)]
+    members = samples(10.0, 38.0)
+    assert len(stalled(log(backlogs=resting, samples=members))) == 1
+    assert len(stalled(log(delivery(0, began=41.0), backlogs=resting, samples=members))) == 1
+    assert stalled(log(delivery(0, began=30.0), backlogs=resting, samples=members)) == []
+    assert stalled(log(delivery(0, began=5.0), delivery(1, began=5.0), backlogs=resting, samples=members)) == []
+    assert stalled(log(backlogs=resting, samples=samples(38.0))) == []  # no member was there
+
+
+def test_unnamed_problem_is_found_while_a_queue_is_not_read() -> None:
+    waiting = [Backlog(10.0, {QUEUE: (0, 2)})]
+    assert len(unnamed(log(backlogs=waiting, samples=samples(10.0, 45.0)), QUIET)) == 1
+    ill = sorted([*samples(10.0, 45.0), *samples(30.0, problems=(("queue_unreadable", "text"),))])
+    assert unnamed(log(backlogs=waiting, samples=ill), QUIET) == []
+    assert unnamed(log(backlogs=waiting, samples=samples(10.0, 45.0)), killed(12.0, "member-1")) == []
+    assert unnamed(log(delivery(1, began=44.0), backlogs=waiting, samples=samples(10.0, 45.0)), QUIET) == []
+
+
+def test_uncommitted_end_is_found_after_the_stop_of_all_members() -> None:
+    assert len(uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), ())) == 1
+    assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), [QUEUE]) == []
+    assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (4, 4)})), ()) == []
+
+
+def test_sick_member_is_found_when_the_cluster_is_healthy_again() -> None:
+    problem = (("not_committed", "text"),)
+    assert len(sick(log(samples=samples(50.0, problems=problem), fine_from=40.0))) == 1
+    assert len(sick(log(samples=samples(50.0, ready=False), fine_from=40.0))) == 1
+    assert sick(log(samples=samples(50.0, problems=problem), fine_from=inf)) == []
+
+
+def test_restarted_task_is_found_once() -> None:
+    assert len(restarted(log(samples=samples(1.0, 3.0, problems=(("restarted", "commits failed"),))))) == 1
+
+
+def test_undelivered_message_is_found_unless_it_is_a_dead_letter_or_was_lost() -> None:
+    call: Call = SimpleNamespace(  # type: ignore[assignment]
+        topic="T", ended=1.0, results=(SendResult(SendStatus.SEND_OK, "id-0", "offset id", QUEUE, 0),)
+    )
+    dead = Stored("broker-a", "%DLQ%" + GROUP, 0, 0, "id-0", b"")
+    assert len(undelivered([call], log(), [], ())) == 1
+    assert len(undelivered([call], log(delivery(how="failed")), [], ())) == 1
+    assert undelivered([call], log(delivery()), [], ()) == []
+    assert undelivered([call], log(), [dead], ()) == []
+    assert undelivered([call], log(), [], {"id-0"}) == []
