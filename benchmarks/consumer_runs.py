@@ -60,11 +60,11 @@ async def poison(real: RealCluster, directory: Path, given: argparse.Namespace) 
     rate = given.rate or 2000.0
     async with Group(real, directory, rate, 0.02, retry=(2, (1.0, 1.0))) as group:
         count, found = await poisoned(group, 3, 20.0, 100)
-    kept = min(found.rates[RAISES], found.rates[DEAD]) / (0.99 * found.rates[""])
+    share = min(found.rates[tag] / found.offered[tag] for tag in (RAISES, DEAD))
     attempts = {RAISES: {3: found.tagged[RAISES]}, DEAD: {1: found.tagged[DEAD]}}
-    good = kept >= 0.95 and not count.lost and not count.repeated and found.attempts == attempts
+    good = share >= 0.95 and not count.lost and not count.repeated and found.attempts == attempts
     good = good and found.dead == found.tagged and not found.dead_twice and not found.good_dead
-    record: Record = {"rate": rate, "kept": round(kept, 4)}
+    record: Record = {"rate": rate, "share of the good ones": round(share, 4)}
     return good, record | msgspec.to_builtins(count) | msgspec.to_builtins(found)
 
 

@@ -49,11 +49,13 @@ async def rolling_restart(group: Group, members: int, every: float) -> tuple[Cou
 
 
 class Poison(msgspec.Struct):
-    """``rates``: good messages handled per second while none fails, while some raise, and while some raise DeadLetter.
+    """``rates``: good messages handled per second while none fails, while some raise, and while some raise DeadLetter; ``offered``:
+    confirmed per second in the same times.
     ``waits``: 99 % of the good ones began within so many seconds of their confirmation. ``attempts``: how many messages got how
     many calls, by tag. ``dead``: tagged messages among the dead letters. ``good_dead``: good ones among them."""
 
     rates: dict[str, float]
+    offered: dict[str, float]
     waits: dict[str, float]
     tagged: dict[str, int]
     attempts: dict[str, dict[int, int]]
@@ -67,7 +69,7 @@ async def poisoned(group: Group, members: int, seconds: float, every: int) -> tu
     """``every``: one of so many messages fails. Three parts of ``seconds`` each: none, RAISES, DEAD."""
     await joined(group, members)
     group.send()
-    await asyncio.sleep(min(2.0, seconds / 4))
+    await asyncio.sleep(seconds * 0.4)
     windows: dict[str, tuple[float, float]] = {}
     for tag in ("", RAISES, DEAD):
         group.tag_of = lambda number, tag=tag: tag if tag and number % every == 0 else None  # type: ignore[misc]
@@ -84,14 +86,17 @@ async def poisoned(group: Group, members: int, seconds: float, every: int) -> tu
 def _poison(group: Group, windows: dict[str, tuple[float, float]], dead: list[int]) -> Poison:
     calls, tagged = group.calls(), group.tagged
     good = [call for call in calls if call.number not in tagged and call.done]
-    rates, waits = {}, {}
+    rates, offered, waits = {}, {}, {}
     for tag, (since, until) in windows.items():
         inside = [call for call in good if since <= (call.ended or 0.0) < until]
         rates[tag] = round(len(inside) / (until - since), 1)
+        sent = sum(since <= at < until for number, at in group.sent.items() if number not in tagged)
+        offered[tag] = round(sent / (until - since), 1)
         waits[tag] = high(call.begun - group.sent.get(call.number, call.begun) for call in inside)
     by_number = Counter(call.number for call in calls if call.number in tagged)
     return Poison(
         rates=rates,
+        offered=offered,
         waits=waits,
         tagged=dict(Counter(tagged.values())),
         attempts={
