@@ -92,9 +92,8 @@ class Pulling:
             offset = held.cursor
             held.pulled_at = machine.monotonic()
             try:
-                result = await self._pull(held, messages)
-                if held.cursor == offset:  # else it was moved meanwhile, and the answer is of no use
-                    await self._take(held, result)
+                # Without a name for the answer, which would keep its bodies until the next one.
+                await self._take(held, offset, await self._pull(held, messages))
             except RocketMQError as error:
                 now = machine.monotonic()
                 if now - reported > REPORT_EVERY:
@@ -117,7 +116,10 @@ class Pulling:
             if pause:
                 await asyncio.sleep(pause)
 
-    async def _take(self, held: HeldQueue, result: PullResult) -> None:
+    async def _take(self, held: HeldQueue, offset: int, result: PullResult) -> None:
+        """``offset``: of the pull."""
+        if held.cursor != offset:  # it was moved meanwhile, and the answer is of no use
+            return
         if result.status is PullStatus.OFFSET_ILLEGAL:
             await self._moved(held, result)
         else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.results import PullResult
 from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, until
@@ -270,6 +272,22 @@ def test_hung_handler_holds_its_own_queue_only() -> None:
         assert seen.twice == 0
 
     Simulation(10, brokers=1, faults=None).run(main)
+
+
+def test_handled_messages_are_not_kept_until_the_next_answer() -> None:
+    """With large bodies, and many queues that wait for messages or for room, that would be most of the memory."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        seen = Seen()
+        async with member("g", s.namesrv, "one", seen):
+            await send(s.namesrv, *[b"%d" % number for number in range(8)])
+            await until(lambda: len(seen.bodies) == 8)
+            await asyncio.sleep(1)
+            gc.collect()
+            assert not [each for each in gc.get_objects() if isinstance(each, PullResult) and each.messages]
+
+    Simulation(10, faults=None).run(main)
 
 
 def test_slow_subscription_does_not_hold_another_one() -> None:
