@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from rmq_protocol.constants import DLQ_TOPIC_PREFIX
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 
 from .checkers import Stored
@@ -84,10 +84,11 @@ def group_violations(
     if not log.lives:
         return []
     readable = log.idle.queues if log.idle is not None else {}
+    topics = (*log.topics, RETRY_TOPIC_PREFIX + GROUP)
     skipped: set[str] = set()
     for each in stored:
         queue = MessageQueue(each.topic, each.broker, each.queue_id)
-        if each.offset <= taken.get(queue, -1) or (each.topic in log.topics and queue not in readable):
+        if each.offset <= taken.get(queue, -1) or (each.topic in topics and queue not in readable):
             skipped.add(each.unique_id)
     return [
         *undelivered(calls, log, stored, {*excused, *skipped}),
