@@ -12,9 +12,11 @@ TABLE = planted.PATCHES / "README.md"
 SEARCHED = (
     "answers-in-order",
     "callback-ends-the-batch",
+    "refused-lock-believed",
     "refused-queue-kept",
     "rollback-commits",
     "skipped-offsets-believed",
+    "takeover-one-behind",
 )
 
 
