@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextvars import Context
 from heapq import heapify, heappop, heappush
+from weakref import ReferenceType, ref
 
 from .. import machine
 from .delivery import Delivery
@@ -24,8 +25,8 @@ class CallDeadlines:
     def __init__(self, expired: Callable[[Delivery], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._expired = expired
-        self._entries: list[tuple[float, int, Delivery]] = []
-        """A heap. The number keeps deliveries from being compared."""
+        self._entries: list[tuple[float, int, ReferenceType[Delivery]]] = []
+        """A heap. The number keeps calls from being compared. One that has ended leaves its entry behind, not its message."""
         self._count = 0
         self._running = 0
         self._at = float("inf")
@@ -42,7 +43,7 @@ class CallDeadlines:
         """Counts the end of one watched call; its entry goes when it is due, or when most entries are of ended calls."""
         self._running -= 1
         if len(self._entries) > MIN_COMPACTED + 2 * self._running:
-            self._entries = [entry for entry in self._entries if entry[2].state == "running"]
+            self._entries = [entry for entry in self._entries if _runs(entry[2]())]
             heapify(self._entries)
 
     def close(self) -> None:
@@ -61,7 +62,7 @@ class CallDeadlines:
     def _push(self, delivery: Delivery, at: float) -> None:
         self._count += 1
         delivery.watched = at
-        heappush(self._entries, (at, self._count, delivery))
+        heappush(self._entries, (at, self._count, ref(delivery)))
         if at < self._at:
             self._arm(at)
 
@@ -75,8 +76,15 @@ class CallDeadlines:
         self._timer, self._at = None, float("inf")
         now = machine.monotonic()
         while self._entries and self._entries[0][0] <= now:
-            at, _, delivery = heappop(self._entries)
-            if delivery.state != "running" or delivery.timed_out or delivery.deadline is None or at != delivery.watched:
+            at, _, entry = heappop(self._entries)
+            delivery = entry()
+            if (
+                delivery is None
+                or delivery.state != "running"
+                or delivery.timed_out
+                or delivery.deadline is None
+                or at != delivery.watched
+            ):
                 continue
             if delivery.deadline > now:  # extended meanwhile
                 self._push(delivery, delivery.deadline)
@@ -84,3 +92,7 @@ class CallDeadlines:
                 self._expired(delivery)
         if self._entries and self._timer is None:
             self._arm(self._entries[0][0])
+
+
+def _runs(delivery: Delivery | None) -> bool:
+    return delivery is not None and delivery.state == "running"

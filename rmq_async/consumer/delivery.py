@@ -27,8 +27,8 @@ class Delivery:
     """
 
     __slots__ = (
-        "attempt", "began", "cut", "deadline", "messages", "moved", "outcome", "state", "subscription", "task", "timed_out",
-        "topic", "watched",
+        "__weakref__", "attempt", "began", "cut", "deadline", "messages", "moved", "outcome", "state", "subscription", "task",
+        "timed_out", "topic", "watched",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, message: MessageExt) -> None:
