@@ -242,7 +242,7 @@ class QueueLocks:
         self, queues: Iterable[MessageQueue], act: Callable[[str, Collection[MessageQueue]], Awaitable[None]]
     ) -> None:
         by_broker: dict[str, dict[MessageQueue, None]] = defaultdict(dict)
-        for queue in queues:
+        for queue in sorted(queues):  # of a set, whose order differs from process to process
             by_broker[self._instance.routes.broker_of(queue)][queue] = None
 
         async def at(broker_name: str) -> None:
