@@ -2,7 +2,8 @@
 
 Each ``commit_interval`` the queues whose watermark has moved are committed, answered, one request in flight per queue. All held
 queues are committed once per ``rebalance_interval``: brokers take offsets from any client, and a stale one of a former owner would
-stay otherwise.
+stay otherwise. A commit that was not answered may reach its broker after a later one, by a connection that hung: for a minute its
+queue is committed in each round.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .. import machine
 from .._asyncio import for_each
 from .._text import printable
 from ..client import ClientInstance, commit_offset
-from ..errors import RocketMQError
+from ..errors import ConnectionLostError, RequestTimeoutError, RocketMQError
 from .held_queue import HeldQueue
 
 __all__ = ["Commits"]
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 AT_ONCE: Final = 16
 GAP: Final = 5.0
 """Seconds without a turn of the loop after which the membership is confirmed before the next commit."""
+
+
+DOUBT: Final = 60.0
+"""Seconds for which a commit without an answer may still reach its broker."""
 
 
 class Commits:
@@ -71,7 +76,11 @@ class Commits:
 
         ``wait``: as for ``commit``. ``failures``: gets the errors.
         """
-        due = [each for each in self._held() if self._may(each) and (full or each.committed != each.progress.watermark)]
+        due = [
+            each
+            for each in self._held()
+            if self._may(each) and (full or each.committed != each.progress.watermark or self._doubts(each))
+        ]
         errors: list[str] = []
 
         async def commit(held: HeldQueue) -> None:
@@ -106,11 +115,19 @@ class Commits:
             return
         async with held.committing:
             offset = held.progress.watermark
-            if wait and (held.committed == offset or not self._may(held)):
+            if wait and (not self._may(held) or (held.committed == offset and not self._doubts(held))):
                 return
-            await commit_offset(self._instance, self._group, held.queue, offset)
+            try:
+                await commit_offset(self._instance, self._group, held.queue, offset)
+            except (ConnectionLostError, RequestTimeoutError) as error:
+                if error.maybe_stored:
+                    held.doubted = machine.monotonic()
+                raise
             held.committed = offset
             self.count += 1
+
+    def _doubts(self, held: HeldQueue) -> bool:
+        return machine.monotonic() - held.doubted < DOUBT
 
     def _may(self, held: HeldQueue) -> bool:
         return held.is_owned and self._owns(held.queue)

@@ -34,7 +34,7 @@ class HeldQueue:
     """
 
     __slots__ = (
-        "changed", "committed", "committing", "cursor", "end", "error", "mean_size", "progress", "pulled_at", "queue",
+        "changed", "committed", "committing", "cursor", "doubted", "end", "error", "mean_size", "progress", "pulled_at", "queue",
         "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
     )  # fmt: skip
 
@@ -47,6 +47,8 @@ class HeldQueue:
         self.committed: int | None = None
         self.committing = asyncio.Lock()
         """Held while a commit is under way."""
+        self.doubted = float("-inf")
+        """When a commit was last left without an answer: its broker may still get it, after a later one."""
         self.end: int | None = None
         self.mean_size: float | None = None
         self.running: dict[Delivery, int] = {}

@@ -17,6 +17,7 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.headers import GetConsumerRunningInfoRequestHeader, to_ext
 from rmq_protocol.message import MessageQueue
 
+from ... import machine
 from ..._asyncio import for_each
 from ...client import ClientInstance
 from ...errors import RocketMQError
@@ -24,6 +25,7 @@ from ...errors import RocketMQError
 __all__ = ["Holders", "find_holders"]
 
 ANSWER_TIME: Final = 3.0
+"""Seconds for all answers together: the takeover of other queues waits meanwhile."""
 AT_ONCE: Final = 8
 
 
@@ -35,14 +37,20 @@ class Holders(NamedTuple):
 
 
 async def find_holders(instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str]) -> Holders:
-    """Asks each of ``members`` once, through the brokers of ``queues`` in turn until one passes the question on. Raises nothing."""
+    """Asks each of ``members`` once, through the brokers of ``queues`` in turn until one passes the question on. Raises nothing.
+
+    Members that have not answered after ANSWER_TIME, or were not asked by then, are silent ones.
+    """
     wanted = frozenset(queues)
+    deadline = machine.monotonic() + ANSWER_TIME
     brokers = {each.broker_name: each.topic for each in sorted(wanted)}
 
     async def ask(client_id: str) -> frozenset[MessageQueue] | None:
         header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
-        timeout = min(instance.config.request_timeout, ANSWER_TIME)
         for broker_name, topic in brokers.items():
+            timeout = min(instance.config.request_timeout, deadline - machine.monotonic())
+            if timeout <= 0:
+                break
             command = RemotingCommand(code=RequestCode.GET_CONSUMER_RUNNING_INFO, ext_fields={**to_ext(header)})
             try:
                 response, _ = await instance.ask_broker(broker_name, topic, command, timeout)

@@ -39,6 +39,7 @@ BELIEVED: Final = 55.0
 """Seconds from a request for which the lock that it was granted is believed in."""
 LONGEST_REQUEST: Final = 1.0
 MAX_ERRORS: Final = 64
+MAX_ADDRESSES: Final = 1024
 
 
 def handover_group(group: str) -> str:
@@ -63,6 +64,8 @@ class QueueLocks:
         """Queues whose last request was not answered, and when it was sent: their broker may have a lock of this client."""
         self._lost: set[MessageQueue] = set()
         self._errors: dict[str, RocketMQError] = {}
+        self._addresses: dict[str, str] = {}
+        """Broker name -> address that answered last, for unlocks while no name server knows the broker."""
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
         """Broker name -> its lock, and how many hold it or wait for it."""
 
@@ -256,7 +259,18 @@ class QueueLocks:
     async def _ask(self, broker_name: str, queues: Collection[MessageQueue], code: RequestCode, body: bytes) -> RemotingCommand:
         timeout = min(self._instance.config.request_timeout, LONGEST_REQUEST)
         topic = next(iter(queues)).topic
-        response, address = await self._instance.ask_broker(broker_name, topic, RemotingCommand(code=code, body=body), timeout)
+        command = RemotingCommand(code=code, body=body)
+        former = self._addresses.get(broker_name)
+        if code == RequestCode.UNLOCK_BATCH_MQ and former is not None and self._instance.routes.address_of(broker_name) is None:
+            # A name server that has lost its memory leaves out a broker that runs, and whose locks keep other members waiting.
+            # An unlock names broker and client: at another broker it changes nothing.
+            response, address = await self._instance.pool.request(former, command, timeout), former
+        else:
+            response, address = await self._instance.ask_broker(broker_name, topic, command, timeout)
+        self._addresses.pop(broker_name, None)
+        while len(self._addresses) >= MAX_ADDRESSES:
+            del self._addresses[next(iter(self._addresses))]
+        self._addresses[broker_name] = address
         if response.code != ResponseCode.SUCCESS:
             raise broker_error(response.code, response.remark, request=code.name, broker=broker_name, address=address)
         return response

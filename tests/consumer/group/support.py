@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rmq_async import Admin, Consumer, Message, MessageExt, Producer
+from rmq_async.testing.simulation import Machine, Simulation
 
-__all__ = ["Seen", "create", "member", "send", "until"]
+__all__ = ["Seen", "create", "member", "send", "send_until", "serving", "until"]
 
 
 class Seen:
@@ -54,3 +55,26 @@ def member(group: str, namesrv: str, name: str, handler: Callable[[MessageExt], 
     consumer = Consumer(group, namesrv=namesrv, instance_name=name, **options)
     consumer.subscribe("T", handler)
     return consumer
+
+
+def serving(s: Simulation, name: str, handler: Callable[[MessageExt], Any], *, machine: str = "service") -> Machine:
+    """Starts a member on a machine of its own, where it serves until the machine crashes."""
+
+    async def serve() -> None:
+        async with member("g", s.namesrv, name, handler):
+            await asyncio.Event().wait()
+
+    found = s.machine(machine)
+    found.run(serve)
+    return found
+
+
+async def send_until(s: Simulation, end: float, every: float) -> int:
+    """Sends a message each ``every`` seconds until the simulation's time is ``end``; returns their number."""
+    sent = 0
+    async with Producer("p", namesrv=s.namesrv) as producer:
+        while s.now < end:
+            await producer.send(Message("T", b"%d" % sent))
+            sent += 1
+            await asyncio.sleep(every)
+    return sent

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from rmq_async import Consumer, MessageQueue
+from rmq_async import Consumer, MessageQueue, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .support import Seen, create, send
+from .support import Seen, create, send, until
 
 Q0 = MessageQueue("T", "broker-a", 0)
 
@@ -28,3 +28,24 @@ async def test_commit_during_one_in_the_background_commits_what_moved_since() ->
                 await consumer.wait_idle()
                 await consumer.commit()
                 assert server.progress("g")[Q0] == number * 2
+
+
+async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_late() -> None:
+    """A connection that hung may deliver it after a later commit of a new connection."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        consumer = Consumer("g", namesrv=server.namesrv, commit_interval=0.05, rebalance_interval=300.0, request_timeout=0.3)
+        consumer.subscribe("T", Seen())
+        async with consumer:
+            await send(server.namesrv, b"1", b"2")
+            await consumer.wait_idle()
+            await consumer.commit()
+            server.delay(0.5)  # longer than request_timeout
+            await send(server.namesrv, b"3")
+            await until(lambda: consumer.health().problems)
+            server.delay(0)
+            await consumer.wait_idle()
+            await consumer.commit()
+            async with PullConsumer("g", namesrv=server.namesrv) as late:
+                await late.commit(Q0, 1)
+            await until(lambda: server.progress("g")[Q0] == 3, 2.0)

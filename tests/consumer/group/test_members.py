@@ -12,7 +12,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.results import PullResult
 from rmq_async.testing.simulation import Simulation
 
-from .support import Seen, create, member, send, until
+from .support import Seen, create, member, send, serving, until
 
 
 async def test_members_share_the_queues_of_a_topic() -> None:
@@ -111,12 +111,7 @@ def test_queues_of_a_crashed_member_are_handed_on_at_once() -> None:
         await create(s.namesrv)
         seen = Seen()
 
-        async def serve() -> None:
-            async with member("g", s.namesrv, "crashes", seen):
-                await asyncio.Event().wait()
-
-        machine = s.machine("service")
-        machine.run(serve)
+        machine = serving(s, "crashes", seen)
         await asyncio.sleep(5)
         heir, next_owner = member("g", s.namesrv, "heir", seen), member("g", s.namesrv, "next", seen)
         await heir.start()
@@ -140,12 +135,7 @@ def test_queues_of_a_crashed_member_are_handed_on_by_one_that_joined_later() -> 
         await create(s.namesrv)
         seen = Seen()
 
-        async def serve() -> None:
-            async with member("g", s.namesrv, "crashes", seen):
-                await asyncio.Event().wait()
-
-        machine = s.machine("service")
-        machine.run(serve)
+        machine = serving(s, "crashes", seen)
         await asyncio.sleep(5)
         stays, later = member("g", s.namesrv, "a stays", seen), member("g", s.namesrv, "b joins", seen)
         await stays.start()

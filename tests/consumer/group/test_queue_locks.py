@@ -259,6 +259,23 @@ async def test_a_queue_whose_request_was_not_answered_is_unlocked_all_the_same(t
         assert len(broker.asked) == 3
 
 
+async def test_a_queue_whose_broker_left_the_routes_is_unlocked_at_its_last_address() -> None:
+    async with (
+        LockBroker() as broker,
+        FakeNameServer(t=route(broker.address)) as name_server,
+        client(name_server, request_timeout=0.3) as instance,
+    ):
+        locks = QueueLocks(instance, "g")
+        await instance.routes.get(TOPIC, 1.0)
+        await locks.lock([A0])
+        name_server.routes[TOPIC] = route(broker.address, name="broker-b")
+        await instance.routes.refresh_all()
+        assert instance.routes.address_of("broker-a") is None
+        assert await locks.lock([A1]) == frozenset()  # locks are granted by brokers that name servers know
+        await locks.unlock([A0])
+        assert broker.asked[1:] == [(RequestCode.UNLOCK_BATCH_MQ, {0})]
+
+
 async def test_a_refusal_or_an_answer_that_cannot_be_read_grants_nothing() -> None:
     async with scripted() as (broker, locks):
         broker.code = 16

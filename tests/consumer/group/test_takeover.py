@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
-from rmq_async import Message, Producer
 from rmq_async.consumer.session import Session
 from rmq_async.testing.simulation import Simulation
 
-from .support import Seen, create, member, send, until
+from .support import Seen, create, member, send, send_until, serving, until
 
 
 @pytest.mark.parametrize("joins_at", [1.0, 7.0, 13.0, 19.0])
@@ -24,21 +23,11 @@ def test_member_that_hears_late_of_a_new_one_runs_no_message_twice(joins_at: flo
         first = member("g", s.namesrv, "one", seen, start_from="earliest")
         await first.start()
         second = member("g", s.namesrv, "two", seen)
-        sent = 0
-
-        async def produce() -> None:
-            nonlocal sent
-            async with Producer("p", namesrv=s.namesrv) as producer:
-                while s.now < 80:
-                    await producer.send(Message("T", b"%d" % sent))
-                    sent += 1
-                    await asyncio.sleep(0.1)
-
-        producing = asyncio.create_task(produce())
+        producing = asyncio.create_task(send_until(s, 80.0, 0.1))
         await asyncio.sleep(joins_at)
         await second.start()
         await until(lambda: len(second.assignment) == 5, 60.0)
-        await producing
+        sent = await producing
         await asyncio.sleep(10)
         await first.stop()
         await second.stop()
@@ -55,12 +44,7 @@ def test_members_killed_in_a_row_delay_their_queues_no_longer_than_the_last_one(
         await create(s.namesrv)
         seen = Seen()
         for number in range(4):
-
-            async def serve(number: int = number) -> None:
-                async with member("g", s.namesrv, f"{number} is killed", seen):
-                    await asyncio.Event().wait()
-
-            s.machine(f"service-{number}").run(serve)
+            serving(s, f"{number} is killed", seen, machine=f"service-{number}")
         await asyncio.sleep(10)
         stays = member("g", s.namesrv, "stays", seen)
         await stays.start()
