@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import inf
 from typing import Final
 
@@ -34,6 +34,8 @@ NAMED: Final = 35.0
 """Seconds without a delivery of a queue with messages after which a member names a problem: a held pull is given up after 30 s."""
 LOOK: Final = 5.0
 """Seconds between two looks at the queues, and at the health of each member, at most."""
+HEALED: Final = 5.0
+"""Seconds after which a member has written its offset anew where a commit that it sent earlier has come later."""
 SLACK: Final = 1.5
 """Seconds from a message's end to the commit that covers it, besides the interval of commits."""
 
@@ -149,9 +151,10 @@ def together(log: GroupLog, troubles: Troubles) -> list[str]:
     ]
 
 
-def backwards(commits: Iterable[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:
+def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:
     """Commits below what the broker had: by any member while no fault strikes; else by the member that has the queue's lock and
-    has written the higher offset itself, for a member that a fault has cut off may have gone on beside it.
+    has written the higher offset itself, for a member that a fault has cut off may have gone on beside it. While a fault strikes
+    a commit on a connection that hung may come after a later one on a new connection: its member then writes the offset anew.
 
     ``taken``: queues that have lost messages, in which a group goes back to the end.
     """
@@ -163,12 +166,21 @@ def backwards(commits: Iterable[Commit], troubles: Troubles, taken: Collection[M
         if commit.offset >= commit.before or commit.queue in taken:
             continue
         own = commit.holder is not None and commit.holder == commit.client_id
-        if (own and last is not None and last.client_id == commit.client_id) or not troubles.felt(commit.time, commit.time):
+        if not troubles.felt(commit.time, commit.time) or (
+            own and last is not None and last.client_id == commit.client_id and not _healed(commit, commits)
+        ):
             found.append(
                 f"backwards: {commit.client_id} committed {commit.offset} of {commit.queue} at {commit.time:.6f} s after "
                 f"{commit.before}"
             )
     return found
+
+
+def _healed(commit: Commit, commits: Sequence[Commit]) -> bool:
+    """Returns whether the offset that a commit has put back was reached again soon, by any member."""
+    index = bisect_left(commits, commit.time, key=lambda each: each.time)
+    soon = takewhile(lambda each: each.time <= commit.time + HEALED, commits[index:])
+    return any(each.queue == commit.queue and each.offset >= commit.before for each in soon)
 
 
 def stalled(log: GroupLog) -> list[str]:
