@@ -31,7 +31,11 @@ if TYPE_CHECKING:
         RetryLater,
         Settled,
         Subscription,
+        allocate_by_circle,
+        allocate_by_hash,
+        allocate_by_room,
         allocate_evenly,
+        allocate_near_rooms,
         current_delivery,
     )
     from .credentials import Credentials
@@ -159,7 +163,11 @@ __all__ = [
     "TransactionSendResult",
     "TransactionStatus",
     "WrongLoopError",
+    "allocate_by_circle",
+    "allocate_by_hash",
+    "allocate_by_room",
     "allocate_evenly",
+    "allocate_near_rooms",
     "current_delivery",
     "run",
     "select_at_random",
@@ -175,7 +183,8 @@ _PLACES: Final = {
     ".config": "ClientConfig",
     ".consumer": (
         "Consumer ConsumerConfig ConsumerHealth ConsumerStats DeadLetter Delivery Lag Outcome PullConsumer Retry RetryLater "
-        "Settled Subscription allocate_evenly current_delivery"
+        "Settled Subscription allocate_by_circle allocate_by_hash allocate_by_room allocate_evenly allocate_near_rooms "
+        "current_delivery"
     ),
     ".credentials": "Credentials",
     ".errors": (

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import md5
 from typing import Final
 
 from .message import MessageQueue
 
-__all__ = ["allocate_averagely", "allocate_by_circle", "allocate_by_consistent_hash", "allocate_machine_room"]
+__all__ = [
+    "allocate_averagely",
+    "allocate_by_circle",
+    "allocate_by_consistent_hash",
+    "allocate_machine_room",
+    "allocate_nearby_rooms",
+]
 
 VIRTUAL_NODES: Final = 10
 """Places on the ring that each member has (``AllocateMessageQueueConsistentHash``)."""
@@ -66,6 +72,40 @@ def allocate_machine_room(
     index = client_ids.index(client_id)
     extra = share * len(client_ids) + index
     return (*here[share * index : share * (index + 1)], *(here[extra : extra + 1] if index < rest else ()))
+
+
+def allocate_nearby_rooms(
+    client_id: str,
+    queues: Sequence[MessageQueue],
+    client_ids: Sequence[str],
+    room_of_queue: Callable[[MessageQueue], str],
+    room_of_client: Callable[[str], str],
+    allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
+) -> tuple[MessageQueue, ...]:
+    """The queues of ``client_id`` where each room's queues are shared by its own members (``AllocateMachineRoomNearby``).
+
+    Queues of rooms without a member are shared by all members, room by room. ``allocate``: shares them. Raises ValueError for a
+    queue or a member without a room.
+    """
+    if client_id not in client_ids:
+        return ()
+    by_room: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        by_room.setdefault(_known(room_of_queue(queue), queue), []).append(queue)
+    members: dict[str, list[str]] = {}
+    for member in client_ids:
+        members.setdefault(_known(room_of_client(member), member), []).append(member)
+    here = room_of_client(client_id)
+    share = [*allocate(client_id, by_room[here], members[here])] if here in by_room else []
+    for room in sorted(by_room.keys() - members.keys()):
+        share += allocate(client_id, by_room[room], client_ids)
+    return tuple(share)
+
+
+def _known(room: str, owner: object) -> str:
+    if not room:
+        raise ValueError(f"{owner} is in no room")
+    return room
 
 
 def _room(broker_name: str) -> str | None:

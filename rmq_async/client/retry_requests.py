@@ -9,9 +9,16 @@ send to the retry topic whose reconsume times are above the maximum becomes a de
 from __future__ import annotations
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RETRY_TOPIC_PREFIX, PropertyName, RequestCode, ResponseCode
+from rmq_protocol.constants import (
+    AUTO_CREATE_TOPIC_KEY,
+    LOGICAL_QUEUE_MOCK_BROKER_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    PropertyName,
+    RequestCode,
+    ResponseCode,
+)
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2, to_ext
-from rmq_protocol.message import MessageExt
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
 
 from .. import machine
@@ -39,10 +46,10 @@ async def send_back(
         originMsgId=message.msg_id,
         originTopic=topic,
         maxReconsumeTimes=max_times,
-        bname=message.queue.broker_name,
+        bname=(broker_name := _broker_of(instance, topic, message)),
     )
     command = RemotingCommand(code=RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields={**to_ext(header)})
-    await _ask(instance, message, topic, command)
+    await _ask(instance, broker_name, topic, command)
 
 
 async def send_dead_letter(instance: ClientInstance, group: str, topic: str, message: MessageExt) -> None:
@@ -70,14 +77,22 @@ async def send_dead_letter(instance: ClientInstance, group: str, topic: str, mes
         k=False,
         l=0,
         m=False,
-        n=message.queue.broker_name,
+        n=(broker_name := _broker_of(instance, topic, message)),
     )
     command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=message.body)
-    await _ask(instance, message, topic, command)
+    await _ask(instance, broker_name, topic, command)
 
 
-async def _ask(instance: ClientInstance, message: MessageExt, topic: str, command: RemotingCommand) -> None:
-    broker_name = message.queue.broker_name
+def _broker_of(instance: ClientInstance, topic: str, message: MessageExt) -> str:
+    """Returns the broker that stores ``message``; a queue of a static topic names none, and may have moved to another since."""
+    queue = message.queue
+    if not queue.broker_name.startswith(LOGICAL_QUEUE_MOCK_BROKER_PREFIX):
+        return queue.broker_name
+    stored_by = [name for name, address in instance.routes.masters().items() if address == message.store_host]
+    return stored_by[0] if stored_by else instance.routes.broker_of(MessageQueue(topic, queue.broker_name, queue.queue_id))
+
+
+async def _ask(instance: ClientInstance, broker_name: str, topic: str, command: RemotingCommand) -> None:
     response, address = await instance.ask_broker(broker_name, topic, command, instance.config.request_timeout)
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .config import Allocate, ConsumerConfig, Positions, Retry, allocate_evenly
+from .config import ConsumerConfig, Positions, Retry
 from .consumer import Consumer
 from .continuity import SkippedOffsets as SkippedOffsets
 from .continuity import deleted_among as deleted_among
@@ -16,6 +16,14 @@ from .pulling import PulledBody as PulledBody
 from .pulling import PullRequest as PullRequest
 from .pulling import pull_body as pull_body
 from .settled import Settled
+from .strategies import (
+    Allocate,
+    allocate_by_circle,
+    allocate_by_hash,
+    allocate_by_room,
+    allocate_evenly,
+    allocate_near_rooms,
+)
 from .subscription import Subscription
 from .watching import ConsumerHealth, ConsumerStats, Lag
 
@@ -35,6 +43,10 @@ __all__ = [
     "RetryLater",
     "Settled",
     "Subscription",
+    "allocate_by_circle",
+    "allocate_by_hash",
+    "allocate_by_room",
     "allocate_evenly",
+    "allocate_near_rooms",
     "current_delivery",
 ]

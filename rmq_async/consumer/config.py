@@ -7,22 +7,20 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol
 
-from rmq_protocol.allocation import allocate_averagely
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from ..config import ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
 from ..errors import ConfigError
 from ..options import suggests_keywords
+from .strategies import Allocate, allocate_evenly
 
 __all__ = [
-    "Allocate",
     "AssignmentCallback",
     "ConsumerConfig",
     "ConsumerOptions",
     "Positions",
     "Retry",
-    "allocate_evenly",
     "split_options",
 ]
 
@@ -31,14 +29,7 @@ MAX_PULL_SIZE: Final = 1024
 MAX_DELAY: Final = 7200.0
 """Seconds: the highest delay level of a stock broker."""
 
-Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
-"""Own client id, the sorted queues of a topic, the sorted client ids of the group -> the queues of this member."""
 AssignmentCallback = Callable[[frozenset[MessageQueue]], Awaitable[None] | None]
-
-
-def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """Returns a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it."""
-    return allocate_averagely(client_id, queues, client_ids)
 
 
 class Positions(Protocol):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from rmq_async.testing.cluster import RealCluster
 
+from ..java.allocations import VECTORS, computed
 from ..java.expected import KEY_LINES, missing_key_lines
 from ..java.program import (
     CHECK_INTERVAL,
@@ -63,3 +65,9 @@ def test_both_give_our_consumer_the_same_messages_from_java(real: Record) -> Non
 
 def test_java_replies_to_what_our_producer_asks(real: Record) -> None:
     assert not strange_replies(real)
+
+
+async def test_shares_of_queues_are_those_of_the_official_strategies() -> None:
+    """Those that our strategies are compared with, made anew."""
+    require_javac()
+    assert await computed() == json.loads(VECTORS.read_text())

@@ -7,8 +7,20 @@ import json
 import time
 import uuid
 from collections import Counter
+from typing import Any
 
-from rmq_async import Message, MessageQueue, Producer, PullConsumer, TopicNotFoundError, run
+from rmq_async import (
+    Consumer,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    RetryLater,
+    TopicNotFoundError,
+    allocate_by_circle,
+    run,
+)
 from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.constants import RequestCode
@@ -87,5 +99,39 @@ def test_a_static_topic_is_written_to_and_read_where_its_queues_are(two_brokers:
             read = {message.body: message async for message in consumer.read(topic)}
             assert [await consumer.max_offset(queue) for queue in queues] == [7, 5, 5, 5]
         assert {name: (each.queue, each.queue_offset, each.offset_msg_id) for name, each in read.items()} == sent
+
+    run(main())
+
+
+def test_a_group_shares_a_static_topic(two_brokers: RealCluster) -> None:
+    """Two members read all queues, commit what they have handled, and get again what they give back."""
+
+    async def main() -> None:
+        topic, group = f"static-{uuid.uuid4().hex[:12]}", f"static-{uuid.uuid4().hex[:12]}"
+        namesrv = two_brokers.namesrv
+        await create_static_topic(two_brokers, topic)
+        handled: list[bytes] = []
+
+        async def handle(message: MessageExt) -> None:
+            handled.append(message.body)
+            if message.body in (b"0", b"2") and message.reconsume_times == 0:  # of both brokers
+                raise RetryLater(1)
+
+        options: Any = {"namesrv": namesrv, "start_from": "earliest", "allocate": allocate_by_circle}
+        members = [Consumer(group, instance_name=name, **options) for name in ("one", "two")]
+        async with Producer("static", namesrv=namesrv) as producer:
+            queues = await producer.fetch_publish_queues(topic)
+            for number in range(20):
+                await producer.send(Message(topic, b"%d" % number), queue=queues[number % QUEUES])
+            for member in members:
+                member.subscribe(topic, handle)
+            async with members[0], members[1]:
+                async with asyncio.timeout(40):
+                    while len(handled) < 22:
+                        await asyncio.sleep(0.1)
+                assert Counter(handled) == Counter([b"%d" % number for number in range(20)] + [b"0", b"2"])
+                assert [sum(each.topic == topic for each in member.assignment) for member in members] == [2, 2]
+        async with PullConsumer(group, namesrv=namesrv) as reader:
+            assert [await reader.committed(queue) for queue in queues] == [5] * QUEUES
 
     run(main())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from rmq_protocol.message import MessageQueue
 
-from ..config import Allocate
+from ..strategies import ANOTHER, Allocate
 
 __all__ = ["merged_members", "share_of"]
 
@@ -33,13 +33,13 @@ def share_of(
     """Returns the queues of ``client_id``; those of each of its places where it is listed more than once.
 
     Java members take the share of their first place only, so the share of a second one would be read by no member. ``queues`` and
-    ``members``: sorted. Raises what ``allocate`` raises, ValueError where it returns other queues than it was given.
+    ``members``: sorted. Raises what ``allocate`` raises, ValueError where it returned other queues than it was given.
     """
-    places = [index for index, member in enumerate(members) if member == client_id]
-    found: set[MessageQueue] = set()
-    for place in places:
+    found = set(allocate(client_id, queues, members))
+    first = members.index(client_id) if client_id in members else 0
+    for place in [index for index, member in enumerate(members) if member == client_id and index > first]:
         others = [
-            member if member != client_id or index == place else f"{member} (another connection, {index})"
+            f"{member}{ANOTHER}{index})" if member == client_id and index != place else member
             for index, member in enumerate(members)
         ]
         found.update(allocate(client_id, queues, others))

@@ -43,7 +43,7 @@ async def find_holders(instance: ClientInstance, group: str, queues: Iterable[Me
     """
     wanted = frozenset(queues)
     deadline = machine.monotonic() + ANSWER_TIME
-    brokers = {each.broker_name: each.topic for each in sorted(wanted)}
+    brokers = {instance.routes.broker_of(each): each.topic for each in sorted(wanted)}
 
     async def ask(client_id: str) -> frozenset[MessageQueue] | None:
         header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)

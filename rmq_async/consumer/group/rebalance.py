@@ -20,7 +20,7 @@ from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, group_members
 from ...errors import RocketMQError
-from ..config import Allocate
+from ..strategies import Allocate
 from .allocation import merged_members, share_of
 
 __all__ = ["Rebalance"]
@@ -120,10 +120,11 @@ class Rebalance:
                 problem = problem or f"the name servers know no route of topic {topic}"
             else:
                 queues[topic] = tuple(sorted(route.subscribe_queues))
-        lists = await self._lists(queues)
+        brokers = {topic: tuple(dict.fromkeys(map(instance.routes.broker_of, found))) for topic, found in queues.items()}
+        lists = await self._lists(brokers)
         self._note_departed({member for members in lists.values() for member in members}, queues)
         for topic, found in queues.items():
-            answers = [lists[name] for name in dict.fromkeys(each.broker_name for each in found) if name in lists]
+            answers = [lists[name] for name in brokers[topic] if name in lists]
             try:
                 share, sure, text = self._share(topic, found, answers)
             except Exception as error:  # noqa: BLE001 - a function of the user
@@ -156,9 +157,9 @@ class Rebalance:
         except Exception:  # noqa: BLE001 - a function of the user; the round reports it
             return []
 
-    async def _lists(self, queues: dict[str, tuple[MessageQueue, ...]]) -> dict[str, tuple[str, ...]]:
-        """Returns broker name -> its list; brokers that do not answer are left out."""
-        topics = {queue.broker_name: topic for topic, found in queues.items() for queue in found}
+    async def _lists(self, brokers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """Returns broker name -> its list; brokers that do not answer are left out. ``brokers``: by topic."""
+        topics = {broker_name: topic for topic, names in brokers.items() for broker_name in names}
         lists: dict[str, tuple[str, ...]] = {}
 
         async def ask(broker_name: str) -> None:

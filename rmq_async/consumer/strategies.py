@@ -1,0 +1,92 @@
+"""Strategies by which the members of a group share the queues of a topic. All members of a group must use the same one.
+
+Each is what a class of Java's client computes, so that members of both kinds may share a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from rmq_protocol.allocation import (
+    allocate_averagely,
+    allocate_by_consistent_hash,
+    allocate_machine_room,
+    allocate_nearby_rooms,
+)
+from rmq_protocol.allocation import allocate_by_circle as deal_out
+from rmq_protocol.errors import shown
+from rmq_protocol.message import MessageQueue
+
+from ..errors import ConfigError
+
+__all__ = [
+    "ANOTHER",
+    "Allocate",
+    "allocate_by_circle",
+    "allocate_by_hash",
+    "allocate_by_room",
+    "allocate_evenly",
+    "allocate_near_rooms",
+]
+
+Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
+"""Own client id, the sorted queues of a topic, the sorted client ids of the group -> the queues of this member."""
+ANOTHER: Final = " (another connection, "
+"""Follows the client id of a member in the further places that it has in a list."""
+
+
+def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
+    """Returns a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it."""
+    return allocate_averagely(client_id, queues, client_ids)
+
+
+def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
+    """Returns each n-th of ``queues`` for n members, as Java's ``AllocateMessageQueueAveragelyByCircle`` does."""
+    return deal_out(client_id, queues, client_ids)
+
+
+def allocate_by_hash(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
+    """Returns the queues that precede this member on a hash ring, as Java's ``AllocateMessageQueueConsistentHash`` does with its
+    defaults: few queues move when a member comes or goes, and the shares differ in size."""
+    return allocate_by_consistent_hash(client_id, queues, client_ids)
+
+
+def allocate_by_room(rooms: Collection[str]) -> Allocate:
+    """Makes a strategy for brokers named "room@name": members share the queues of those in ``rooms``, as Java's
+    ``AllocateMessageQueueByMachineRoom`` does. Other queues, also of the retry topic, are read by no member.
+
+    Raises ConfigError unless ``rooms`` are one or more names.
+    """
+    if isinstance(rooms, str) or not isinstance(rooms, Collection) or not rooms or not all(isinstance(x, str) for x in rooms):
+        raise ConfigError(f"rooms must be one or more names, not {shown(rooms)}")
+    names = frozenset(rooms)
+
+    def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
+        return allocate_machine_room(client_id, queues, client_ids, names)
+
+    return allocate
+
+
+def allocate_near_rooms(
+    room_of_queue: Callable[[MessageQueue], str],
+    room_of_client: Callable[[str], str],
+    inner: Allocate = allocate_evenly,
+) -> Allocate:
+    """Makes a strategy that shares the queues of a room among the members in it, and those of a room without members among all,
+    as Java's ``AllocateMachineRoomNearby`` does.
+
+    ``room_of_queue``, ``room_of_client``: return the name of the room of a queue's broker, and of a client id
+    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for what cannot be called.
+    """
+    for name, function in (("room_of_queue", room_of_queue), ("room_of_client", room_of_client), ("inner", inner)):
+        if not callable(function):
+            raise ConfigError(f"{name} must be a function, not {shown(function)}")
+
+    def room_of_member(member: str) -> str:
+        return room_of_client(member.partition(ANOTHER)[0])
+
+    def allocate(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
+        return allocate_nearby_rooms(client_id, queues, client_ids, room_of_queue, room_of_member, inner)
+
+    return allocate
