@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from .config import ConsumerConfig, Positions, Retry
 from .consumer import Consumer
-from .continuity import SkippedOffsets as SkippedOffsets
-from .continuity import deleted_among as deleted_among
 from .delivery import Delivery, current_delivery
 from .outcome import DeadLetter, Outcome, RetryLater
-from .pull_consumer import PullConsumer
 from .pulling import PulledBody as PulledBody
 from .pulling import PullRequest as PullRequest
 from .pulling import pull_body as pull_body
+from .read import PullConsumer
+from .read import SkippedOffsets as SkippedOffsets
+from .read import deleted_among as deleted_among
 from .settled import Settled
 from .strategies import (
     Allocate,

@@ -7,7 +7,7 @@ many pulls, and its responses are delivered as they come.
 
 A response must hold every offset from the requested one to the next one: a broker leaves deleted messages out without an error.
 Spark's thread counts the messages of a response and compares them with the request if the count differs; the loop checks the
-offsets that tags skipped, with one pull for each chunk (``consumer.continuity``).
+offsets that tags skipped, with one pull for each chunk (``consumer.read.continuity``).
 
 Pulls run on the worker's loop, which does not decode; Spark's thread reads the records straight into columns meanwhile. Responses
 that wait for it are bounded by their bytes: the first chunk may always go on, the others wait.

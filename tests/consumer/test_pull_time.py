@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from rmq_async import MessageQueue, OffsetRangeError, PullStatus, RequestTimeoutError
-from rmq_async.consumer import continuity, reading
+from rmq_async.consumer.read import continuity, reading
 from rmq_async.transport import Threads
 from rmq_async.transport.threads import MAX_THREADS
 from rmq_protocol.command import RemotingCommand

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rmq_async import BrokerNotFoundError, MessageQueue, OffsetRangeError, PullConsumer
-from rmq_async.consumer import continuity, reading
+from rmq_async.consumer.read import continuity, reading
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode

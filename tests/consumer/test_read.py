@@ -16,7 +16,7 @@ import pytest
 
 from rmq_async.admin import Admin
 from rmq_async.consumer import PullConsumer
-from rmq_async.consumer import reading as reading_module
+from rmq_async.consumer.read import reading as reading_module
 from rmq_async.errors import (
     ClientStateError,
     ConfigError,

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from rmq_async.consumer import reading as reading_module
+from rmq_async.consumer.read import reading as reading_module
 from rmq_async.errors import (
     BrokerError,
     ConnectError,

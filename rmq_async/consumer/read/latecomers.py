@@ -15,8 +15,8 @@ from typing import Final
 
 from rmq_protocol.message import MessageQueue
 
-from .. import machine
-from ..client import ClientInstance, TopicRoute, committed_offset, search_offset
+from ... import machine
+from ...client import ClientInstance, TopicRoute, committed_offset, search_offset
 from .cursor import Cursor
 
 __all__ = ["Latecomers", "find_start"]

@@ -17,11 +17,11 @@ from typing import Final
 from rmq_protocol.continuity import first_queue_offset
 from rmq_protocol.message import MessageQueue
 
-from .. import machine
-from ..client import ClientInstance, has_master, lost_offsets
-from ..errors import BrokerNotFoundError, OffsetRangeError
-from ..results import PullStatus
-from .pulling import Calls, PullRequest, pull_body
+from ... import machine
+from ...client import ClientInstance, has_master, lost_offsets
+from ...errors import BrokerNotFoundError, OffsetRangeError
+from ...results import PullStatus
+from ..pulling import Calls, PullRequest, pull_body
 
 __all__ = ["SkippedOffsets", "deleted_among"]
 

@@ -23,19 +23,19 @@ from rmq_protocol.continuity import ranges_text
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply
 
-from .. import machine
-from .._ordered import OrderedSet
-from .._text import printable
-from ..client import ClientInstance, TopicRoute
-from ..errors import BrokerError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
-from ..results import PullResult, PullStatus
-from ..tracebacks import own_copy
+from ... import machine
+from ..._ordered import OrderedSet
+from ..._text import printable
+from ...client import ClientInstance, TopicRoute
+from ...errors import BrokerError, ClientStateError, OffsetRangeError, RocketMQError, TopicNotFoundError
+from ...results import PullResult, PullStatus
+from ...tracebacks import own_copy
+from ..pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 from .backoff import FIRST_REST, ReadBackoff, has_left
 from .continuity import SkippedOffsets, deleted_among
 from .cursor import Cursor, is_doubtful, until, within
 from .last_read import AHEAD_PATIENCE, believe, check_last, range_error
 from .latecomers import Latecomers, find_start
-from .pulling import Calls, PendingPull, PullRequest, pull_once, small_result, start_pull
 
 __all__ = ["ReadScope", "Reader"]
 

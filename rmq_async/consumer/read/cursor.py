@@ -7,8 +7,8 @@ from datetime import datetime
 from rmq_protocol.continuity import without_ranges
 from rmq_protocol.message import MessageExt, MessageQueue
 
-from .. import machine
-from ..results import PullResult, PullStatus
+from ... import machine
+from ...results import PullResult, PullStatus
 from .continuity import SkippedOffsets
 
 __all__ = ["Cursor", "LastRead", "is_doubtful", "is_last", "until", "within"]

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from ..client import ClientInstance, has_master
-from ..errors import BrokerNotFoundError, OffsetRangeError
-from ..results import PullResult
+from ...client import ClientInstance, has_master
+from ...errors import BrokerNotFoundError, OffsetRangeError
+from ...results import PullResult
+from ..pulling import Calls, PullRequest, pull_once
 from .backoff import FIRST_REST
 from .cursor import Cursor, is_last
-from .pulling import Calls, PullRequest, pull_once
 
 __all__ = ["AHEAD_PATIENCE", "believe", "check_last", "range_error"]
 

@@ -15,11 +15,11 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import parse_tags
 from rmq_protocol.validation import check_topic
 
-from .. import machine
-from .._asyncio import for_each
-from .._ordered import OrderedSet
-from .._text import printable
-from ..client import (
+from ... import machine
+from ..._asyncio import for_each
+from ..._ordered import OrderedSet
+from ..._text import printable
+from ...client import (
     ClientInstance,
     ClientUser,
     Names,
@@ -35,12 +35,12 @@ from ..client import (
     search_offset,
     until_readable,
 )
-from ..config import LONGEST, ClientConfig, ClientOptions, check_group, client_options
-from ..errors import BrokerNotFoundError, ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
-from ..options import lists_options
-from ..results import PullResult
+from ...config import LONGEST, ClientConfig, ClientOptions, check_group, client_options
+from ...errors import BrokerNotFoundError, ConfigError, LocalProtocolError, OffsetRangeError, RequestTimeoutError
+from ...options import lists_options
+from ...results import PullResult
+from ..pulling import PullRequest, pull_once
 from .cursor import Cursor
-from .pulling import PullRequest, pull_once
 from .reading import Reader, ReadScope
 
 __all__ = ["PullConsumer"]

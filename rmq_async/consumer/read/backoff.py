@@ -8,11 +8,11 @@ from typing import Final
 
 from rmq_protocol.message import MessageQueue
 
-from .. import machine
-from .._backoff import Backoff
-from .._text import printable
-from ..client import ClientInstance
-from ..errors import BrokerNotFoundError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
+from ... import machine
+from ..._backoff import Backoff
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import BrokerNotFoundError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
 
 __all__ = ["FIRST_REST", "ReadBackoff", "has_left"]
 

@@ -1,0 +1,8 @@
+"""Reading queues at offsets of one's choice, without a group's shares: ``PullConsumer`` and its streams."""
+
+from __future__ import annotations
+
+from .continuity import SkippedOffsets, deleted_among
+from .pull_consumer import PullConsumer
+
+__all__ = ["PullConsumer", "SkippedOffsets", "deleted_among"]
