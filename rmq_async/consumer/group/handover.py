@@ -3,8 +3,8 @@
 Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is locked at
 its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``). A member that gives a queue up drains it,
 commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed offset when it
-has it, and pulls. The lock of a member that has crashed lives for 60 s: a queue whose lock is not granted within
-``handover_timeout`` and 2 s is taken without it. Members that have seen the crashed one in the list free its locks by then. No
+has it, and pulls. The lock of a member that has crashed lives for 60 s: members that have seen the crashed one in the list free its
+locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without it. No
 queue is taken without its lock while another member says that it holds it: that one has not heard of the new share yet.
 """
 
@@ -37,6 +37,9 @@ ASK_LATER_AFTER: Final = 2.0
 OFFSET_PAUSE: Final = 1.0
 """Seconds between two requests for the committed offset of a queue, where one failed."""
 CRASH_MARGIN: Final = 2.0
+FREED_WITHIN: Final = 2.0
+"""Seconds after which a queue is read without its lock, from when the lock of a member known to be gone would be freed: a member
+that has joined since waits for those who know it."""
 ASK_HOLDERS_EVERY: Final = 5.0
 """Seconds between two questions to the other members about queues that are not unlocked in time."""
 SILENT_LIMIT: Final = 20.0
@@ -168,10 +171,18 @@ class Takeover:
             await self._take_late(late)
 
     async def _take_late(self, late: list[MessageQueue]) -> None:
-        """Takes queues whose former owner has not unlocked them in time."""
-        seized = await self._locks.seize(late, [*self._departed()])
-        elsewhere = await self._elsewhere([queue for queue in late if queue not in seized])
+        """Takes queues whose former owner has not unlocked them in time.
+
+        A member that has joined since, and cannot free the locks of one that is gone, may read a queue without its lock: the others
+        are asked before the lock is seized, too.
+        """
+        held, unsure = await self._elsewhere(late)
+        seized = await self._locks.seize([queue for queue in late if queue not in held], [*self._departed()])
+        elsewhere = held | (unsure - seized)
+        patient = machine.monotonic() - self._patience - FREED_WITHIN
         for queue in late:
+            if queue not in seized and self._waiting.get(queue, 0.0) > patient:
+                continue
             if queue in elsewhere or self._waiting.pop(queue, None) is None:  # or not wanted any more
                 continue
             self._late.pop(queue, None)
@@ -179,24 +190,24 @@ class Takeover:
             if queue not in seized:
                 self._locks.assume([queue])
             how = "a member that is gone" if queue in seized else "another client, and is read without its lock"
-            logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, self._patience, how)
+            late_by = self._patience if queue in seized else self._patience + FREED_WITHIN
+            logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, late_by, how)
         await self._locks.unlock(sorted(seized - self._ready.keys()))
 
     def _next_question(self, queue: MessageQueue) -> float:
         return self._late[queue][1] if queue in self._late else 0.0
 
-    async def _elsewhere(self, late: list[MessageQueue]) -> frozenset[MessageQueue]:
-        """Returns those of ``late`` that other members hold, or may hold."""
-        if not late:
-            return frozenset()
+    async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
+        """Returns those of ``late`` that other members hold, and those that members may hold that do not answer."""
         found = await self.holders(late)
         now = machine.monotonic()
         for queue in late:
             if queue in self._waiting:
                 since, _ = self._late.get(queue, (now, now))
-                self._late[queue] = since, now + ASK_HOLDERS_EVERY
+                without_lock = self._waiting[queue] + self._patience + FREED_WITHIN
+                self._late[queue] = since, without_lock if now < without_lock else now + ASK_HOLDERS_EVERY
         unsure = [queue for queue in late if found.silent and now - self._late.get(queue, (now, now))[0] < SILENT_LIMIT]
-        return found.held.union(unsure)
+        return found.held, frozenset(unsure)
 
     async def _read_offsets(self) -> None:
         now = machine.monotonic()
