@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 RENEW_EVERY: Final = 20.0
 """Seconds between two renewals of locks, which live for 60 s."""
+CLAIM_EVERY: Final = 0.5
+"""Seconds between two requests for the locks of queues that are read without them: nothing else keeps another member away."""
 FIRST_ASSIGNMENT: Final = 3.0
 """Seconds for which ``start()`` waits until the queues of the first share are read."""
 LAST_STEPS: Final = 1.0
@@ -312,9 +314,14 @@ class Session:
             held.changed.set()
 
     async def _renew(self) -> None:
+        locks, renewed = self.locks, machine.monotonic()
         while True:
-            await asyncio.sleep(RENEW_EVERY)
-            await self._confirm()
+            await asyncio.sleep(CLAIM_EVERY)
+            if machine.monotonic() - renewed >= RENEW_EVERY:
+                renewed = machine.monotonic()
+                await self._confirm()
+            elif locks.assumed:
+                await locks.lock(sorted(locks.assumed))
 
     async def _confirm(self) -> None:
         """Renews the locks, and gives up the queues that another member has locked."""
