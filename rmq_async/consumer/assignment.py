@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from rmq_protocol.message import MessageExt, MessageQueue
 
@@ -117,7 +117,10 @@ class Assignment:
         self._begin_pulls(held)
 
     def _drain(self, held: HeldQueue, timeout: float) -> None:
-        task = self._supervisor.once(f"drain of {held.shown}", self.give_up(held, timeout))
+        self._add_drain(f"drain of {held.shown}", self.give_up(held, timeout))
+
+    def _add_drain(self, name: str, drain: Coroutine[Any, Any, None]) -> None:
+        task = self._supervisor.once(name, drain)
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
 
@@ -224,7 +227,11 @@ class Assignment:
         self._begin_pulls(held)
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
-        """Ends the pulls and commits of queues whose locks another member has."""
+        """Ends the pulls and commits of queues whose locks another member has.
+
+        What has not begun is dropped. This member reads such a queue again, where it gets its lock back, when the calls that run
+        have ended: no message runs twice at a time in one member.
+        """
         for queue in sorted(queues):
             self.takeover.lose(queue)
             held = self.held.pop(queue, None)
@@ -238,8 +245,32 @@ class Assignment:
             logger.error("%s was taken over by another member without a handover; running handlers may be repeated", held.shown)
             if (pulls := self._pulls.pop(held, None)) is not None:
                 pulls.cancel()
-            self._intake.drop_unbegun(held)
-            self.released()
+            self._intake.withdraw_waiting(held)
+            if held.running:
+                self.leaving[held] = None
+                self._add_drain(f"calls of {held.shown}", self._outlast(held))
+            else:
+                self.released()
+
+    async def _outlast(self, held: HeldQueue) -> None:
+        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and cancels those that have not ended then."""
+        try:
+            if not await self._drained(held, machine.monotonic() + self.handover_timeout):
+                await self._cancel_calls(held)
+        finally:
+            self.leaving.pop(held, None)
+            self._abandoned.pop(held, None)
+        self.released()
+
+    async def _cancel_calls(self, held: HeldQueue) -> None:
+        """Cancels the coroutine calls of a queue, and waits for their ends; threads run on."""
+        running = list(held.running)
+        for delivery in running:
+            if delivery.state == "running" and delivery.subscription.is_async:
+                cut_off(delivery)
+        tasks = [each.task for each in running if each.task is not None and each.subscription.is_async]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._seconds(SETTLE_TIME, 0.25))
 
     async def _end_pulls(self, held: HeldQueue) -> None:
         pulls = self._pulls.pop(held, None)
@@ -267,13 +298,7 @@ class Assignment:
         behind it is given back, and the watermark passes it. Never both.
         """
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
-        running = list(held.running)
-        for delivery in running:
-            if delivery.state == "running" and delivery.subscription.is_async:
-                cut_off(delivery)
-        tasks = [each.task for each in running if each.task is not None and each.subscription.is_async]
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._seconds(SETTLE_TIME, 0.25))
+        await self._cancel_calls(held)
         left = sorted([*self._abandoned.get(held, ()), *waiting], key=lambda message: message.queue_offset)
         try:
             async with asyncio.timeout(self._seconds(SETTLE_TIME, 0.4)):

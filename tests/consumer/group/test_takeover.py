@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rmq_async import MessageExt
 from rmq_async.consumer.session import Session
 from rmq_async.testing.simulation import Simulation
 
@@ -59,5 +60,36 @@ def test_members_killed_in_a_row_delay_their_queues_no_longer_than_the_last_one(
         await send(s.namesrv, *[b"%d" % number for number in range(16)])
         await until(lambda: len(seen.bodies) == 16)
         await stays.stop()
+
+    Simulation(5, brokers=2, faults=None).run(main)
+
+
+def test_member_that_stood_still_for_a_minute_runs_no_message_twice_at_a_time() -> None:
+    """Its lock is over when it goes on; the broker grants it again at once, while its handlers still run."""
+    running: set[bytes] = set()
+    together: list[bytes] = []
+
+    async def work(message: MessageExt) -> None:
+        if message.body in running:
+            together.append(message.body)
+        running.add(message.body)
+        try:
+            await asyncio.sleep(100)
+        finally:
+            running.discard(message.body)
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        seen = Seen(work)
+        machine = serving(s, "stands still", seen)
+        await asyncio.sleep(5)
+        await send(s.namesrv, *[b"%d" % number for number in range(8)])
+        await asyncio.sleep(1)
+        machine.pause()
+        await asyncio.sleep(70)
+        machine.resume()
+        await until(lambda: len(seen.bodies) == 8, 300.0)
+        assert not together
+        machine.crash()
 
     Simulation(5, brokers=2, faults=None).run(main)
