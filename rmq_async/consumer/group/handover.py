@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from rmq_protocol.message import MessageQueue
@@ -20,7 +21,7 @@ from rmq_protocol.message import MessageQueue
 from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
-from ...client import ClientInstance
+from ...client import ClientInstance, group_members
 from ...errors import RocketMQError
 from .holders import Holders
 from .queue_locks import QueueLocks
@@ -50,7 +51,8 @@ AT_ONCE: Final = 16
 class Takeover:
     """Queues of this member's share that it does not hold yet. ``group``: on the wire. ``patience``: seconds to wait for a lock.
 
-    ``open``: called with a queue, its start offset and the committed one. ``departed``: client ids of former members.
+    ``open``: called with a queue, its start offset and the committed one. ``departed``: client ids of former
+    members, and since when they have left the list.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Takeover:
         locks: QueueLocks,
         patience: float,
         open: Callable[[MessageQueue, int, int | None], None],
-        departed: Callable[[], Iterable[str]] = tuple,
+        departed: Callable[[], Mapping[str, float]] = lambda: MappingProxyType({}),
     ) -> None:
         self._instance = instance
         self._group = group
@@ -119,8 +121,9 @@ class Takeover:
         them on as long as its locks live.
         """
         await asyncio.sleep(self._patience)
-        if client_id in self._departed():
-            await self._locks.unlock_for(client_id, queues)
+        for left in await self._gone(queues):
+            if left == client_id:
+                await self._locks.unlock_for(client_id, queues)
 
     def lose(self, queue: MessageQueue) -> None:
         """Asks again for a lock that was lost before the offset of its queue was known."""
@@ -177,7 +180,8 @@ class Takeover:
         are asked before the lock is seized, too.
         """
         held, unsure = await self._elsewhere(late)
-        seized = await self._locks.seize([queue for queue in late if queue not in held], [*self._departed()])
+        free = [queue for queue in late if queue not in held]
+        seized = await self._locks.seize(free, await self._gone(free))
         elsewhere = held | (unsure - seized)
         patient = machine.monotonic() - self._patience - FREED_WITHIN
         for queue in late:
@@ -193,6 +197,29 @@ class Takeover:
             late_by = self._patience if queue in seized else self._patience + FREED_WITHIN
             logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, late_by, how)
         await self._locks.unlock(sorted(seized - self._ready.keys()))
+
+    async def _gone(self, queues: Iterable[MessageQueue]) -> list[str]:
+        """Returns the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists.
+
+        A member that leaves and joins again has the same client id: what was seen at the last look at the members may be over. A
+        broker that does not answer lists all of them.
+        """
+        before = machine.monotonic() - self._patience
+        departed = [client_id for client_id, since in self._departed().items() if since <= before]
+        topics = {self._instance.routes.broker_of(queue): queue.topic for queue in sorted(queues)}
+        if not departed or not topics:
+            return []
+        listed: set[str] = set()
+
+        async def look(broker_name: str) -> None:
+            try:
+                listed.update(await group_members(self._instance, self._group, broker_name, topics[broker_name]))
+            except RocketMQError as error:
+                logger.debug("broker %s does not list the members of the group: %s", broker_name, printable(error, 300))
+                listed.update(departed)
+
+        await for_each(topics, look, at_once=AT_ONCE)
+        return [client_id for client_id in departed if client_id not in listed]
 
     def _next_question(self, queue: MessageQueue) -> float:
         return self._late[queue][1] if queue in self._late else 0.0

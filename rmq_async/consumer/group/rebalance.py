@@ -63,8 +63,8 @@ class Rebalance:
         self._members: set[str] = set()
         self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
         """Called with the client id of a member that is listed no more, and its former share."""
-        self.departed: dict[str, None] = {}
-        """Client ids that were listed and are not now, the newest ones: clients that have crashed may have locks."""
+        self.departed: dict[str, float] = {}
+        """Client ids that were listed and are not now, the newest ones, and since when: crashed clients may have locks."""
         self.count = 0
         """Rounds that changed nothing included."""
         self.problem: str | None = None
@@ -142,7 +142,7 @@ class Rebalance:
         if not listed:
             return  # no broker has answered, or one has restarted and lists its members soon
         for client_id in sorted(self._members - listed):
-            self.departed[client_id] = None
+            self.departed[client_id] = machine.monotonic()
             self.left(client_id, self._former_share(client_id, queues))
         for client_id in listed:
             self.departed.pop(client_id, None)
