@@ -25,6 +25,7 @@ ProblemCode = Literal[
     "handler_stuck",
     "queue_stopped",
     "queue_unreadable",
+    "queue_missing",
     "group_unknown",
     "not_committed",
     "not_taken_back",

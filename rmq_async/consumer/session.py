@@ -161,6 +161,7 @@ class Session:
         run("commits", lambda: self.commits.run(config.commit_interval, config.rebalance_interval, self._confirm))
         run("lock renewal", self._renew)
         run("look at the group", self._watch_conflicts)
+        run("look at missing queues", self.rebalance.missing.run)
         try:
             await starting.run(self._first_assignment())
         except BaseException:  # queues may be read already

@@ -12,6 +12,7 @@ from .._text import printable
 from ..client import brokers_of, loop_problem, name_server_problem
 from ..health import Problem
 from .delivery import Delivery
+from .group import Missing
 from .held_queue import HeldQueue
 from .session import Session
 
@@ -138,11 +139,24 @@ def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
     return Problem("queue_unreadable", text, broker=held.shown.broker_name, queue=held.shown)
 
 
+def _missing_problem(session: Session, missing: Missing) -> Problem:
+    shown = [session.instance.names.shown_queue(queue) for queue in missing.queues]
+    topic, broker = shown[0].topic, shown[0].broker_name
+    unread = "their messages" if missing.unread is None else f"their {missing.unread} messages"
+    text = (
+        f"queues {', '.join(str(queue.queue_id) for queue in shown)} of topic {topic} on {broker} left the topic's route "
+        f"{missing.age:.0f} s ago, and no member reads {unread}: the broker is down, name servers have forgotten it or its queues, "
+        "or an operator has taken them away"
+    )
+    return Problem("queue_missing", text, broker=broker, queue=shown[0] if len(shown) == 1 else None)
+
+
 def _group_problems(session: Session) -> list[Problem]:
     """Returns the problems of membership, commits, and messages that could not be given back."""
     found: list[Problem] = []
     if session.rebalance.problem is not None:
         found.append(Problem("group_unknown", session.rebalance.problem))
+    found += [_missing_problem(session, missing) for missing in session.rebalance.missing.found()]
     for queue, text in list(session.takeover.errors.items()):
         shown = session.instance.names.shown_queue(queue)
         found.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .allocation import merged_members, share_of
 from .handover import Takeover
 from .holders import Holders, find_holders
+from .missing import Missing
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Rebalance
 from .start_position import StartFrom, first_positions, start_offset, store_positions
@@ -14,6 +15,7 @@ __all__ = [
     "MODEL",
     "GroupView",
     "Holders",
+    "Missing",
     "QueueLocks",
     "Rebalance",
     "StartFrom",

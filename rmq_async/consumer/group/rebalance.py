@@ -22,6 +22,7 @@ from ...client import ClientInstance, group_members
 from ...errors import RocketMQError
 from ..strategies import Allocate
 from .allocation import merged_members, share_of
+from .missing import MissingQueues
 
 __all__ = ["Rebalance"]
 
@@ -60,6 +61,7 @@ class Rebalance:
         self._failed: set[str] = set()
         self._unknown: list[str] = []
         """Topics without a route."""
+        self.missing = MissingQueues(instance, group)
         self._members: set[str] = set()
         self.left: Callable[[str, Iterable[MessageQueue]], object] = _nothing
         """Called with the client id of a member that is listed no more, and its former share."""
@@ -120,6 +122,7 @@ class Rebalance:
                 problem = problem or f"the name servers know no route of topic {topic}"
             else:
                 queues[topic] = tuple(sorted(route.subscribe_queues))
+                self.missing.look(topic, queues[topic])
         brokers = {topic: tuple(dict.fromkeys(map(instance.routes.broker_of, found))) for topic, found in queues.items()}
         lists = await self._lists(brokers)
         self._note_departed({member for members in lists.values() for member in members}, queues)

@@ -10,6 +10,7 @@ from rmq_async import ClientStateError, Consumer, MessageExt, Outcome, Retry
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.message import MessageQueue
 
 from .support import Seen, create, member, send, until
 
@@ -146,6 +147,56 @@ def test_message_that_is_not_given_back_is_a_problem_only_while_its_queue_is_hel
                 assert not consumer.health().problems
 
     Simulation(3, brokers=1, faults=None).run(main)
+
+
+def test_queues_of_a_broker_that_left_the_route_are_a_problem_until_they_are_back_or_for_an_hour() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=2)
+        known = s.name_servers[0].registrations
+        async with member("g", s.namesrv, "one", Seen(), start_from="earliest") as consumer:
+            await asyncio.sleep(1)
+            assert not consumer.health().problems
+            known.forgotten["broker-b"] = None
+            await until(lambda: consumer.health().problems, 60.0)
+            await asyncio.sleep(120)
+            problems = [problem for problem in consumer.health().problems if problem.code == "queue_missing"]
+            assert {problem.broker for problem in problems} == {"broker-b"}
+            text = next(problem.text for problem in problems if "topic T " in problem.text)
+            assert text.startswith("queues 0, 1 of topic T on broker-b left the topic's route 12")
+            del known.forgotten["broker-b"]
+            await asyncio.sleep(90)
+            assert not consumer.health().problems
+            known.forgotten["broker-b"] = None
+            await asyncio.sleep(3800)
+            assert not consumer.health().problems
+
+    Simulation(5, brokers=2, faults=None).run(main)
+
+
+def test_queues_taken_away_are_a_problem_only_where_messages_in_them_were_not_read() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, "Read", queues=2)
+        await create(s.namesrv, "Unread", queues=2)
+        await send(s.namesrv, *[b"x"] * 4, topic="Read")
+        await send(s.namesrv, *[b"x"] * 4, topic="Unread")
+
+        async def hang(message: MessageExt) -> None:
+            await asyncio.sleep(600)
+
+        consumer = Consumer("g", namesrv=s.namesrv, start_from="earliest", handover_timeout=2.0)
+        consumer.subscribe("Read", seen := Seen())
+        consumer.subscribe("Unread", hang)
+        async with consumer:
+            await until(lambda: seen.bodies[b"x"] == 4)
+            s.brokers[0].resize("Read", 1)
+            s.brokers[0].resize("Unread", 1)
+            await asyncio.sleep(150)
+            (problem,) = [problem for problem in consumer.health().problems if problem.code == "queue_missing"]
+            assert problem.queue == MessageQueue("Unread", "broker-a", 1)
+            assert "queues 1 of topic Unread on broker-a left the topic's route" in problem.text
+            assert "no member reads their 2 messages" in problem.text
+
+    Simulation(6, brokers=1, faults=None).run(main)
 
 
 def test_topic_that_name_servers_have_forgotten_is_read_soon_after_they_know_it() -> None:

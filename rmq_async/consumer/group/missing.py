@@ -1,0 +1,99 @@
+"""Queues that have left the routes of their topics: no member reads them, and they may hold messages.
+
+The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken queues
+away. So brokers that can be reached are asked for what the group has not read there, and nothing is named for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._asyncio import for_each
+from ...client import ClientInstance, max_offset
+from ...errors import QueueNotExistError, RocketMQError, TopicNotFoundError
+from .start_position import start_offset
+
+__all__ = ["Missing", "MissingQueues"]
+
+NAMED_FOR: Final = 3600.0
+MOST_NAMED: Final = 1024
+COUNT_EVERY: Final = 20.0
+"""Seconds between two looks at the offsets of missing queues."""
+LONGEST_REQUEST: Final = 1.0
+
+
+class Missing(NamedTuple):
+    """Queues of one topic and broker that left the route at the same time, and the seconds since. ``unread``: messages there that
+    the group has not read; None where the broker cannot be asked."""
+
+    queues: tuple[MessageQueue, ...]
+    age: float
+    unread: int | None
+
+
+class MissingQueues:
+    """What the routes have named since the start of this member, and do not name now. ``group``: on the wire."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+        self._known: dict[str, frozenset[MessageQueue]] = {}
+        self._since: dict[MessageQueue, float] = {}
+        self._unread: dict[MessageQueue, int] = {}
+        self._wake = asyncio.Event()
+
+    def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
+        """Compares a topic's queues with those of the last look."""
+        now, present = machine.monotonic(), frozenset(queues)
+        for queue, since in [*self._since.items()]:
+            if queue in present or now - since >= NAMED_FOR:
+                del self._since[queue]
+                self._unread.pop(queue, None)
+        for queue in sorted(self._known.get(topic, frozenset()) - present):
+            if len(self._since) < MOST_NAMED:
+                self._since[queue] = now
+                self._wake.set()
+        self._known[topic] = present
+
+    async def run(self) -> None:
+        """Counts unread messages while a queue is missing, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await for_each(sorted(self._since), self._count)
+            if self._since:
+                await asyncio.sleep(COUNT_EVERY)
+                self._wake.set()
+
+    def found(self) -> list[Missing]:
+        """Returns the queues that are missing, without those that have no message to read; may be called from any thread."""
+        now, unread = machine.monotonic(), self._unread.copy()
+        groups: defaultdict[tuple[str, str, float, bool], list[MessageQueue]] = defaultdict(list)
+        for queue, since in list(self._since.items()):
+            if unread.get(queue) != 0:
+                groups[queue.topic, queue.broker_name, since, queue in unread].append(queue)
+        return [
+            Missing(tuple(queues), now - since, sum(unread[queue] for queue in queues) if counted else None)
+            for (_, _, since, counted), queues in groups.items()
+        ]
+
+    async def _count(self, queue: MessageQueue) -> None:
+        instance = self._instance
+        timeout = min(instance.config.request_timeout, LONGEST_REQUEST)
+        try:
+            end = await max_offset(instance, queue, any_replica=False, timeout=timeout)
+            next_offset, _ = await start_offset(instance, self._group, queue)
+            unread = max(end - next_offset, 0)
+        except (TopicNotFoundError, QueueNotExistError):
+            unread = 0
+        except RocketMQError:
+            self._unread.pop(queue, None)
+            return
+        if queue in self._since:
+            self._unread[queue] = unread
