@@ -204,7 +204,8 @@ def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
     """Queues that were not read for long while no member's ``health()`` named a problem.
 
     Times in which a member's process ended or stood still are left out, and those in which a broker lists one that is gone: it
-    cannot say so, and the others cannot know.
+    cannot say so, and the others cannot know. So are messages that their broker lost or deleted before the end of the time: it was
+    up to the broker that no member read them.
     """
     begun = _begun(log.deliveries)
     members = {life.member for life in log.lives}
@@ -221,8 +222,9 @@ def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
         index = bisect_left(ill, first)
         if index < len(ill) and ill[index] <= last:
             continue
-        for queue, waiting in _waiting(backlog, begun):
-            if not any(begun.get((queue, offset), inf) <= last for offset in waiting):
+        for queue, offsets in _waiting(backlog, begun):
+            waiting = _kept(queue, offsets, log.backlogs, first, last)
+            if waiting and not any(begun.get((queue, offset), inf) <= last for offset in offsets):
                 found.setdefault(
                     queue,
                     f"unnamed: no message of {queue} was begun from {first:.6f} s on, where offset {waiting[0]} comes next, and "
@@ -293,6 +295,15 @@ def _waiting(backlog: Backlog, begun: Mapping[tuple[MessageQueue, int], float]) 
         for queue, (low, high) in backlog.queues.items()
     ]
     return [each for each in found if each[1]]
+
+
+def _kept(queue: MessageQueue, offsets: list[int], backlogs: Sequence[Backlog], first: float, last: float) -> list[int]:
+    """Returns those of ``offsets`` that a queue went on to have, uncommitted, from the one time to the other."""
+    at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
+    for backlog in takewhile(lambda backlog: backlog.time <= last, backlogs[at:]):
+        low, high = backlog.queues.get(queue, (0, inf))
+        offsets = [offset for offset in offsets if low <= offset < high]
+    return offsets
 
 
 def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:

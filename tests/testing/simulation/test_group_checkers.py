@@ -119,6 +119,9 @@ def test_unnamed_problem_is_found_while_a_queue_is_not_read() -> None:
     assert unnamed(log(backlogs=waiting, samples=ill), QUIET) == []
     assert unnamed(log(backlogs=waiting, samples=samples(10.0, 45.0)), killed(12.0, "member-1")) == []
     assert unnamed(log(delivery(1, began=44.0), backlogs=waiting, samples=samples(10.0, 45.0)), QUIET) == []
+    lost = [*waiting, Backlog(12.0, {}), Backlog(14.0, {QUEUE: (0, 1)}), Backlog(16.0, {QUEUE: (1, 2)})]
+    assert len(unnamed(log(backlogs=[*waiting, Backlog(12.0, {})], samples=samples(10.0, 45.0)), QUIET)) == 1
+    assert unnamed(log(backlogs=lost, samples=samples(10.0, 45.0)), QUIET) == []
 
 
 def test_uncommitted_end_is_found_after_the_stop_of_all_members() -> None:
