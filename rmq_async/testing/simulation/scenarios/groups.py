@@ -34,6 +34,8 @@ FIRST_SENDS: Final = 1.5
 """Mean seconds between two turns of the sender."""
 LONGEST_DRAIN: Final = 60.0
 """Seconds after the calm in which what is left is handled."""
+LONGEST_CALL: Final = 40.0
+"""Seconds of a handler call at most: after 60 s it counts as stuck."""
 FAREWELL: Final = 6.0
 """Seconds from the last look at the members' health to their stop."""
 
@@ -101,6 +103,8 @@ class _Crew:
         await cluster.calm(0.0)
         self._revive()
         await cluster.calm(CALM)
+        if self.without_faults:  # it has been calm from the beginning, but the last kill may have been a moment ago
+            await asyncio.sleep(CALM)
         log.fine_from = cluster.now
         await self._drained()
         await asyncio.sleep(FAREWELL)
@@ -150,7 +154,7 @@ class _Crew:
         """Kills members, and starts them again a while later."""
         chance = self.cluster.generator("kills")
         while self.cluster.now < self.until:
-            await asyncio.sleep(exponential(chance, 30.0))
+            await asyncio.sleep(max(min(exponential(chance, 30.0), self.until - self.cluster.now), 0.0))
             name = chance.choice(list(self.members))
             machine = self.cluster.machine(name)
             if self.resting or name in self.dead or not machine.running or self.cluster.now >= self.until:
@@ -238,7 +242,7 @@ async def _live(crew: _Crew, name: str) -> None:
 async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt) -> None:
     delivery = log.begin(message, life)
     try:
-        await asyncio.sleep(exponential(chance, 8.0 if chance.random() < 0.02 else 0.15))
+        await asyncio.sleep(min(exponential(chance, 8.0 if chance.random() < 0.02 else 0.15), LONGEST_CALL))
     except asyncio.CancelledError:
         log.end(delivery, "cancelled")
         raise
