@@ -28,6 +28,7 @@ from .held_queue import HeldQueue, QueueState
 from .intake import Intake
 from .outcome import Outcome
 from .outcomes import Outcomes
+from .pauses import Pauses
 from .subscription import Subscription
 from .supervisor import Supervisor
 
@@ -77,6 +78,7 @@ class Assignment:
         self._shares: dict[str, frozenset[MessageQueue]] = {}
         self._abandoned: dict[HeldQueue, list[MessageExt]] = {}
         self.handover_timeout = 0.0
+        self.pauses = Pauses()
         self.closing = False
         self._aborted = False
         self._drain_until = self._end = inf
@@ -136,8 +138,20 @@ class Assignment:
     def _begin_pulls(self, held: HeldQueue) -> None:
         if self.closing:
             return
+        if self.pauses.covers(held):
+            return
         if held.state is QueueState.RUNNING and held not in self._pulls:  # two resets may end at the same time
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
+
+    def apply_pauses(self) -> None:
+        """Ends the pulls of queues that are paused and drops what has not begun of them; begins those of the others."""
+        for held in self.held.values():
+            if not self.pauses.covers(held):
+                self._begin_pulls(held)
+            elif (pulls := self._pulls.pop(held, None)) is not None:
+                pulls.cancel()
+                self._intake.drop_unbegun(held)
+        self.dispatcher.pump()
 
     def call_ended(self, held: HeldQueue, delivery: Delivery) -> None:
         """Records the end of a call."""
@@ -209,16 +223,14 @@ class Assignment:
         """Returns the seconds for one of the last steps of a drain: ``longest``, in a stop at most a part of the time left."""
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
-    async def reset(self, held: HeldQueue, offset: int) -> None:
+    async def reset(self, held: HeldQueue, offset: int, why: str = "an operator has reset it") -> None:
         """Goes on at ``offset``: drops what has not begun, waits for what has, up to RESET_TIME, and commits."""
         await self._end_pulls(held)
         self._intake.drop_unbegun(held)
         await self._drained(held, machine.monotonic() + RESET_TIME)
         if not held.is_owned:
             return
-        logger.warning(
-            "%s goes on at offset %d instead of %d: an operator has reset it", held.shown, offset, held.progress.watermark
-        )
+        logger.warning("%s goes on at offset %d instead of %d: %s", held.shown, offset, held.progress.watermark, why)
         held.restart(offset)
         if held.state is QueueState.STOPPED:
             held.state = QueueState.RUNNING

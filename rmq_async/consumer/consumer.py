@@ -8,12 +8,14 @@ import signal
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from datetime import datetime
 from typing import Any, Final, Literal, TypeVar, Unpack
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from .. import machine
+from .._text import printable
 from ..client import (
     ClientInstance,
     LifeCycle,
@@ -30,7 +32,9 @@ from ..health import Problem, ProblemCode
 from ..options import lists_options
 from ..timeouts import checked_timeout
 from ..transport import generation
+from .assignment import Assignment
 from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
+from .group import offset_at
 from .held_queue import HeldQueue
 from .session import Session
 from .settled import Settled
@@ -282,6 +286,68 @@ class Consumer(LifeCycle):
             problem = Problem(_NOT_RUNNING.get(state, "starting"), f"{self._label} is {state.value}")
             return ConsumerHealth(True, False, (problem,), None, None)
         return health_of(session)
+
+    # -- control
+
+    def pause(self, *topics_or_queues: str | MessageQueue) -> None:
+        """Begins no more calls for topics or queues, and pulls them no more; nothing given: for all. They stay this member's.
+
+        Calls that run go on. What was pulled and has not begun is dropped, and pulled again after ``resume()``. A topic stays
+        paused for queues that this member takes later, and for its messages that are delivered again; a queue until it goes to
+        another member. A stop ends all pauses.
+
+        Raises ConfigError for a topic that is not subscribed to, QueueLostError for a queue that this member does not read,
+        ClientStateError unless running.
+        """
+        assignment, topics, queues = self._to_control(topics_or_queues)
+        assignment.pauses.pause(topics, queues)
+        assignment.pauses.all |= not topics_or_queues
+        assignment.apply_pauses()
+
+    def resume(self, *topics_or_queues: str | MessageQueue) -> None:
+        """Ends pauses: of topics with all their queues, of queues, or, with nothing given, all.
+
+        Raises as ``pause`` does, and ClientStateError for a part of what was paused as a whole.
+        """
+        assignment, topics, queues = self._to_control(topics_or_queues)
+        pauses = assignment.pauses
+        if not topics_or_queues:
+            pauses.all, topics, queues = False, [*pauses.topics], [*assignment.held.values()]
+        elif pauses.all:
+            raise ClientStateError(f"{self._label} is paused as a whole: resume() it without arguments")
+        for held in queues:
+            if topics_or_queues and held.queue.topic in pauses.topics:
+                raise ClientStateError(f"topic {held.shown.topic} is paused as a whole: resume the topic")
+        queues += [held for held in assignment.held.values() if held.queue.topic in topics]
+        pauses.resume(topics, queues)
+        assignment.apply_pauses()
+
+    async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
+        """Goes on at another offset of a queue: waits for its running calls (at most 10 s), drops its buffer, and commits.
+
+        ``to``: an offset, the first or the end of the queue, or the first message stored at an aware datetime or later. Messages
+        between are delivered again, or not at all. A commit that is not answered is repeated each ``commit_interval``.
+
+        Raises QueueLostError for a queue that this member does not read, also where it goes to another one meanwhile; ConfigError
+        for an offset outside of the queue; ClientStateError unless running, and in a handler, which it would wait for; and the
+        errors of the requests for offsets.
+        """
+        held, session = self._held(queue), self._running_session()
+        if session.calls.is_own_task(asyncio.current_task()):
+            raise ClientStateError("seek() waits for running handlers: call it from another task")
+        offset = await offset_at(session.instance, held.queue, to)
+        await session.assignment.reset(held, offset, "seek() was called")
+        if not held.is_owned:
+            raise QueueLostError(f"{queue} has gone to another member", broker=queue.broker_name)
+
+    def _to_control(self, given: Sequence[str | MessageQueue]) -> tuple[Assignment, list[str], list[HeldQueue]]:
+        """Sorts the arguments of ``pause`` and ``resume`` into topics on the wire and queues."""
+        assignment = self._running_session().assignment
+        topics = [self._names.wire(each) for each in given if isinstance(each, str)]
+        for topic in topics:
+            if topic not in self._subscriptions:
+                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}")
+        return assignment, topics, [self._held(each) for each in given if not isinstance(each, str)]
 
     # -- positions
 

@@ -36,6 +36,8 @@ class Dispatcher:
         self._lines = OrderedDict((subscription, _Line()) for subscription in subscriptions)
         self._concurrency = concurrency
         self._begin = begin
+        self.paused: Callable[[Subscription], bool] = _never
+        """Whether messages of a subscription wait, those of the retry topic included."""
         self.running = 0
 
     @property
@@ -79,7 +81,11 @@ class Dispatcher:
         """Starts calls while there are slots and messages for them."""
         while self.running < self._concurrency:
             for subscription, line in self._lines.items():
-                if line.queues and line.running < (subscription.concurrency or self._concurrency):
+                if (
+                    line.queues
+                    and line.running < (subscription.concurrency or self._concurrency)
+                    and not self.paused(subscription)
+                ):
                     break
             else:
                 return
@@ -99,3 +105,8 @@ class Dispatcher:
         self._lines[subscription].running -= 1
         self.running -= 1
         self.pump()
+
+
+def _never(_: Subscription) -> bool:
+    """No subscription is paused."""
+    return False

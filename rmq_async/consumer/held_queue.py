@@ -34,8 +34,8 @@ class HeldQueue:
     """
 
     __slots__ = (
-        "changed", "committed", "committing", "cursor", "doubted", "end", "error", "mean_size", "progress", "pulled_at", "queue",
-        "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
+        "changed", "committed", "committing", "cursor", "doubted", "end", "error", "mean_size", "paused", "progress", "pulled_at",
+        "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
@@ -59,6 +59,8 @@ class HeldQueue:
         self.error: BaseException | None = None
         """Of the last pull; None after one that succeeded."""
         self.pulled_at = self.settled_at = machine.monotonic()
+        self.paused = False
+        """Whether this queue alone was paused, besides its topic."""
         self.squeezed = False
         """Whether messages were dropped for lack of room: the next pull waits until those that are left have begun."""
         self.changed = asyncio.Event()

@@ -140,6 +140,7 @@ class Intake:
         self._give(dropped)
         if dropped:
             progress.withdraw(min(message.queue_offset for message in dropped))
+            held.cursor = progress.next
 
     def withdraw_waiting(self, held: HeldQueue) -> list[MessageExt]:
         """Removes all messages of a queue that have not begun; they stay unsettled."""

@@ -135,6 +135,8 @@ class Session:
         )
         self.takeover.holders = lambda queues: find_holders(instance, self.group, queues, self.rebalance.others)
         self.budget.full = self.intake.make_room
+        pauses, topic_of = self.assignment.pauses, {each: topic for topic, each in self.subscriptions.items()}
+        self.dispatcher.paused = lambda subscription: pauses.all or topic_of[subscription] in pauses.topics
         for subscription in self.subscriptions.values():
             subscription.wake = self.dispatcher.pump
 

@@ -8,7 +8,7 @@ from .holders import Holders, find_holders
 from .missing import Missing
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Rebalance
-from .start_position import StartFrom, first_positions, start_offset, store_positions
+from .start_position import StartFrom, first_positions, offset_at, start_offset, store_positions
 from .subscription_check import MODEL, GroupView, SubscriptionConflict, compare, group_view
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "group_view",
     "handover_group",
     "merged_members",
+    "offset_at",
     "share_of",
     "start_offset",
     "store_positions",

@@ -18,15 +18,16 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final, Literal
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
 from ..._asyncio import for_each
 from ..._backoff import Backoff
 from ...client import ClientInstance, commit_offset, committed_offset, max_offset, min_offset, search_offset
-from ...errors import RocketMQError
+from ...errors import ConfigError, RocketMQError
 
-__all__ = ["StartFrom", "first_positions", "start_offset", "store_positions"]
+__all__ = ["StartFrom", "first_positions", "offset_at", "start_offset", "store_positions"]
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
@@ -97,3 +98,23 @@ async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue
     if committed is not None:
         return committed, committed
     return await min_offset(instance, queue, any_replica=False), None
+
+
+async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -> int:
+    """Returns ``to`` if it is an offset of the queue or its end; the offset of "earliest", "latest" or an aware datetime.
+
+    Raises ConfigError for anything else, and the errors of the requests.
+    """
+    if to == "earliest":
+        return await min_offset(instance, queue, any_replica=False)
+    if to == "latest":
+        return await max_offset(instance, queue, any_replica=False)
+    if isinstance(to, datetime):
+        return await search_offset(instance, queue, to, any_replica=False)
+    if not isinstance(to, int) or isinstance(to, bool):
+        raise ConfigError(f'a position must be an offset, "earliest", "latest" or an aware datetime, not {shown(to)}')
+    low = await min_offset(instance, queue, any_replica=False)
+    high = await max_offset(instance, queue, any_replica=False)
+    if not low <= to <= high:
+        raise ConfigError(f"offset {to} is outside of {instance.names.shown_queue(queue)}, which has {low} to {high}")
+    return to

@@ -1,0 +1,31 @@
+"""Which queues of a member are not read for now. A pause of a single queue ends with its ownership."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .held_queue import HeldQueue
+
+__all__ = ["Pauses"]
+
+
+class Pauses:
+    """``topics``: on the wire, paused with all their queues, also those that the member takes later."""
+
+    def __init__(self) -> None:
+        self.all = False
+        self.topics: set[str] = set()
+
+    def covers(self, held: HeldQueue) -> bool:
+        """Returns whether a queue is paused."""
+        return self.all or held.paused or held.queue.topic in self.topics
+
+    def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue]) -> None:
+        self.topics.update(topics)
+        for held in queues:
+            held.paused = True
+
+    def resume(self, topics: Iterable[str], queues: Iterable[HeldQueue]) -> None:
+        self.topics.difference_update(topics)
+        for held in queues:
+            held.paused = False
