@@ -21,6 +21,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from . import canaries
 
@@ -29,6 +30,8 @@ pytest_plugins = ["pytester"]
 logging.setLoggerClass(canaries.CanaryLogger)
 sys.dont_write_bytecode = False  # else each subprocess of a test compiles all it imports: 20 s of CPU instead of 6
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+settings.register_profile("suite", deadline=None)  # of 200 ms for an example, which a busy machine exceeds
+settings.load_profile("suite")
 
 REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
 SPARK = "tests/spark/"
