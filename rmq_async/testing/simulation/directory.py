@@ -29,6 +29,11 @@ class DoubtfulRegistrations(Registrations):
         if registration.broker_name not in self.forgotten:
             super().register(registration)
 
+    def knows(self, broker_name: str, address: str) -> bool:
+        """Returns whether a broker is listed under its address."""
+        entry = self._entries.get(broker_name)
+        return entry is not None and entry.address == address
+
     def holders(self, topic: str, connection: Connection) -> list[Holder]:
         known = super().holders(topic, connection)
         shown = [self._shown(holder) for holder in known if holder.broker_name not in self.forgotten]

@@ -186,6 +186,8 @@ def _healed(commit: Commit, commits: Sequence[Commit]) -> bool:
 def stalled(log: GroupLog) -> list[str]:
     """Queues with messages that no member reads within 30 s of the cure of all faults, though there are members.
 
+    A name server that has lost a broker is cured when that has registered again, up to 30 s later: no member finds it before.
+
     Where a broker still lists a member that is gone the others leave it its share: that fault is over when it lists it no more.
     """
     begun = _begun(log.deliveries)

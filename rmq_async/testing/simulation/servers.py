@@ -104,6 +104,11 @@ class NameServerMachine(ServerMachine):
         """What the present process knows of brokers."""
         return self.server.registrations
 
+    def lists(self, broker: BrokerMachine) -> bool:
+        """Returns whether it serves, and knows a broker under its present address."""
+        serves = self.running and not self.paused and self.server.listener.running
+        return serves and self.registrations.knows(broker.name, broker.broker.state.address)
+
     def process_ended(self) -> None:
         self.server.crash()
 

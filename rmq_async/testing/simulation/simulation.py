@@ -233,6 +233,11 @@ class Simulation:
         if self._injector is not None:
             self._injector.go_on()
 
+    @property
+    def routed(self) -> bool:
+        """Whether all brokers serve, and each name server lists them: they register every 30 s with one that has lost them."""
+        return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
+
     def holders(self, topic: str) -> set[str]:
         """Returns the names of the brokers that have a topic."""
         return {each.name for each in self.brokers if each.running and each.broker.state.topics.get(topic) is not None}

@@ -30,6 +30,8 @@ LOOK_EVERY: Final = 2.0
 """Seconds between two looks at a member's health, and at the queues."""
 REST: Final = 33.0
 """Seconds without faults in which consumption must go on."""
+LONGEST_REGISTRATION: Final = 45.0
+"""Seconds from the end of all faults to the time when each name server must list all brokers, which register every 30 s."""
 FIRST_SENDS: Final = 1.5
 """Mean seconds between two turns of the sender."""
 LONGEST_DRAIN: Final = 60.0
@@ -47,6 +49,10 @@ class Staffed(Cluster, Protocol):
 
     def machine(self, name: str) -> Any:
         """Returns the machine of a name."""
+
+    @property
+    def routed(self) -> bool:
+        """Whether each name server lists all brokers."""
 
     def rest(self) -> None:
         """Ends all faults; no other one begins until ``go_on``."""
@@ -183,10 +189,17 @@ class _Crew:
             cluster.rest()
             self.resting = True
             self._revive()
+            await self._routed()
             self.log.look(resting=True)
             await asyncio.sleep(REST)
             self.resting = False
             cluster.go_on()
+
+    async def _routed(self) -> None:
+        """Waits until the name servers list all brokers again: no member can find a broker before."""
+        end = self.cluster.now + LONGEST_REGISTRATION
+        while not self.cluster.routed and self.cluster.now < end:
+            await asyncio.sleep(AGAIN)
 
     # -- what is seen of it
 
