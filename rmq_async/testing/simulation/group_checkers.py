@@ -97,7 +97,7 @@ def group_violations(
         *repeated(log, troubles),
         *together(log, troubles),
         *backwards(log.commits, troubles, taken),
-        *stalled(log),
+        *stalled(log, troubles),
         *unnamed(log, troubles),
         *uncommitted(log, taken),
         *sick(log),
@@ -183,12 +183,13 @@ def _healed(commit: Commit, commits: Sequence[Commit]) -> bool:
     return any(each.queue == commit.queue and each.offset >= commit.before for each in soon)
 
 
-def stalled(log: GroupLog) -> list[str]:
+def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
     """Queues with messages that no member reads within 30 s of the cure of all faults, though there are members.
 
     A name server that has lost a broker is cured when that has registered again, up to 30 s later: no member finds it before.
 
     Where a broker still lists a member that is gone the others leave it its share: that fault is over when it lists it no more.
+    A handler that runs all the time, at a message ``max_span`` before the next one, lets no member go on.
     """
     begun = _begun(log.deliveries)
     return [
@@ -199,7 +200,17 @@ def stalled(log: GroupLog) -> list[str]:
         if not _ghosts(log.backlogs, backlog.time, backlog.time + RESUMED)
         for queue, waiting in _waiting(backlog, begun)
         if not any(begun.get((queue, offset), inf) <= backlog.time + RESUMED for offset in waiting)
+        and not _spanned(log, troubles, queue, waiting[0], backlog.time)
     ]
+
+
+def _spanned(log: GroupLog, troubles: Troubles, queue: MessageQueue, offset: int, time: float) -> bool:
+    """Returns whether a call of a queue runs, from before a time to the end of the check, that keeps ``offset`` from being read."""
+    return any(
+        each.queue == queue and each.began <= time and offset - each.offset >= log.max_span
+        for each in log.deliveries
+        if min(_end(each), troubles.killed(log.lives[each.life], each.began)) > time + RESUMED
+    )
 
 
 def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:

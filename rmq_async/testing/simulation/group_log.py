@@ -69,14 +69,15 @@ class Sample(NamedTuple):
 class GroupLog:
     """``now``: returns the seconds since the beginning; ``brokers``: the brokers of the cluster.
 
-    ``client_ids``: of the members that live, by machine. ``commit_interval``: of all members. ``fine_from``: the time from which
-    on no member may have a problem. ``idle``: the backlog after the last member has stopped.
+    ``client_ids``: of the members that live, by machine. ``commit_interval``, ``max_span``: of all members. ``fine_from``: the time
+    from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
     """
 
     now: Callable[[], float]
     brokers: Callable[[], Sequence[BrokerMachine]]
     topics: tuple[str, ...] = ()
     commit_interval: float = 1.0
+    max_span: float = inf
     fine_from: float = inf
     lives: list[Life] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)

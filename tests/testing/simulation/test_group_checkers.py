@@ -105,11 +105,22 @@ def test_backwards_is_found_for_the_owner_of_the_queue() -> None:
 def test_stalled_queue_is_found_after_a_rest() -> None:
     resting = [Backlog(10.0, {QUEUE: (0, 2)}, True)]
     members = samples(10.0, 38.0)
-    assert len(stalled(log(backlogs=resting, samples=members))) == 1
-    assert len(stalled(log(delivery(0, began=41.0), backlogs=resting, samples=members))) == 1
-    assert stalled(log(delivery(0, began=30.0), backlogs=resting, samples=members)) == []
-    assert stalled(log(delivery(0, began=5.0), delivery(1, began=5.0), backlogs=resting, samples=members)) == []
-    assert stalled(log(backlogs=resting, samples=samples(38.0))) == []  # no member was there
+    assert len(stalled(log(backlogs=resting, samples=members), QUIET)) == 1
+    assert len(stalled(log(delivery(0, began=41.0), backlogs=resting, samples=members), QUIET)) == 1
+    assert stalled(log(delivery(0, began=30.0), backlogs=resting, samples=members), QUIET) == []
+    assert stalled(log(delivery(0, began=5.0), delivery(1, began=5.0), backlogs=resting, samples=members), QUIET) == []
+    assert stalled(log(backlogs=resting, samples=samples(38.0)), QUIET) == []  # no member was there
+
+
+@pytest.mark.parametrize(
+    ("took", "span", "troubles", "found"),
+    [(60.0, 1, QUIET, False), (60.0, 2, QUIET, True), (20.0, 1, QUIET, True), (None, 1, killed(9.0), True)],
+)
+def test_stalled_is_no_queue_whose_span_a_handler_fills(took: float | None, span: int, troubles: Troubles, found: bool) -> None:
+    running = log(
+        delivery(0, 8.0, took), backlogs=[Backlog(10.0, {QUEUE: (0, 2)}, True)], samples=samples(10.0, 38.0), max_span=span
+    )
+    assert bool(stalled(running, troubles)) is found
 
 
 def test_unnamed_problem_is_found_while_a_queue_is_not_read() -> None:

@@ -98,6 +98,7 @@ class _Crew:
     async def run(self) -> None:
         cluster, log = self.cluster, self.log
         log.topics, log.commit_interval = self.topics, self.options["commit_interval"]
+        log.max_span = self.options["max_span"]
         if self.without_faults:
             await cluster.calm(0.0)
         await self._create()
@@ -198,7 +199,9 @@ class _Crew:
     async def _routed(self) -> None:
         """Waits until the name servers list all brokers again: no member can find a broker before."""
         end = self.cluster.now + LONGEST_REGISTRATION
-        while not self.cluster.routed and self.cluster.now < end:
+        while not self.cluster.routed:
+            if self.cluster.now >= end:
+                return
             await asyncio.sleep(AGAIN)
 
     # -- what is seen of it
