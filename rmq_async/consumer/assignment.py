@@ -1,7 +1,8 @@
 """The queues that this member holds: taken over, given up, or lost.
 
-A queue that leaves this member is drained: its pulls end, what has not begun is dropped, running handlers get ``handover_timeout``
-to end, the watermark is committed, and only then its lock is released.
+A queue that comes is pulled when ``on_assigned`` has ended. One that leaves this member is drained: its pulls end, what has not
+begun is dropped, ``on_revoked`` is called, running handlers get ``handover_timeout`` to end, that call included, the watermark is
+committed, and only then its lock is released. ``on_released`` follows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from contextvars import Context
 from math import inf
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from .. import machine
 from .._ordered import OrderedSet
 from ..client import ClientInstance
+from .callbacks import AssignmentCallbacks, Event, EventKind
 from .commits import Commits
 from .decision import Decision
 from .delivery import Delivery, cut_off
@@ -43,6 +46,8 @@ RESET_TIME: Final = 10.0
 SETTLE_TIME: Final = 2.0
 """Seconds for outcomes that are on their way when the drain ends."""
 UNLOCK_TIME: Final = 3.0
+GATHER_TIME: Final = 0.05
+"""Seconds in which the queues of a new share are gathered for one call of ``on_assigned``, where not all are taken over before."""
 
 
 class Assignment:
@@ -70,6 +75,13 @@ class Assignment:
         self.locks: QueueLocks
         self.released: Callable[[], None]
         """Called after a queue was released."""
+        self.callbacks = AssignmentCallbacks({}, 0.0, Context(), supervisor.once, self.callback_limit)
+        self._arriving: list[HeldQueue] = []
+        """Queues that were taken over, and that no call of ``on_assigned`` has named yet."""
+        self.begun = asyncio.Event()
+        """Set while no queue waits for ``on_assigned``."""
+        self.begun.set()
+        self._announcing = 0
         self.held: dict[MessageQueue, HeldQueue] = {}
         self.leaving: dict[HeldQueue, None] = {}
         """Queues that are drained."""
@@ -96,13 +108,14 @@ class Assignment:
         """Starts to take and to give up queues so that this member holds ``shares``, topic -> queues."""
         if self.closing:
             return
+        given_up: list[HeldQueue] = []
         for topic, share in shares.items():
             if self._shares.get(topic) != share:
                 self.rounds += 1
             self._shares[topic] = share
-            given_up = [held for queue, held in self.held.items() if queue.topic == topic and queue not in share]
-            for held in given_up:
-                self._drain(held, self.handover_timeout)
+            given_up += [held for queue, held in self.held.items() if queue.topic == topic and queue not in share]
+        self._give_up(given_up)
+        for topic, share in shares.items():
             unwanted = [queue for queue in sorted(self.takeover.queues) if queue.topic == topic and queue not in share]
             if locked := self.takeover.unwant(unwanted):
                 self._supervisor.once("unlock", self.locks.unlock(locked))
@@ -116,10 +129,55 @@ class Assignment:
         held.committed = committed
         self.held[queue] = held
         logger.info("%s is read from offset %d on", shown, offset)
-        self._begin_pulls(held)
+        if "on_assigned" not in self.callbacks:
+            self._begin_pulls(held)
+            return
+        held.state, held.announced = QueueState.TAKEN, False
+        if not self._arriving:
+            self._announcing += 1
+            self.begun.clear()
+            self._supervisor.once("first pulls", self._announce())
+        self._arriving.append(held)
 
-    def _drain(self, held: HeldQueue, timeout: float) -> None:
-        self._add_drain(f"drain of {held.shown}", self.give_up(held, timeout))
+    async def _announce(self) -> None:
+        """Calls ``on_assigned`` for the queues that are taken over at about the same time, and begins their pulls after it."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_TIME):
+                    await self.takeover.idle.wait()
+            arrived = [held for held in self._arriving if held.state is QueueState.TAKEN]
+            self._arriving.clear()
+            for held in arrived:
+                held.announced = True
+            event = self.callbacks.add("on_assigned", [held.shown for held in arrived])
+            if event is not None:
+                await event.over.wait()
+            for held in arrived:
+                if held.state is QueueState.TAKEN:
+                    held.state = QueueState.RUNNING
+                    self._begin_pulls(held)
+        finally:
+            self._announcing -= 1
+            if not self._announcing:
+                self.begun.set()
+
+    def _give_up(self, queues: Iterable[HeldQueue]) -> None:
+        """Ends the pulls of queues and begins to drain them, for up to ``handover_timeout`` seconds."""
+        given_up = [held for held in queues if self.held.pop(held.queue, None) is not None]
+        deadline = machine.monotonic() + self.handover_timeout
+        for held in given_up:
+            self.leaving[held] = None
+            held.state = QueueState.DRAINING
+            self._quiesce(held)
+        revoked = self.callbacks.add("on_revoked", [held.shown for held in given_up if held.announced], deadline)
+        for held in given_up:
+            self._add_drain(f"drain of {held.shown}", self._hand_over(held, deadline, revoked if held.announced else None))
+
+    def callback_limit(self, kind: EventKind) -> float:
+        """Returns the monotonic time by which a call of ``on_assigned`` and the like is to be over, for a stop."""
+        if self._aborted:
+            return 0.0
+        return self._drain_until if kind in ("on_assigned", "on_revoked") else self._end
 
     def _add_drain(self, name: str, drain: Coroutine[Any, Any, None]) -> None:
         task = self._supervisor.once(name, drain)
@@ -162,13 +220,19 @@ class Assignment:
         held.settled_at = machine.monotonic()
         held.changed.set()
 
-    async def give_up(self, held: HeldQueue, timeout: float) -> None:
-        """Drains a queue for up to ``timeout`` seconds, commits it and releases its lock."""
-        if self.held.pop(held.queue, None) is None:
-            return
-        self.leaving[held] = None
-        held.state = QueueState.DRAINING
-        deadline = machine.monotonic() + timeout
+    async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:
+        """Drains a queue after ``on_revoked``, and calls ``on_released`` when it is released."""
+        if revoked is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(deadline, self._drain_until) - machine.monotonic()):
+                    await revoked.over.wait()
+        if await self._drain(held, deadline) and held.announced:
+            released = self.callbacks.add("on_released", [held.shown])
+            if released is not None:
+                await released.over.wait()
+
+    async def _drain(self, held: HeldQueue, deadline: float) -> bool:
+        """Drains a queue until ``deadline``, commits it and releases its lock. Returns False where it was lost meanwhile."""
         try:
             await self._end_pulls(held)
             self._intake.drop_unbegun(held)
@@ -189,14 +253,18 @@ class Assignment:
         if not self.closing and held.queue in self._shares.get(held.queue.topic, ()):
             self.takeover.want([held.queue])
         self.released()
+        return not lost
 
     def quiesce(self) -> None:
         """Ends the pulls and drops what has not begun, at once; what has begun goes on."""
         self.closing = True
         for held in self.held.values():
-            if (pulls := self._pulls.get(held)) is not None:
-                pulls.cancel()
-            self._intake.drop_unbegun(held)
+            self._quiesce(held)
+
+    def _quiesce(self, held: HeldQueue) -> None:
+        if (pulls := self._pulls.get(held)) is not None:
+            pulls.cancel()
+        self._intake.drop_unbegun(held)
 
     async def give_up_all(self, drain_until: float, end: float) -> None:
         """Gives all queues up at the same time: drains them until ``drain_until``, and is over at ``end`` (monotonic)."""
@@ -205,10 +273,10 @@ class Assignment:
         self._look_at_drains()
         if locked := self.takeover.unwant(sorted(self.takeover.queues)):
             self._supervisor.once("unlock", self.locks.unlock(locked))
-        for held in [*self.held.values()]:
-            self._drain(held, self.handover_timeout)
+        self._give_up([*self.held.values()])
         if self._drains:  # those that a rebalance had begun, too
             await asyncio.wait([*self._drains])
+        await self.callbacks.idle.wait()
 
     def abort(self) -> None:
         """Ends the waits for handlers of queues that are given up, also of those that are later."""
@@ -218,6 +286,7 @@ class Assignment:
     def _look_at_drains(self) -> None:
         for held in self.leaving:
             held.changed.set()
+        self.callbacks.look_at_limit()
 
     def _seconds(self, longest: float, part: float) -> float:
         """Returns the seconds for one of the last steps of a drain: ``longest``, in a stop at most a part of the time left."""
@@ -244,14 +313,17 @@ class Assignment:
         What has not begun is dropped. This member reads such a queue again, where it gets its lock back, when the calls that run
         have ended: no message runs twice at a time in one member.
         """
+        lost: list[HeldQueue] = []
         for queue in sorted(queues):
             self.takeover.lose(queue)
             held = self.held.pop(queue, None)
             if held is None:
                 for each in self.leaving:
-                    if each.queue == queue:
+                    if each.queue == queue and each.is_owned:
                         each.state = QueueState.LOST
+                        lost.append(each)
                 continue
+            lost.append(held)
             self.lost += 1
             held.state = QueueState.LOST
             logger.error("%s was taken over by another member without a handover; running handlers may be repeated", held.shown)
@@ -263,6 +335,7 @@ class Assignment:
                 self._add_drain(f"calls of {held.shown}", self._outlast(held))
             else:
                 self.released()
+        self.callbacks.add("on_lost", [held.shown for held in lost if held.announced])
 
     async def _outlast(self, held: HeldQueue) -> None:
         """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and cancels those that have not ended then."""

@@ -100,8 +100,13 @@ class ConsumerConfig:
     where members of the group have different subscriptions. ``retry``: of subscriptions without their own. ``stuck_after``: age
     of a handler call from which ``health()`` names it.
 
-    Raises ConfigError for values out of range, and for ``mode="pop"``, ``broadcast``, ``hooks``, ``trace`` and callbacks, which
-    are not supported yet.
+    ``on_assigned``, ``on_revoked``, ``on_released``, ``on_lost``: plain or coroutine functions of a frozenset of queues, called on
+    the loop, one at a time and in the order of the events, each for at most ``handover_timeout``: before the first pulls; when
+    queues are given up, before the wait for their handlers; when they are committed and unlocked; when another member has their
+    locks. Errors are logged, and the handover goes on.
+
+    Raises ConfigError for values out of range, and for ``mode="pop"``, ``broadcast``, ``hooks`` and ``trace``, which are not
+    supported yet.
     """
 
     mode: Literal["pull", "pop"] = "pull"
@@ -159,6 +164,10 @@ class ConsumerConfig:
             raise ConfigError(f"allocate must be a function, not {shown(self.allocate)}")
         if not isinstance(self.retry, Retry):
             raise ConfigError(f"retry must be a Retry, not {shown(self.retry)}")
+        for name in ("on_assigned", "on_revoked", "on_released", "on_lost"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} must be a function of a frozenset of queues or None, not {shown(function)}")
 
     def _check_unsupported(self) -> None:
         check_flag("trace", self.trace)
@@ -169,7 +178,7 @@ class ConsumerConfig:
 
 _NOT_YET: Final = frozenset(
     {
-        "mode", "broadcast", "invisible_time", "max_lease", "hooks", "trace", "on_assigned", "on_revoked", "on_released", "on_lost"
+        "mode", "broadcast", "invisible_time", "max_lease", "hooks", "trace"
     }
 )  # fmt: skip
 """Settings of later releases: a value other than the default is refused."""

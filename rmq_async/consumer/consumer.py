@@ -193,13 +193,13 @@ class Consumer(LifeCycle):
 
         ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it, and are cancelled
         1 s before its end. The last commits and unlocks have 1 s also where ``timeout`` is less. A plain function cannot be
-        cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler it begins the stop
-        and returns at once. Harmless when not started or stopped already.
+        cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler or a callback it
+        begins the stop and returns at once. Harmless when not started or stopped already.
         """
         session = self._session
         if self._over is not None:
             self._over.set()
-        if session is not None and session.calls.is_own_task(asyncio.current_task()):
+        if session is not None and session.is_own_task(asyncio.current_task()):
             if self._stopping is None:
                 self._stopping = asyncio.get_running_loop().create_task(self.stop(timeout), name=f"rmq_async stop {self.group}")
             return
@@ -354,13 +354,16 @@ class Consumer(LifeCycle):
     def position(self, queue: MessageQueue) -> int:
         """Returns the lowest offset of a queue that is not settled: what the next commit writes.
 
-        Raises QueueLostError for a queue that this member does not read, ClientStateError unless running.
+        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment, ClientStateError unless
+        running.
         """
-        return self._held(queue).progress.watermark
+        wire = self._names.wire_queue(check_queue(queue))
+        leaving = (each for each in self._running_session().assignment.leaving if each.queue == wire and each.is_owned)
+        return (next(leaving, None) or self._held(queue)).progress.watermark
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Returns the offset that the broker keeps for the group; None without one. Raises as ``PullConsumer.committed`` does."""
-        instance = self._running_instance()
+        instance = self._running_session().instance
         return await committed_offset(instance, self._wire_group, await known_queue(instance, queue))
 
     async def commit(self) -> None:
@@ -409,9 +412,13 @@ class Consumer(LifeCycle):
                 await asyncio.sleep(min(0.01, max(deadline - machine.monotonic(), 0.001)))
 
     def _running_session(self) -> Session:
-        self._running_instance()
-        assert self._session is not None
-        return self._session
+        """Returns the session. Raises ClientStateError before a start and after a stop; during one, callbacks and handlers run."""
+        session = self._session
+        if session is None or self._state not in (LifeState.STARTING, LifeState.STOPPING):
+            self._running_instance()
+            assert session is not None
+        session.instance.check_usable()
+        return session
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:

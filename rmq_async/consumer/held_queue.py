@@ -16,9 +16,10 @@ __all__ = ["HeldQueue", "QueueState"]
 
 
 class QueueState(Enum):
-    """``DRAINING``: goes to another member, or the consumer stops. ``STOPPED``: held, and not pulled (``out_of_range``). ``LOST``:
-    another member may read it already."""
+    """``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: goes to another member, or the consumer
+    stops. ``STOPPED``: held, and not pulled (``out_of_range``). ``LOST``: another member may read it already."""
 
+    TAKEN = "taken"
     RUNNING = "running"
     DRAINING = "draining"
     RELEASED = "released"
@@ -34,8 +35,8 @@ class HeldQueue:
     """
 
     __slots__ = (
-        "changed", "committed", "committing", "cursor", "doubted", "end", "error", "mean_size", "paused", "progress", "pulled_at",
-        "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
+        "announced", "changed", "committed", "committing", "cursor", "doubted", "end", "error", "mean_size", "paused", "progress",
+        "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
@@ -56,6 +57,8 @@ class HeldQueue:
         self.returning: set[int] = set()
         """Offsets of messages without a handler here that are being given back."""
         self.state = QueueState.RUNNING
+        self.announced = True
+        """False while no call of ``on_assigned`` has named it; no other callback names it then."""
         self.error: BaseException | None = None
         """Of the last pull; None after one that succeeded."""
         self.pulled_at = self.settled_at = machine.monotonic()
@@ -72,7 +75,7 @@ class HeldQueue:
     @property
     def is_owned(self) -> bool:
         """Whether this member may still commit."""
-        return self.state in (QueueState.RUNNING, QueueState.DRAINING, QueueState.STOPPED)
+        return self.state not in (QueueState.RELEASED, QueueState.LOST)
 
     @property
     def is_caught_up(self) -> bool:

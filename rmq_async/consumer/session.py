@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from contextvars import Context
-from typing import Final
+from typing import Any, Final
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
@@ -22,6 +22,7 @@ from ..client import ClientInstance, TopicRoute
 from ..errors import RocketMQError, SubscriptionConflictError, TopicNotFoundError
 from .assignment import Assignment
 from .broker_requests import BrokerRequests
+from .callbacks import AssignmentCallbacks
 from .calls import HandlerCalls
 from .commits import Commits
 from .config import ConsumerConfig
@@ -110,7 +111,7 @@ class Session:
         self.data = self._heartbeat_data(round(machine.time() * 1000))
         self.conflicts: tuple[SubscriptionConflict, ...] = ()
         """With the subscriptions of other members, by the last look."""
-        self._connect_rooms()
+        self._connect_rooms(context)
         self._registered = False
         self._assigned = asyncio.Event()
         """Set after the first round."""
@@ -119,9 +120,21 @@ class Session:
         self.orphans: dict[str, int] = {}
         """Topics without a subscription here whose messages were to be delivered again, and how many."""
 
-    def _connect_rooms(self) -> None:
+    def _connect_rooms(self, context: Context) -> None:
         """Gives the rooms the collaborators that were made after them."""
-        instance = self.instance
+        instance, config, assignment = self.instance, self.config, self.assignment
+        assignment.callbacks = AssignmentCallbacks(
+            {
+                "on_assigned": config.on_assigned,
+                "on_revoked": config.on_revoked,
+                "on_released": config.on_released,
+                "on_lost": config.on_lost,
+            },
+            config.handover_timeout,
+            context,
+            self.supervisor.once,
+            assignment.callback_limit,
+        )
         self.calls.ending = self.supervisor.is_ending
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
@@ -143,7 +156,11 @@ class Session:
     @property
     def is_assigned(self) -> bool:
         """Whether a first round has been made and each queue of its share is read."""
-        return self._assigned.is_set() and not self.takeover.queues
+        return self._assigned.is_set() and not self.takeover.queues and self.assignment.begun.is_set()
+
+    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Returns whether ``task`` is that of a handler call or of a callback."""
+        return self.calls.is_own_task(task) or self.assignment.callbacks.is_own_task(task)
 
     async def open(self, starting: StopScope) -> None:
         """Joins the group. Raises the errors of the brokers that keep positions; nothing is left behind then."""
@@ -258,6 +275,7 @@ class Session:
     async def _wait_assigned(self) -> None:
         await self._assigned.wait()
         await self.takeover.idle.wait()
+        await self.assignment.begun.wait()
         self.was_assigned = True
 
     async def _leave(self, timeout: float) -> None:

@@ -49,7 +49,7 @@ async def handler(message: MessageExt) -> None:
         ({"mode": "pop"}, "mode='pop' is not supported yet"),
         ({"broadcast": True}, "broadcast=True is not supported yet"),
         ({"hooks": [1]}, "hooks=.* is not supported yet"),
-        ({"on_assigned": print}, "on_assigned=.* is not supported yet"),
+        ({"on_assigned": 3}, "on_assigned must be a function of a frozenset of queues or None, not 3"),
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
         ({"retry": 3}, "retry must be a Retry, not 3"),
         ({"allocate": "AVG"}, "allocate must be a function"),

@@ -1,0 +1,160 @@
+"""The user's functions for queues that come and go: ``on_assigned``, ``on_revoked``, ``on_released`` and ``on_lost``.
+
+They are called one at a time, in the order of the events, so that the calls for one queue never overlap nor overtake each other.
+Events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
+``contextvars``) in which the consumer was started; one that takes longer than it may is cancelled, and the handover goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from contextvars import Context
+from math import inf
+from typing import Any, Final, Literal
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .config import AssignmentCallback
+from .subscription import handler_name
+
+__all__ = ["AssignmentCallbacks", "Event", "EventKind"]
+
+logger = logging.getLogger(__name__)
+
+EventKind = Literal["on_assigned", "on_revoked", "on_released", "on_lost"]
+GRACE: Final = 1.0
+"""Seconds in which a call that was cancelled is to end."""
+LEAST: Final = 0.05
+"""Seconds that each call has, however little time is left: a plain function needs no more."""
+
+
+class Event:
+    """Queues that have come or gone at the same time. ``until``: monotonic time at which the call is cancelled. ``over``: set when
+    the call has ended."""
+
+    __slots__ = ("kind", "over", "queues", "until")
+
+    def __init__(self, kind: EventKind) -> None:
+        self.kind = kind
+        self.queues: set[MessageQueue] = set()
+        self.until = inf
+        self.over = asyncio.Event()
+
+
+class AssignmentCallbacks:
+    """``functions``: those that the user has given. ``seconds``: for one call. ``context``: that they run in a copy of. ``spawn``:
+    starts a task of the consumer, which its end cancels. ``limit``: returns the monotonic time by which a call of that kind is to
+    be over."""
+
+    def __init__(
+        self,
+        functions: Mapping[EventKind, AssignmentCallback | None],
+        seconds: float,
+        context: Context,
+        spawn: Callable[[str, Coroutine[Any, Any, None]], object],
+        limit: Callable[[EventKind], float],
+    ) -> None:
+        self._functions = {kind: function for kind, function in functions.items() if function is not None}
+        self._seconds = seconds
+        self._context = context
+        self._spawn = spawn
+        self._limit = limit
+        self._waiting: deque[Event] = deque()
+        self._running: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        """Set at the end of a call, and where ``limit`` has come closer."""
+        self.idle = asyncio.Event()
+        """Set while no call runs or waits."""
+        self.idle.set()
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._functions
+
+    def add(self, kind: EventKind, queues: Iterable[MessageQueue], until: float = inf) -> Event | None:
+        """Calls the user's function for ``queues``, named as users see them, after the earlier calls; returns None without one.
+
+        ``until``: monotonic time at which the call is cancelled, also where it would have more time.
+        """
+        found = frozenset(queues)
+        if kind not in self._functions or not found:
+            return None
+        if not self._waiting or self._waiting[-1].kind != kind:
+            self._waiting.append(Event(kind))
+        event = self._waiting[-1]
+        event.queues |= found
+        event.until = min(event.until, until)
+        if self.idle.is_set():
+            self.idle.clear()
+            self._spawn("calls of on_assigned and the like", self._run())
+        return event
+
+    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Returns whether ``task`` is that of a call."""
+        return task is not None and task is self._running
+
+    def look_at_limit(self) -> None:
+        """Looks at ``limit`` again."""
+        self._changed.set()
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                event = self._waiting.popleft()
+                try:
+                    await self._call(event)
+                finally:
+                    event.over.set()
+        finally:
+            for event in self._waiting:
+                event.over.set()
+            self._waiting.clear()
+            self.idle.set()
+
+    async def _call(self, event: Event) -> None:
+        function, kind = self._functions[event.kind], event.kind
+        work = _called(kind, function, frozenset(event.queues))
+        began = machine.monotonic()
+        self._running = task = asyncio.get_running_loop().create_task(
+            work, name=f"rmq_async {kind}", context=self._context.copy()
+        )
+        task.add_done_callback(lambda _: self._changed.set(), context=Context())
+        try:
+            await self._ended(task, event, began)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=GRACE)
+                state = "was cancelled" if task.done() else "was cancelled, and runs on,"
+                took = machine.monotonic() - began
+                logger.warning("%s %s %s after %.1f s; the handover goes on", kind, handler_name(function), state, took)
+            self._running = None
+
+    async def _ended(self, task: asyncio.Task[None], event: Event, began: float) -> None:
+        """Waits for the end of a call, as long as it may take."""
+        while not task.done():
+            until = min(began + self._seconds, event.until, self._limit(event.kind))
+            left = max(until, began + LEAST) - machine.monotonic()
+            if left <= 0:
+                return
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+
+async def _called(kind: EventKind, function: AssignmentCallback, queues: frozenset[MessageQueue]) -> None:
+    """Calls the user's function, and logs what it raises."""
+    try:
+        result: object = function(queues)
+        if inspect.isawaitable(result):
+            await result
+    except Exception:
+        shown = ", ".join(str(queue) for queue in sorted(queues)[:10])
+        more = f" and {len(queues) - 10} more" if len(queues) > 10 else ""
+        logger.exception("%s %s raised for %s%s; the handover goes on", kind, handler_name(function), shown, more)
