@@ -20,7 +20,7 @@ import msgspec
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves out a script's own directory
 import bare_pull
-from runs import peak_rss_mb, process_seconds
+from runs import on_loop, peak_rss_mb, process_seconds
 
 PULLED: Final = 32
 
@@ -107,11 +107,5 @@ async def run(side: str, namesrv: str, topic: str, warm_ups: int, broker: int) -
 
 if __name__ == "__main__":
     side, loop, namesrv, topic, _, warm_ups, broker = sys.argv[1:]
-    job = run(side, namesrv, topic, int(warm_ups), int(broker))
-    if loop == "asyncio":
-        result = asyncio.run(job)
-    else:
-        import uvloop
-
-        result = uvloop.run(job)
+    result = on_loop(loop, run(side, namesrv, topic, int(warm_ups), int(broker)))
     sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")

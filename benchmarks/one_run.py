@@ -22,7 +22,7 @@ import msgspec
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves out a script's own directory
 import blocking_loop
 from bare_loop import BareProducer
-from runs import BATCH, KEYS, MODES, SECRET_KEY, Mark, RunResult, RunSpec, State, result_of, until
+from runs import BATCH, KEYS, MODES, SECRET_KEY, Mark, RunResult, RunSpec, State, on_loop, result_of, until
 
 __all__ = ["BARE_METHODS", "Load", "bare_load", "measure", "run_on_loop"]
 
@@ -193,11 +193,7 @@ async def run(spec: RunSpec) -> RunResult:
 
 
 def run_on_loop(spec: RunSpec, job: Callable[[RunSpec], Coroutine[Any, Any, RunResult]] = run) -> RunResult:
-    if spec.loop == "asyncio":
-        return asyncio.run(job(spec))
-    import uvloop
-
-    return uvloop.run(job(spec))
+    return on_loop(spec.loop, job(spec))
 
 
 def main() -> None:

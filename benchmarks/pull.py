@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -82,6 +82,9 @@ class Reading(msgspec.Struct, kw_only=True):
     @property
     def broker_us(self) -> float | None:
         return None if self.broker_seconds is None else self.broker_seconds / max(self.messages, 1) * 1e6
+
+
+R = TypeVar("R", bound=Reading)
 
 
 def option_parser() -> argparse.ArgumentParser:
@@ -159,13 +162,18 @@ def sides(options: argparse.Namespace) -> tuple[dict[str, Side], dict[str, str]]
 
 
 def build_java(name: str) -> Side:
+    return Side([*java_program("Pull"), name.removeprefix("java-")], {})
+
+
+def java_program(name: str) -> list[str]:
+    """Builds the programs with the official client; returns the command that starts the one of this name."""
     listed = JAVA / "build" / "classpath.txt"
     goals = ("-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={listed}")
     must_run([os.environ.get("MAVEN", "mvn"), *goals], JAVA)
     classpath = os.pathsep.join((str(JAVA / "build" / "classes"), listed.read_text().strip()))
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
-    return Side([java, "-Drocketmq.client.logUseSlf4j=true", "-cp", classpath, "Pull", name.removeprefix("java-")], {})
+    return [java, "-Drocketmq.client.logUseSlf4j=true", "-cp", classpath, name]
 
 
 def build_messense(name: str) -> Side:
@@ -235,7 +243,7 @@ def all_rounds(found: dict[str, Side], place: Target, options: argparse.Namespac
 # -- what comes out
 
 
-def ratios(rounds: list[dict[str, Reading]], one: str, other: str, of: Callable[[Reading], float]) -> dict[str, Any]:
+def ratios(rounds: Sequence[Mapping[str, R]], one: str, other: str, of: Callable[[R], float]) -> dict[str, Any]:
     each = [of(runs[one]) / of(runs[other]) for runs in rounds]
     return {"median": median(each), "min": min(each), "max": max(each), "rounds": each}
 
@@ -292,10 +300,15 @@ def table(result: dict[str, Any]) -> str:
                 spread(side["rate_ratio"]["pull"]),
             )
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    text = [f"{stored:,} messages stored", *(_line(line, widths) for line in lines)]
+    text = [f"{stored:,} messages stored", *rows(lines)]
     text += [f"{name} is left out: {reason}" for name, reason in result["missing"].items()]
     return "\n".join(text)
+
+
+def rows(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines with cells of equal width in each column."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [_line(line, widths) for line in lines]
 
 
 def _line(line: Sequence[str], widths: Sequence[int]) -> str:

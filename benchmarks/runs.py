@@ -10,7 +10,8 @@ import asyncio
 import os
 import resource
 import time
-from typing import Final, NamedTuple
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ __all__ = [
     "RunSpec",
     "State",
     "busy_seconds",
+    "on_loop",
     "peak_rss_mb",
     "process_seconds",
     "result_of",
@@ -38,6 +40,7 @@ KEYS: Final = 1000
 """Of ``keyed`` modes, in turn."""
 SECRET_KEY: Final = "RMQ_SECRET_KEY"
 """Of the environment: other users of a machine see arguments."""
+T = TypeVar("T")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -159,6 +162,15 @@ async def until(state: State, seconds: float, count: int) -> None:
     deadline = time.perf_counter() + seconds
     while state.count < count and (left := deadline - time.perf_counter()) > 0:  # noqa: ASYNC110 - an Event would cost the workers
         await asyncio.sleep(min(POLL, left))
+
+
+def on_loop(name: str, job: Coroutine[Any, Any, T]) -> T:
+    """Runs ``job`` on a new event loop, of "asyncio" or "uvloop"."""
+    if name == "asyncio":
+        return asyncio.run(job)
+    import uvloop
+
+    return uvloop.run(job)
 
 
 def result_of(spec: RunSpec, state: State, start: Mark, end: Mark) -> RunResult:

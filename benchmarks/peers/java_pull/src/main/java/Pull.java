@@ -1,7 +1,4 @@
 import java.io.PrintStream;
-import java.lang.management.ManagementFactory;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.List;
@@ -52,15 +49,15 @@ public final class Pull {
             reader.read();
         }
         reader.prepare();
-        double brokerBefore = broker == 0 ? 0 : seconds(broker);
-        double cpu = ownSeconds();
+        double brokerBefore = broker == 0 ? 0 : Meter.seconds(broker);
+        double cpu = Meter.ownSeconds();
         long start = System.nanoTime();
         long[] came = reader.read();
         double seconds = (System.nanoTime() - start) / 1e9;
-        cpu = ownSeconds() - cpu;
-        String brokerSeconds = broker == 0 ? "null" : String.valueOf(seconds(broker) - brokerBefore);
+        cpu = Meter.ownSeconds() - cpu;
+        String brokerSeconds = broker == 0 ? "null" : String.valueOf(Meter.seconds(broker) - brokerBefore);
         out.printf("{\"messages\": %d, \"bytes\": %d, \"seconds\": %s, \"client_seconds\": %s, \"broker_seconds\": %s, \"rss_mb\": %s}%n",
-            came[0], came[1], seconds, cpu, brokerSeconds, peakMebibytes());
+            came[0], came[1], seconds, cpu, brokerSeconds, Meter.peakMebibytes());
         out.flush();
         reader.shutdown();
         System.exit(0);
@@ -155,24 +152,5 @@ public final class Pull {
             }
         }
         return new long[] {count, size};
-    }
-
-    private static double ownSeconds() {
-        return ((com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean()).getProcessCpuTime() / 1e9;
-    }
-
-    private static double seconds(long process) throws Exception {
-        String stat = Files.readString(Path.of("/proc/" + process + "/stat"));
-        String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
-        return (Long.parseLong(fields[11]) + Long.parseLong(fields[12])) / 100.0;
-    }
-
-    private static double peakMebibytes() throws Exception {
-        for (String line : Files.readAllLines(Path.of("/proc/self/status"))) {
-            if (line.startsWith("VmHWM")) {
-                return Long.parseLong(line.replaceAll("[^0-9]", "")) / 1024.0;
-            }
-        }
-        return 0;
     }
 }
