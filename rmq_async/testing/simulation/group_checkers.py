@@ -6,7 +6,8 @@ of these times.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
@@ -36,6 +37,11 @@ LOOK: Final = 5.0
 """Seconds between two looks at the queues, and at the health of each member, at most."""
 HEALED: Final = 5.0
 """Seconds after which a member has written its offset anew where a commit that it sent earlier has come later."""
+SEEN: Final = 35.0
+"""Seconds for which a queue has been in its topic before each member has seen it: they poll routes every 10 s, brokers register
+every 30 s where a name server has lost them."""
+MISSING: Final = re.compile(r"queues ([\d, ]+) of topic (\S+) on (\S+) left ")
+"""What ``queue_missing`` names."""
 SLACK: Final = 1.5
 """Seconds from a message's end to the commit that covers it, besides the interval of commits."""
 
@@ -218,7 +224,8 @@ def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
 
     Times in which a member's process ended or stood still are left out, and those in which a broker lists one that is gone: it
     cannot say so, and the others cannot know. So are messages that their broker lost or deleted before the end of the time: it was
-    up to the broker that no member read them.
+    up to the broker that no member read them. A queue that is taken away from its topic meanwhile was to be seen for ``SEEN``
+    seconds before: a member that has never had it in a route cannot know of it.
     """
     begun = _begun(log.deliveries)
     members = {life.member for life in log.lives}
@@ -236,14 +243,29 @@ def unnamed(log: GroupLog, troubles: Troubles) -> list[str]:
         if index < len(ill) and ill[index] <= last:
             continue
         for queue, offsets in _waiting(backlog, begun):
-            waiting = _kept(queue, offsets, log.backlogs, first, last)
-            if waiting and not any(begun.get((queue, offset), inf) <= last for offset in offsets):
+            offset = _unread(queue, offsets, log, begun, first)
+            if offset is not None:
                 found.setdefault(
                     queue,
-                    f"unnamed: no message of {queue} was begun from {first:.6f} s on, where offset {waiting[0]} comes next, and "
+                    f"unnamed: no message of {queue} was begun from {first:.6f} s on, where offset {offset} comes next, and "
                     f"for {NAMED:g} s no member's health() named a problem",
                 )
     return list(found.values())
+
+
+def _unread(
+    queue: MessageQueue,
+    offsets: list[int],
+    log: GroupLog,
+    begun: Mapping[tuple[MessageQueue, int], float],
+    first: float,
+) -> int | None:
+    """Returns the first of the offsets that wait in a queue from ``first`` on, where a member should read it or name a problem."""
+    last = first + NAMED
+    waiting = _kept(queue, offsets, log.backlogs, first, last)
+    if not waiting or any(begun.get((queue, offset), inf) <= last for offset in offsets):
+        return None
+    return waiting[0] if _may_be_known(queue, log, first, last) else None
 
 
 def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
@@ -256,13 +278,26 @@ def uncommitted(log: GroupLog, taken: Collection[MessageQueue]) -> list[str]:
 
 
 def sick(log: GroupLog) -> list[str]:
-    """Members that were not fine a minute after the last fault."""
+    """Members that were not fine a minute after the last fault. Those that name unread queues which were taken away from their
+    topic, and not given back, are right."""
     return [
         f"sick: {log.lives[sample.life].member} at {sample.time:.6f} s: ready is {sample.ready}, {dict(sample.problems)}"
         for sample in log.samples
-        if sample.time >= log.fine_from and (sample.problems or not sample.ready)
+        if sample.time >= log.fine_from
+        if not sample.ready or not all(_is_right(problem, log.backlogs, sample.time) for problem in sample.problems)
         if not _ghosts(log.backlogs, sample.time - LOOK, sample.time)
     ]
+
+
+def _is_right(problem: tuple[str, str], backlogs: Sequence[Backlog], time: float) -> bool:
+    """Returns whether a problem names queues that were taken away, all of them with unread messages, at a time."""
+    code, text = problem
+    named = MISSING.match(text) if code == "queue_missing" else None
+    at = bisect_right(backlogs, time, key=lambda backlog: backlog.time)
+    if named is None or not at:
+        return False
+    taken_away = backlogs[at - 1].taken_away
+    return all(MessageQueue(named[2], named[3], int(number)) in taken_away for number in named[1].split(", "))
 
 
 def restarted(log: GroupLog) -> list[str]:
@@ -317,6 +352,16 @@ def _kept(queue: MessageQueue, offsets: list[int], backlogs: Sequence[Backlog], 
         low, high = backlog.queues.get(queue, (0, inf))
         offsets = [offset for offset in offsets if low <= offset < high]
     return offsets
+
+
+def _may_be_known(queue: MessageQueue, log: GroupLog, first: float, last: float) -> bool:
+    """Returns whether a queue was in its topic from the one time to the other, or long enough before for a member to have it in a
+    route."""
+    at = bisect_left(log.backlogs, first - SEEN, key=lambda backlog: backlog.time)
+    looks = [*takewhile(lambda backlog: backlog.time <= last, log.backlogs[at:])]
+    if not any(queue in look.taken_away for look in looks):
+        return True
+    return all(queue in look.queues for look in looks if look.time <= first) and _members(log.samples, first - SEEN, last)
 
 
 def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal, NamedTuple
@@ -48,12 +48,14 @@ class Delivery:
 class Backlog(NamedTuple):
     """Of each queue the first offset that the group has not committed, and the offset behind its last message. ``resting``: no
     fault is under way, and none begins for as long as a member needs to go on. ``ghosts``: a broker lists a member that is gone,
-    or one twice: its connection fell silent, and the broker believes in it for 120 s."""
+    or one twice: its connection fell silent, and the broker believes in it for 120 s. ``taken_away``: queues that their topic has
+    no more, with messages that the group has not committed."""
 
     time: float
     queues: Mapping[MessageQueue, tuple[int, int]]
     resting: bool = False
     ghosts: bool = False
+    taken_away: Collection[MessageQueue] = ()
 
 
 class Sample(NamedTuple):
@@ -113,6 +115,7 @@ class GroupLog:
     def look(self, *, resting: bool = False) -> Backlog:
         """Adds what the queues of the group hold now; brokers that do not run are left out."""
         queues: dict[MessageQueue, tuple[int, int]] = {}
+        taken_away: list[MessageQueue] = []
         ghosts, live = False, list(self.client_ids.values())
         for each in self.brokers():
             if not each.serves:
@@ -121,9 +124,12 @@ class GroupLog:
             ghosts = ghosts or len(set(listed)) < len(listed) or any(client_id not in live for client_id in listed)
             for topic in (*self.topics, RETRY_TOPIC_PREFIX + GROUP):
                 for queue in each.queues(topic):
-                    low, high = each.bounds(queue)
-                    queues[queue] = max(low, each.committed(GROUP, queue)), high
-        self.backlogs.append(Backlog(self.now(), queues, resting, ghosts))
+                    queues[queue] = _unread(each, queue)
+                for queue in each.taken_away(topic):
+                    low, high = _unread(each, queue)
+                    if low < high:
+                        taken_away.append(queue)
+        self.backlogs.append(Backlog(self.now(), queues, resting, ghosts, taken_away))
         return self.backlogs[-1]
 
     @property
@@ -131,3 +137,9 @@ class GroupLog:
         """Returns what members have committed, by time."""
         found = [commit for broker in self.brokers() for commit in broker.commits if commit.group == GROUP]
         return sorted(found, key=lambda commit: commit.time)
+
+
+def _unread(broker: BrokerMachine, queue: MessageQueue) -> tuple[int, int]:
+    """Returns the first offset that the group has not committed, and the one behind the queue's last message."""
+    low, high = broker.bounds(queue)
+    return max(low, broker.committed(GROUP, queue)), high

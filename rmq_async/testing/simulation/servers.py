@@ -174,11 +174,11 @@ class BrokerMachine(ServerMachine):
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Returns the queues that consumers may read of a topic; none of an unknown topic."""
-        found = self.disk.topics.get(topic)
-        if found is None:
-            return []
-        readable = found.config.read_queue_nums
-        return [MessageQueue(topic, self.name, queue.queue_id) for queue in found.queues() if queue.queue_id < readable]
+        return [queue for queue, readable in self._queues(topic) if readable]
+
+    def taken_away(self, topic: str) -> list[MessageQueue]:
+        """Returns the queues that a topic has had, and that consumers may not read any more."""
+        return [queue for queue, readable in self._queues(topic) if not readable]
 
     def members(self, group: str) -> tuple[str, ...]:
         """Returns the client ids that the running process lists for a group, once for each of their connections."""
@@ -220,6 +220,14 @@ class BrokerMachine(ServerMachine):
     def power_lost(self) -> None:
         self._lose(self.log.flushed)
         self.disk.power_loss()
+
+    def _queues(self, topic: str) -> list[tuple[MessageQueue, bool]]:
+        """Returns all queues that a topic has had, each with whether consumers may read it."""
+        found = self.disk.topics.get(topic)
+        if found is None:
+            return []
+        readable = found.config.read_queue_nums
+        return [(MessageQueue(topic, self.name, queue.queue_id), queue.queue_id < readable) for queue in found.queues()]
 
     def _lose(self, position: int) -> None:
         for message in self.stored(position):

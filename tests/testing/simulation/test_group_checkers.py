@@ -135,6 +135,18 @@ def test_unnamed_problem_is_found_while_a_queue_is_not_read() -> None:
     assert unnamed(log(backlogs=lost, samples=samples(10.0, 45.0)), QUIET) == []
 
 
+@pytest.mark.parametrize(
+    ("shown_from", "member_from", "found"), [(-30.0, -30.0, True), (8.0, -30.0, False), (-30.0, 8.0, False)]
+)
+def test_unnamed_is_a_queue_taken_away_only_where_a_member_has_seen_it(
+    shown_from: float, member_from: float, found: bool
+) -> None:
+    looks = [Backlog(time / 1, {QUEUE: (0, 2)} if time >= shown_from else {}) for time in range(-30, 11, 2)]
+    looks += [Backlog(time / 1, {}, taken_away=[QUEUE]) for time in range(12, 50, 2)]
+    sampled = samples(*(time / 1 for time in range(-30, 50, 2) if time >= member_from))
+    assert bool(unnamed(log(backlogs=looks, samples=sampled), QUIET)) is found
+
+
 def test_uncommitted_end_is_found_after_the_stop_of_all_members() -> None:
     assert len(uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), ())) == 1
     assert uncommitted(log(idle=Backlog(9.0, {QUEUE: (3, 4)})), [QUEUE]) == []
@@ -146,6 +158,26 @@ def test_sick_member_is_found_when_the_cluster_is_healthy_again() -> None:
     assert len(sick(log(samples=samples(50.0, problems=problem), fine_from=40.0))) == 1
     assert len(sick(log(samples=samples(50.0, ready=False), fine_from=40.0))) == 1
     assert sick(log(samples=samples(50.0, problems=problem), fine_from=inf)) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "broker", "taken_away", "found"),
+    [
+        ("0", "broker-a", [QUEUE], False),
+        ("0, 1", "broker-a", [QUEUE], True),  # the other one is there
+        ("0", "broker-b", [QUEUE], True),
+        ("0", "broker-a", [], True),  # it is there again, or has no unread message
+    ],
+)
+def test_sick_is_no_member_that_names_queues_taken_away(
+    numbers: str, broker: str, taken_away: list[MessageQueue], found: bool
+) -> None:
+    text = f"queues {numbers} of topic T on {broker} left the topic's route 65 s ago, and no member reads their 1 messages"
+    looks = [Backlog(40.0, {}, taken_away=[QUEUE]), Backlog(48.0, {}, taken_away=taken_away)]
+    sampled = samples(50.0, problems=(("queue_missing", text),))
+    assert bool(sick(log(samples=sampled, backlogs=looks, fine_from=40.0))) is found
+    other = (("queue_missing", text), ("not_committed", "text"))
+    assert len(sick(log(samples=samples(50.0, problems=other), backlogs=looks, fine_from=40.0))) == 1
 
 
 def test_restarted_task_is_found_once() -> None:
