@@ -23,11 +23,11 @@ from ..client import ClientInstance
 from .callbacks import AssignmentCallbacks, Event, EventKind
 from .commits import Commits
 from .decision import Decision
-from .delivery import Delivery, cut_off
+from .delivery import cut_off
 from .dispatch import Dispatcher
 from .fetch import Pulling
 from .group import QueueLocks, Takeover
-from .held_queue import HeldQueue, QueueState
+from .held_queue import HeldQueue, QueueState, Waiting
 from .intake import Intake
 from .outcome import Outcome
 from .outcomes import Outcomes
@@ -211,10 +211,11 @@ class Assignment:
                 self._intake.drop_unbegun(held)
         self.dispatcher.pump()
 
-    def call_ended(self, held: HeldQueue, delivery: Delivery) -> None:
-        """Records the end of a call."""
-        if delivery.outcome is Outcome.ABANDONED and held in self.leaving:
-            self._abandoned.setdefault(held, []).append(delivery.messages[0])
+    def message_ended(self, item: Waiting, outcome: Outcome) -> None:
+        """Records the outcome of a message."""
+        held = item.held
+        if outcome is Outcome.ABANDONED and held in self.leaving:
+            self._abandoned.setdefault(held, []).append(item.message)
         if held.squeezed and not self.dispatcher.waits(held):
             held.squeezed = False
         held.settled_at = machine.monotonic()
@@ -349,7 +350,7 @@ class Assignment:
 
     async def _cancel_calls(self, held: HeldQueue) -> None:
         """Cancels the coroutine calls of a queue, and waits for their ends; threads run on."""
-        running = list(held.running)
+        running = list(dict.fromkeys(held.running.values()))
         for delivery in running:
             if delivery.state == "running" and delivery.subscription.is_async:
                 cut_off(delivery)
@@ -391,7 +392,7 @@ class Assignment:
         except TimeoutError:
             logger.warning("messages of %s were not taken back in time; those settled behind them are repeated", held.shown)
         if held.running:
-            logger.warning("%d handlers of %s run on in threads; their messages are repeated", len(held.running), held.shown)
+            logger.warning("%d messages of %s are in threads that run on; they are repeated", len(held.running), held.shown)
 
     async def _give_back(self, held: HeldQueue, left: list[MessageExt]) -> None:
         """Gives back those messages behind which one is settled."""

@@ -111,8 +111,9 @@ class BrokerRequests:
 
     def _queue_info(self, held: HeldQueue) -> ProcessQueueInfo:
         waiting = self._assignment.dispatcher.buffered_of(held)
-        offsets = [*held.running.values(), *[message.queue_offset for message in waiting]]
-        size = sum(len(message.body) for message in waiting) + sum(len(each.messages[0].body) for each in held.running)
+        messages = [*[item.message for item in held.running], *waiting]
+        offsets = [message.queue_offset for message in messages]
+        size = sum(len(message.body) for message in messages)
         locked_at = self._assignment.locks.held.get(held.queue)
         return ProcessQueueInfo(
             commit_offset=held.progress.watermark,

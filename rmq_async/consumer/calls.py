@@ -1,7 +1,7 @@
-"""Handler calls: a task for each, a deadline, a thread for a plain function, and the outcome of the message.
+"""Handler calls: a task for each, a deadline, and a thread for a plain function.
 
-A call occupies its slot until the outcome is with the broker, so that a broker that takes nothing back slows the consumer down
-instead of filling its memory.
+A call occupies its slot until the outcomes of its messages are with the broker, so that a broker that takes nothing back slows the
+consumer down instead of filling its memory.
 """
 
 from __future__ import annotations
@@ -10,81 +10,68 @@ import asyncio
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
-from typing import Any, Final, Protocol
+from typing import Any
 
 from rmq_protocol.message import MessageExt
 
 from .. import machine
-from .._text import printable
 from ..errors import HandlerTimeoutError
-from .config import Retry
 from .deadlines import CallDeadlines
-from .decision import Decision, decide
 from .delivery import CURRENT, Delivery, cut_off
-from .held_queue import HeldQueue
-from .outcome import DeadLetter, Outcome, RetryLater
+from .held_queue import Waiting
+from .settling import Settling
 from .subscription import Handler, Subscription
 
-__all__ = ["HandlerCalls", "Settle"]
+__all__ = ["HandlerCalls"]
 
 logger = logging.getLogger(__name__)
 
-TRACEBACK_EVERY: Final = 10.0
-"""Seconds between two tracebacks of one handler in the log."""
-
-
-class Settle(Protocol):
-    """Carries a decision out; returns what came of it."""
-
-    def __call__(self, held: HeldQueue, delivery: Delivery, decision: Decision, /) -> Coroutine[Any, Any, Outcome]: ...
-
 
 class HandlerCalls:
-    """``retry``: of subscriptions without their own. ``settle``: gives messages back. ``ended``: called at the end of each call.
-
-    ``context``: that handlers run in a copy of.
-    """
+    """``settling``: decides about the messages of a call and carries it out. ``ended``: called with the subscription and the
+    messages of each call, when all of them have their outcomes. ``context``: that handlers run in a copy of."""
 
     def __init__(
         self,
-        retry: Retry,
         concurrency: int,
-        settle: Settle,
-        ended: Callable[[HeldQueue, Delivery, BaseException | None], None],
+        settling: Settling,
+        ended: Callable[[Subscription, tuple[Waiting, ...]], None],
         context: Context,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._retry = retry
         self.concurrency = concurrency
-        self._settle = settle
+        self._settling = settling
         self._ended = ended
         self._context = context
         self._deadlines = CallDeadlines(self._expire)
         self._threads: ThreadPoolExecutor | None = None
         self.ending: Callable[[], bool] = _never
         """Whether the event loop ends, which cancels all tasks."""
-        self._reported: dict[Subscription, float] = {}
-        """When the last traceback of each subscription's handler was logged."""
-        self.running: dict[Delivery, HeldQueue] = {}
-        self.failed = 0
-        """Calls that raised."""
+        self._closing = False
+        self.running: dict[Delivery, Collection[Waiting]] = {}
+        """Calls that run, and those of their messages that have no outcome yet."""
 
-    def begin(self, held: HeldQueue, subscription: Subscription, message: MessageExt) -> None:
+    def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         """Starts the task of one call."""
-        delivery = Delivery(subscription, message)
-        held.running[delivery] = message.queue_offset
-        self.running[delivery] = held
+        first = taken[0]
+        if len(taken) == 1:
+            delivery = Delivery(subscription, (first.message,), first.attempt)
+        else:
+            delivery = Delivery(subscription, tuple(item.message for item in taken), max(item.attempt for item in taken))
+        for item in taken:
+            item.held.running[item] = delivery
+        self.running[delivery] = taken
         self._deadlines.add(delivery)
-        name = f"rmq_async {subscription.topic} {message.msg_id}"
-        delivery.task = self._loop.create_task(self._run(held, delivery), name=name, context=self._context.copy())
+        name = f"rmq_async {subscription.topic} {first.message.msg_id}"
+        delivery.task = self._loop.create_task(self._run(delivery, taken), name=name, context=self._context.copy())
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
         """Calls a handler outside of the slots; returns its error, None where it returned. Its outcome changes nothing."""
-        delivery = Delivery(subscription, message)
+        delivery = Delivery(subscription, (message,), message.reconsume_times + 1)
         delivery.cut = True  # the task is not the call's own, and cancelled by others
         delivery.task = asyncio.current_task()
         token = CURRENT.set(delivery)
@@ -101,6 +88,7 @@ class HandlerCalls:
 
     async def cut_off(self, timeout: float) -> None:
         """Cancels all calls, and waits until they have ended, up to ``timeout`` seconds; threads run on, and are named."""
+        self._closing = True
         current = asyncio.current_task()
         left = {delivery: delivery.task for delivery in self.running if delivery.task is not current}
         names = Counter(each.subscription.name for each in left if each.state == "running" and not each.subscription.is_async)
@@ -123,7 +111,7 @@ class HandlerCalls:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
-    async def _run(self, held: HeldQueue, delivery: Delivery) -> None:
+    async def _run(self, delivery: Delivery, taken: tuple[Waiting, ...]) -> None:
         CURRENT.set(delivery)
         error: BaseException | None = None
         try:
@@ -132,24 +120,26 @@ class HandlerCalls:
                 await self._go_on(delivery)
             delivery.state = "settling"
             self._deadlines.remove()
-            decision = self._decide(error, delivery)
-            delivery.outcome = await self._carry_out(held, delivery, decision)
+            if error is None:
+                self._settling.done(delivery, taken)
+            else:
+                await self._settle(delivery, taken, error)
         except asyncio.CancelledError:
             if delivery.state == "running":
                 self._deadlines.remove()
-            delivery.outcome = Outcome.ABANDONED
+            self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
         finally:
             delivery.state = "finished"
             self.running.pop(delivery, None)
-            held.running.pop(delivery, None)
-            self._ended(held, delivery, error)
+            self._ended(delivery.subscription, taken)
             delivery.task = None
             del error
 
-    async def _carry_out(self, held: HeldQueue, delivery: Delivery, decision: Decision) -> Outcome:
-        while True:
+    async def _settle(self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException) -> None:
+        left = self.running[delivery] = self._settling.decide(delivery, taken, error)
+        while left:
             try:
-                return await self._settle(held, delivery, decision)
+                await self._settling.carry_out(delivery, left)
             except asyncio.CancelledError:
                 await self._go_on(delivery)
 
@@ -230,42 +220,6 @@ class HandlerCalls:
             delivery.messages[0].msg_id,
         )
 
-    def _decide(self, error: BaseException | None, delivery: Delivery) -> Decision:
-        subscription = delivery.subscription
-        retry = subscription.retry if subscription.retry is not None else self._retry
-        try:
-            decision = decide(error, subscription, retry, delivery.attempt)
-        except Exception:
-            logger.exception("the delays of subscription %s failed; the broker's delay is used", subscription.topic)
-            decision = Decision(Outcome.RETRIED, max_times=retry.limit)
-        if error is not None:
-            self.failed += 1
-            self._log(error, delivery, decision)
-        return decision
-
-    def _log(self, error: BaseException, delivery: Delivery, decision: Decision) -> None:
-        subscription, message = delivery.subscription, delivery.messages[0]
-        where = f"message {message.msg_id} of {subscription.topic} ({message.queue}, offset {message.queue_offset})"
-        if decision.cut:
-            logger.warning("%s: its delay is longer than 2 h, the longest one; it is delivered again after 2 h", where)
-        if decision.outcome is Outcome.DEAD_LETTERED:
-            reason = decision.reason or _error_text(error)
-            logger.error("dead-lettered: %s, attempt %d, by handler %s: %s", where, delivery.attempt, subscription.name, reason)
-            return
-        quiet = isinstance(error, RetryLater | DeadLetter)
-        now = machine.monotonic()
-        with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
-        if with_traceback:
-            self._reported[subscription] = now
-        logger.warning(
-            "attempt %d failed, the message is delivered again: %s, handler %s: %s",
-            delivery.attempt,
-            where,
-            subscription.name,
-            _error_text(error),
-            exc_info=error if with_traceback else None,
-        )
-
 
 def _never() -> bool:
     """The event loop does not end."""
@@ -278,13 +232,6 @@ def _call_plain(handler: Handler, message: MessageExt) -> object:
         return handler(message)
     except (StopIteration, GeneratorExit) as error:
         raise RuntimeError(f"the handler raised {type(error).__name__}") from error
-
-
-def _error_text(error: BaseException) -> str:
-    try:
-        return printable(repr(error), 500)
-    except Exception:  # noqa: BLE001 - a method of the user
-        return f"{type(error).__name__}, whose repr() fails"
 
 
 def _timeout(delivery: Delivery) -> HandlerTimeoutError:

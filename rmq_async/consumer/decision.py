@@ -25,6 +25,7 @@ class Decision(NamedTuple):
     """``level``: of CONSUMER_SEND_MSG_BACK (36). ``max_times``: its ``maxReconsumeTimes``, None for the group's own setting.
 
     ``reason``: for the log, empty where the error says it. ``cut``: whether the delay is longer than the longest level.
+    ``in_place``: seconds after which this member handles the message again, instead of giving it back; None for giving it back.
     """
 
     outcome: Outcome
@@ -32,6 +33,7 @@ class Decision(NamedTuple):
     max_times: int | None = None
     reason: str = ""
     cut: bool = False
+    in_place: float | None = None
 
 
 def level_of(delay: float) -> int:

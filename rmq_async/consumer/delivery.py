@@ -1,4 +1,4 @@
-"""One call of a handler: its message, its attempt, its deadline and its outcome."""
+"""One call of a handler: its messages, its attempt, its deadline and its outcome."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Delivery:
     """One call of a handler.
 
     ``messages``: of this call. ``topic``: the one that was subscribed to, also for a message that is delivered again. ``attempt``:
-    counted from 1. ``deadline``: monotonic time at which the call times out; None for never. ``state``: "running" in the handler,
-    "settling" while its outcome goes to the broker, then "finished". ``outcome``: None until the message is settled or abandoned.
+    counted from 1, of several messages the highest. ``deadline``: monotonic time at which the call times out; None for never.
+    ``state``: "running" in the handler, "settling" while outcomes go to the broker, then "finished". ``outcome``: None until a
+    message is settled or abandoned, of several messages the worst so far.
     """
 
     __slots__ = (
@@ -31,11 +32,11 @@ class Delivery:
         "timed_out", "topic", "watched",
     )  # fmt: skip
 
-    def __init__(self, subscription: Subscription, message: MessageExt) -> None:
+    def __init__(self, subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> None:
         self.subscription = subscription
-        self.messages = (message,)
+        self.messages = messages
         self.topic = subscription.topic
-        self.attempt = message.reconsume_times + 1
+        self.attempt = attempt
         self.began = machine.monotonic()
         self.deadline = None if subscription.timeout is None else self.began + subscription.timeout
         self.state: Literal["running", "settling", "finished"] = "running"

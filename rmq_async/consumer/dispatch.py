@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 
 from rmq_protocol.message import MessageExt
 
-from .held_queue import HeldQueue
+from .held_queue import HeldQueue, Waiting
 from .subscription import Subscription
 
 __all__ = ["Dispatcher"]
 
-Begin = Callable[[HeldQueue, Subscription, MessageExt], None]
+Begin = Callable[[Subscription, tuple[Waiting, ...]], None]
 
 
 class _Line:
@@ -25,7 +25,7 @@ class _Line:
     __slots__ = ("queues", "running")
 
     def __init__(self) -> None:
-        self.queues: OrderedDict[HeldQueue, deque[MessageExt]] = OrderedDict()
+        self.queues: OrderedDict[HeldQueue, deque[Waiting]] = OrderedDict()
         self.running = 0
 
 
@@ -43,7 +43,7 @@ class Dispatcher:
     @property
     def buffered(self) -> int:
         """Number of messages that wait for a slot."""
-        return sum(len(messages) for line in self._lines.values() for messages in line.queues.values())
+        return sum(len(items) for line in self._lines.values() for items in line.queues.values())
 
     def waits(self, held: HeldQueue) -> bool:
         """Returns whether messages of a queue wait."""
@@ -51,18 +51,26 @@ class Dispatcher:
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
         """Returns the messages of a queue that wait, by offset."""
-        found = [message for line in self._lines.values() for message in line.queues.get(held, ())]
+        found = [item.message for line in self._lines.values() for item in line.queues.get(held, ())]
         return sorted(found, key=lambda message: message.queue_offset)
 
     def oldest(self) -> list[int]:
         """Returns the store times, in ms since the epoch, of the first waiting message of each queue."""
         return [
-            messages[0].store_time_ms for line in [*self._lines.values()] for messages in [*line.queues.values()] if messages
+            items[0].message.store_time_ms for line in [*self._lines.values()] for items in [*line.queues.values()] if items
         ]
 
     def add(self, held: HeldQueue, subscription: Subscription, message: MessageExt) -> None:
         """Adds a message; ``pump`` starts it."""
-        self._lines[subscription].queues.setdefault(held, deque()).append(message)
+        self._lines[subscription].queues.setdefault(held, deque()).append(Waiting(held, message))
+
+    def again(self, subscription: Subscription, item: Waiting) -> None:
+        """Puts a message back whose call was cut off, in the order of the offsets."""
+        items = self._lines[subscription].queues.setdefault(item.held, deque())
+        offset, place = item.message.queue_offset, 0
+        while place < len(items) and items[place].message.queue_offset < offset:
+            place += 1
+        items.insert(place, item)
 
     def drop(self, held: HeldQueue, above: int) -> list[MessageExt]:
         """Removes the messages of a queue with an offset above ``above`` that have not begun, and returns them."""
@@ -71,8 +79,8 @@ class Dispatcher:
             waiting = line.queues.get(held)
             if waiting is None:
                 continue
-            while waiting and waiting[-1].queue_offset > above:
-                dropped.append(waiting.pop())
+            while waiting and waiting[-1].message.queue_offset > above:
+                dropped.append(waiting.pop().message)
             if not waiting:
                 del line.queues[held]
         return dropped
@@ -91,17 +99,17 @@ class Dispatcher:
                 return
             self._lines.move_to_end(subscription)
             held, waiting = next(iter(line.queues.items()))
-            message = waiting.popleft()
+            item = waiting.popleft()
             if waiting:
                 line.queues.move_to_end(held)
             else:
                 del line.queues[held]
             line.running += 1
             self.running += 1
-            self._begin(held, subscription, message)
+            self._begin(subscription, (item,))
 
-    def ended(self, subscription: Subscription) -> None:
-        """Returns the slot of a call, and starts the next one."""
+    def ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        """Takes the slot of a call back, and starts the next one. ``taken``: the messages of the call."""
         self._lines[subscription].running -= 1
         self.running -= 1
         self.pump()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 
 from .. import machine
 from .delivery import Delivery
 from .progress import Progress
 from .subscription import Subscription
 
-__all__ = ["HeldQueue", "QueueState"]
+__all__ = ["HeldQueue", "QueueState", "Waiting"]
 
 
 class QueueState(Enum):
@@ -52,8 +52,8 @@ class HeldQueue:
         """When a commit was last left without an answer: its broker may still get it, after a later one."""
         self.end: int | None = None
         self.mean_size: float | None = None
-        self.running: dict[Delivery, int] = {}
-        """Calls that run, and the offsets of their messages in this queue."""
+        self.running: dict[Waiting, Delivery] = {}
+        """Messages of this queue in calls that run, or that are being settled."""
         self.returning: set[int] = set()
         """Offsets of messages without a handler here that are being given back."""
         self.state = QueueState.RUNNING
@@ -100,3 +100,20 @@ class HeldQueue:
     def count_size(self, size: int) -> None:
         """Adds a body of ``size`` bytes to the running mean, of which each body is an eighth."""
         self.mean_size = float(size) if self.mean_size is None else self.mean_size + (size - self.mean_size) / 8
+
+
+class Waiting:
+    """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
+
+    ``attempt``: of the call that it waits for or is in, counted from 1.
+    """
+
+    __slots__ = ("attempt", "held", "message")
+
+    def __init__(self, held: HeldQueue, message: MessageExt) -> None:
+        self.held = held
+        self.message = message
+        self.attempt = message.reconsume_times + 1
+
+    def __repr__(self) -> str:
+        return f"<Waiting {self.message.msg_id} of {self.held.shown}, attempt {self.attempt}>"

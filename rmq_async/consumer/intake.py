@@ -135,7 +135,9 @@ class Intake:
     def drop_unbegun(self, held: HeldQueue) -> None:
         """Drops what has not begun and lies above everything that has, so that the next owner pulls it."""
         progress = held.progress
-        above = max([*held.running.values(), *held.returning, progress.highest_settled], default=-1)
+        above = max(
+            [*[item.message.queue_offset for item in held.running], *held.returning, progress.highest_settled], default=-1
+        )
         dropped = self.dispatcher.drop(held, above)
         self._give(dropped)
         if dropped:

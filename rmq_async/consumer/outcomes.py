@@ -14,8 +14,7 @@ from .._text import printable
 from ..client import ClientInstance, send_back, send_dead_letter
 from ..errors import BrokerError, ConnectionLostError, RequestTimeoutError, RocketMQError
 from .decision import Decision
-from .delivery import Delivery
-from .held_queue import HeldQueue
+from .held_queue import HeldQueue, Waiting
 from .outcome import Outcome
 
 __all__ = ["Outcomes"]
@@ -44,16 +43,17 @@ class Outcomes:
         """Returns the last error of a message that is not given back yet; None without one."""
         return next(reversed([*self._refused.values()]), None)
 
-    async def settle(self, held: HeldQueue, delivery: Delivery, decision: Decision) -> Outcome:
-        """Returns the outcome; ABANDONED if the queue is lost before a broker has taken the message back."""
-        message = delivery.messages[0]
-        outcome = decision.outcome
-        if outcome is not Outcome.DONE:
-            outcome = await self.give_back(held, delivery.topic, message, decision)
-        if (
-            outcome is not Outcome.ABANDONED and delivery in held.running
-        ):  # else the queue was moved, and this is another message's
-            held.progress.settle(message.queue_offset)
+    def done(self, item: Waiting) -> None:
+        """Settles a message that was handled, or that its broker has taken back."""
+        held = item.held
+        if item in held.running:  # else the queue was moved, and the offset is another message's
+            held.progress.settle(item.message.queue_offset)
+
+    async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
+        """Returns the outcome of a message that is not done; ABANDONED if the queue is lost before a broker has taken it back."""
+        outcome = await self.give_back(item.held, topic, item.message, decision)
+        if outcome is not Outcome.ABANDONED:
+            self.done(item)
         return outcome
 
     async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:

@@ -27,7 +27,6 @@ from .calls import HandlerCalls
 from .commits import Commits
 from .config import ConsumerConfig
 from .decision import Decision
-from .delivery import Delivery
 from .dispatch import Dispatcher
 from .fetch import Budget, Pulling, PullLimits
 from .group import (
@@ -41,11 +40,12 @@ from .group import (
     handover_group,
     store_positions,
 )
-from .held_queue import HeldQueue
+from .held_queue import HeldQueue, Waiting
 from .intake import Intake
 from .outcome import Outcome
 from .outcomes import Outcomes
 from .settled import SettledLog
+from .settling import Settling
 from .subscription import Subscription
 from .supervisor import Supervisor
 
@@ -94,7 +94,8 @@ class Session:
         self.locks = QueueLocks(instance, handover_group(group))
         self.commits = Commits(instance, group, lambda: self.assignment.owned(), self.locks.owns)
         self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
-        self.calls = HandlerCalls(config.retry, config.concurrency, self.outcomes.settle, self._call_ended, context)
+        settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again)
+        self.calls = HandlerCalls(config.concurrency, settling, self._call_ended, context)
         self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self.calls.begin)
         limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
         self.rebalance = Rebalance(instance, group, self.topics, config.allocate, self._apply)
@@ -309,12 +310,16 @@ class Session:
         if route.topic in self.topics:
             self.rebalance.trigger()
 
-    def _call_ended(self, held: HeldQueue, delivery: Delivery, error: BaseException | None) -> None:
-        message = delivery.messages[0]
-        self.budget.give(1, len(message.body))
-        self.assignment.call_ended(held, delivery)
-        self.settled.add(message, delivery, error)
-        self.dispatcher.ended(delivery.subscription)
+    def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
+        self.budget.give(1, len(item.message.body))
+        self.assignment.message_ended(item, outcome)
+
+    def _again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
+        """``delay``: 0, no subscription is ordered yet."""
+        self.dispatcher.again(subscription, item)
+
+    def _call_ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        self.dispatcher.ended(subscription, taken)
 
     async def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
         """Gives back a message to deliver again whose topic is not subscribed to here: another member may subscribe to it."""

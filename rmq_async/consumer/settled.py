@@ -11,7 +11,6 @@ import msgspec
 from rmq_protocol.message import MessageExt
 
 from ..tracebacks import without_frames
-from .delivery import Delivery
 from .outcome import Outcome
 
 __all__ = ["Settled", "SettledLog"]
@@ -21,8 +20,8 @@ MAX_KEPT_SIZE: Final = 1024 * 1024
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """One handler call that has ended. ``error``: that the handler raised, without its frames; None where it returned.
-    ``elapsed``: seconds."""
+    """A message whose handler call has ended. ``error``: that the handler raised, without its frames; None where it returned.
+    ``elapsed``: seconds since the call began."""
 
     message: MessageExt
     outcome: Outcome
@@ -31,8 +30,8 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class SettledLog:
-    """Keeps the newest MAX_KEPT calls, with at most MAX_KEPT_SIZE bytes of bodies. ``handled``, ``failed``: calls that returned, or
-    raised, since the start."""
+    """Keeps the newest MAX_KEPT messages, with at most MAX_KEPT_SIZE bytes of bodies. ``handled``, ``failed``: messages whose
+    calls returned, or raised, since the start."""
 
     def __init__(self) -> None:
         self._kept: deque[Settled] = deque()
@@ -41,22 +40,22 @@ class SettledLog:
         self.handled = 0
         self.failed = 0
 
-    def add(self, message: MessageExt, delivery: Delivery, error: BaseException | None) -> None:
-        if delivery.outcome is None or delivery.outcome is Outcome.ABANDONED:
+    def add(self, message: MessageExt, outcome: Outcome, error: BaseException | None, elapsed: float) -> None:
+        if outcome is Outcome.ABANDONED:
             return
         if error is None:
             self.handled += 1
         else:
             self.failed += 1
         kept = self._kept
-        kept.append(Settled(message, delivery.outcome, None if error is None else without_frames(error), delivery.age))
+        kept.append(Settled(message, outcome, None if error is None else without_frames(error), elapsed))
         self._size += len(message.body)
         while len(kept) > MAX_KEPT or (self._size > MAX_KEPT_SIZE and len(kept) > 1):
             self._size -= len(kept.popleft().message.body)
         self._changed.set()
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
-        """Returns the next ``n`` calls after those that an earlier wait returned. Raises TimeoutError."""
+        """Returns the next ``n`` messages after those that an earlier wait returned. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
             while len(self._kept) < n:
                 self._changed.clear()

@@ -38,8 +38,8 @@ class Lag:
 class ConsumerStats:
     """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
 
-    ``handled``, ``failed``: handler calls that returned, or raised. ``retried``, ``dead_lettered``: messages that brokers have
-    taken back so. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies.
+    ``handled``, ``failed``: messages whose handler calls returned, or raised. ``retried``, ``dead_lettered``: messages that
+    brokers have taken back so. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies.
     ``commits``: offsets that brokers have confirmed. ``rebalances``: changes of this member's share, counted by topic.
     """
 
@@ -76,7 +76,7 @@ def lag_of(session: Session) -> Lag:
     by_queue = {each.shown: each.lag for each in held}
     retries = sum(each.lag or 0 for each in held if each.subscription is None)
     messages = sum(each.lag or 0 for each in held if each.subscription is not None)
-    stored = [delivery.messages[0].store_time_ms for delivery in list(session.calls.running)]
+    stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]
     stored += session.dispatcher.oldest()
     age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
     return Lag(messages, retries, age, by_queue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq_async import MessageExt, MessageQueue
 from rmq_async.consumer.dispatch import Dispatcher
-from rmq_async.consumer.held_queue import HeldQueue
+from rmq_async.consumer.held_queue import HeldQueue, Waiting
 from rmq_async.consumer.subscription import Subscription
 
 Begun = list[tuple[str, int, int]]
@@ -20,8 +20,8 @@ def make(
     subscriptions = {topic: Subscription(topic, handler, concurrency=(limits or {}).get(topic)) for topic in topics}
     begun: Begun = []
 
-    def begin(held: HeldQueue, subscription: Subscription, message: MessageExt) -> None:
-        begun.append((subscription.topic, held.queue.queue_id, message.queue_offset))
+    def begin(subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        begun.extend((subscription.topic, item.held.queue.queue_id, item.message.queue_offset) for item in taken)
 
     return Dispatcher(subscriptions.values(), concurrency, begin), begun, subscriptions
 
@@ -50,7 +50,7 @@ async def test_dispatcher_limit_of_a_subscription() -> None:
     fill(dispatcher, subscriptions["B"], 0, 3)
     dispatcher.pump()
     assert sorted(begun) == [("A", 0, 0), ("B", 0, 0), ("B", 0, 1), ("B", 0, 2)]
-    dispatcher.ended(subscriptions["A"])
+    dispatcher.ended(subscriptions["A"], ())
     assert begun[-1] == ("A", 0, 1)
     subscriptions["A"].wake = dispatcher.pump
     subscriptions["A"].concurrency = 3
@@ -68,3 +68,14 @@ async def test_dispatcher_drop_above_an_offset() -> None:
     dispatcher.drop(held, -1)
     assert not dispatcher.waits(held)
     assert begun == [("A", 0, 0), ("A", 0, 1)]
+
+
+async def test_dispatcher_message_again_is_in_the_order_of_the_offsets() -> None:
+    taken: list[Waiting] = []
+    subscription = Subscription("A", handler)
+    dispatcher = Dispatcher([subscription], 3, lambda _, items: taken.extend(items))
+    held = fill(dispatcher, subscription, 0, 5)
+    dispatcher.pump()
+    for item in (taken[2], taken[0], taken[1]):
+        dispatcher.again(subscription, item)
+    assert [message.queue_offset for message in dispatcher.buffered_of(held)] == [0, 1, 2, 3, 4]

@@ -10,11 +10,10 @@ import pytest
 
 from rmq_async import MessageExt, MessageQueue, Outcome
 from rmq_async.consumer.commits import Commits
-from rmq_async.consumer.decision import Decision
 from rmq_async.consumer.delivery import Delivery
 from rmq_async.consumer.fetch import Budget
 from rmq_async.consumer.group import Takeover, handover
-from rmq_async.consumer.held_queue import HeldQueue, QueueState
+from rmq_async.consumer.held_queue import HeldQueue, QueueState, Waiting
 from rmq_async.consumer.outcomes import Outcomes
 from rmq_async.consumer.settled import SettledLog
 from rmq_async.consumer.subscription import Subscription
@@ -33,11 +32,11 @@ async def test_settle_of_a_call_from_before_the_queue_was_moved() -> None:
     subscription = Subscription("T", handler)
     held = HeldQueue(QUEUE, QUEUE, subscription, 3)
     held.progress.enter(3)
-    delivery = Delivery(subscription, MessageExt("T", b"", queue=QUEUE, queue_offset=3))
-    held.running[delivery] = 3
+    item = Waiting(held, MessageExt("T", b"", queue=QUEUE, queue_offset=3))
+    held.running[item] = Delivery(subscription, (item.message,), 1)
     held.restart(3)
     held.progress.enter(3)
-    assert await Outcomes(NO_INSTANCE, "g").settle(held, delivery, Decision(Outcome.DONE)) is Outcome.DONE
+    Outcomes(NO_INSTANCE, "g").done(item)
     assert held.progress.watermark == 3
 
 
@@ -98,12 +97,10 @@ async def test_takeover_lock_lost_before_the_offset_is_known(monkeypatch: pytest
 async def test_settled_error_keeps_no_frames() -> None:
     """Each frame keeps what its handler held."""
     log = SettledLog()
-    delivery = Delivery(Subscription("T", handler), MessageExt("T", b""))
-    delivery.outcome = Outcome.RETRIED
     try:
         raise ValueError("x")
     except ValueError as error:
-        log.add(delivery.messages[0], delivery, error)
+        log.add(MessageExt("T", b""), Outcome.RETRIED, error, 0.1)
     (only,) = await log.wait(1, 1.0)
     assert only.error is not None
     assert only.error.__traceback__ is None

@@ -1,0 +1,170 @@
+"""From the end of a handler call to the outcome of each of its messages: decided, logged, and carried out, each on its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Final
+
+from rmq_protocol.message import MessageExt
+
+from .. import machine
+from .._asyncio import for_each
+from .._text import printable
+from .config import Retry
+from .decision import Decision, decide
+from .delivery import Delivery
+from .held_queue import QueueState, Waiting
+from .outcome import DeadLetter, Outcome, RetryLater
+from .outcomes import Outcomes
+from .settled import SettledLog
+from .subscription import Subscription
+
+__all__ = ["Decided", "Settling"]
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 16
+"""Messages of one call that are given back at a time."""
+TRACEBACK_EVERY: Final = 10.0
+"""Seconds between two tracebacks of one handler in the log."""
+_SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
+
+Decided = dict[Waiting, tuple[Decision, BaseException | None]]
+"""Messages of a call that are not settled yet, what is to be done with each, and its error."""
+
+
+class Settling:
+    """``retry``: of subscriptions without their own. ``ended``: called with each message that has its outcome. ``again``: takes a
+    message that this member handles again, and the seconds until then."""
+
+    def __init__(
+        self,
+        retry: Retry,
+        outcomes: Outcomes,
+        settled: SettledLog,
+        ended: Callable[[Waiting, Outcome], None],
+        again: Callable[[Subscription, Waiting, float], None],
+    ) -> None:
+        self._retry = retry
+        self._outcomes = outcomes
+        self._settled = settled
+        self._ended = ended
+        self._again = again
+        self._reported: dict[Subscription, float] = {}
+        """When the last traceback of each subscription's handler was logged."""
+
+    def done(self, delivery: Delivery, taken: Collection[Waiting]) -> None:
+        """Settles the messages of a call that returned."""
+        delivery.outcome, age = Outcome.DONE, delivery.age
+        for item in taken:
+            self._outcomes.done(item)
+            item.held.running.pop(item, None)
+            self._ended(item, Outcome.DONE)
+            self._settled.add(item.message, Outcome.DONE, None, age)
+
+    def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException) -> Decided:
+        """Decides about the messages of a call that raised, and logs it."""
+        decided: Decided = {item: (self._decide(delivery, item, error), error) for item in taken}
+        self._log(delivery, decided, error)
+        return decided
+
+    async def carry_out(self, delivery: Delivery, decided: Decided) -> None:
+        """Gives the messages back, or handles them again; those that have their outcome are removed from ``decided``."""
+
+        async def settle(item: Waiting) -> None:
+            decision, error = decided[item]
+            outcome = decision.outcome
+            if decision.in_place is None:
+                outcome = await self._outcomes.settle(delivery.topic, item, decision)
+            del decided[item]
+            is_here = item.held.running.pop(item, None) is not None
+            _count(delivery, outcome)
+            if decision.in_place is not None and is_here:
+                item.attempt += 1
+                self._again(delivery.subscription, item, decision.in_place)
+            else:
+                self._ended(item, outcome)
+            self._settled.add(item.message, outcome, error, delivery.age)
+
+        items = list(decided)
+        if len(items) == 1:
+            await settle(items[0])
+        else:
+            await for_each(items, settle, at_once=AT_ONCE)
+
+    def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
+        """Ends a call that was cut off, without outcomes: a message whose queue stays with this member is handled again.
+
+        ``closing``: whether all queues go.
+        """
+        for item in list(left):
+            is_here = item.held.running.pop(item, None) is not None
+            if is_here and not closing and item.held.state in (QueueState.RUNNING, QueueState.STOPPED):
+                self._again(delivery.subscription, item, 0.0)
+            else:
+                _count(delivery, Outcome.ABANDONED)
+                self._ended(item, Outcome.ABANDONED)
+
+    def _decide(self, delivery: Delivery, item: Waiting, error: BaseException) -> Decision:
+        subscription = delivery.subscription
+        retry = subscription.retry if subscription.retry is not None else self._retry
+        try:
+            return decide(error, subscription, retry, item.attempt)
+        except Exception:
+            logger.exception("the delays of subscription %s failed; the broker's delay is used", subscription.topic)
+            return Decision(Outcome.RETRIED, max_times=retry.limit)
+
+    # -- log
+
+    def _log(self, delivery: Delivery, decided: Decided, error: BaseException) -> None:
+        """Logs each dead letter, and the others in one line."""
+        retried: list[Waiting] = []
+        for item, (decision, _) in decided.items():
+            if decision.cut:
+                logger.warning(
+                    "%s: its delay is longer than 2 h, the longest one; it is delivered again after 2 h",
+                    _where(delivery, item.message),
+                )
+            if decision.outcome is Outcome.DEAD_LETTERED:
+                reason = decision.reason or _error_text(error)
+                name, where = delivery.subscription.name, _where(delivery, item.message)
+                logger.error("dead-lettered: %s, attempt %d, by handler %s: %s", where, item.attempt, name, reason)
+            else:
+                retried.append(item)
+        if retried:
+            self._log_retried(delivery, retried, error)
+
+    def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException) -> None:
+        subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)
+        now = machine.monotonic()
+        with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
+        if with_traceback:
+            self._reported[subscription] = now
+        what = "the message is" if len(retried) == 1 else f"{len(retried)} messages are"
+        logger.warning(
+            "attempt %d failed, %s delivered again: %s, handler %s: %s",
+            retried[0].attempt,
+            what,
+            ", ".join(_where(delivery, item.message) for item in retried[:3]) + (", ..." if len(retried) > 3 else ""),
+            subscription.name,
+            _error_text(error),
+            exc_info=error if with_traceback else None,
+        )
+
+
+def _count(delivery: Delivery, outcome: Outcome) -> None:
+    """Notes the outcome of a message in its delivery, unless that of another one is worse."""
+    if delivery.outcome is None or _SEVERITY[outcome] > _SEVERITY[delivery.outcome]:
+        delivery.outcome = outcome
+
+
+def _where(delivery: Delivery, message: MessageExt) -> str:
+    return f"message {message.msg_id} of {delivery.topic} ({message.queue}, offset {message.queue_offset})"
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return printable(repr(error), 500)
+    except Exception:  # noqa: BLE001 - a method of the user
+        return f"{type(error).__name__}, whose repr() fails"
