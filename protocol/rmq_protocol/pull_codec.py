@@ -16,6 +16,7 @@ import msgspec
 from .command import plain_text
 from .constants import RESPONSE_FLAG, VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
 from .headers import PullMessageRequestHeader, to_ext
+from .subscription import TAG
 
 __all__ = ["PullReply", "PullReplyFields", "PullTemplate", "decode_pull_reply", "pull_header"]
 
@@ -65,9 +66,20 @@ def decode_pull_reply(header: bytes, body: bytes) -> PullReply | None:
 
 
 def pull_header(
-    group: str, topic: str, queue_id: int, broker_name: str, tags: str, suspend_ms: int, offset: int, max_messages: int
+    group: str,
+    topic: str,
+    queue_id: int,
+    broker_name: str,
+    expression: str,
+    suspend_ms: int,
+    offset: int,
+    max_messages: int,
+    expression_type: str = TAG,
 ) -> PullMessageRequestHeader:
-    """A pull that brings its subscription along. ``suspend_ms``: how long the broker may hold it, 0 for not at all."""
+    """A pull that brings its subscription along: "*" or tags, or an expression of another type (SQL92).
+
+    ``suspend_ms``: how long the broker may hold it, 0 for not at all.
+    """
     return PullMessageRequestHeader(
         consumerGroup=group,
         topic=topic,
@@ -77,9 +89,9 @@ def pull_header(
         sysFlag=_HELD_FLAGS if suspend_ms else _PLAIN_FLAGS,
         commitOffset=0,
         suspendTimeoutMillis=suspend_ms,
-        subscription=tags,
+        subscription=expression,
         subVersion=0,
-        expressionType="TAG",
+        expressionType=expression_type,
         bname=broker_name,
     )
 
@@ -92,8 +104,17 @@ class PullTemplate:
 
     __slots__ = ("_header", "held", "usable")
 
-    def __init__(self, group: str, topic: str, queue_id: int, broker_name: str, tags: str, suspend_ms: int) -> None:
-        fields = to_ext(pull_header(group, topic, queue_id, broker_name, tags, suspend_ms, 0, 0))
+    def __init__(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        broker_name: str,
+        expression: str,
+        suspend_ms: int,
+        expression_type: str = TAG,
+    ) -> None:
+        fields = to_ext(pull_header(group, topic, queue_id, broker_name, expression, suspend_ms, 0, 0, expression_type))
         del fields["queueOffset"], fields["maxMsgNums"]
         start = _encode_text(
             {

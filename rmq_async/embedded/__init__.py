@@ -81,7 +81,8 @@ class EmbeddedRocketMQ:
     broker.
 
     ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pulls, as 5.x does; False: it
-    sends them to the members (220), as 4.9 does.
+    sends them to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by SQL92 conditions; a real one does
+    with ``enablePropertyFilter=true``, which is not its default.
 
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
     """
@@ -100,6 +101,7 @@ class EmbeddedRocketMQ:
         transaction_check_interval: float = 30.0,
         transaction_check_max: int = 15,
         server_side_reset: bool = True,
+        property_filter: bool = True,
     ) -> None:
         for name, whole in (
             ("port", port),
@@ -128,7 +130,7 @@ class EmbeddedRocketMQ:
             raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
         clock = SystemClock() if clock is None else check_clock(clock)
         checks = CheckSettings(transaction_timeout, transaction_check_interval, transaction_check_max)
-        settings = BrokerSettings(clock, delay_levels, checks, server_side_reset)
+        settings = BrokerSettings(clock, delay_levels, checks, server_side_reset, property_filter)
         self._turns = Turns()
         self._host = host
         self._ports = [port] + [0] * brokers

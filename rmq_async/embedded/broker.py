@@ -61,6 +61,7 @@ class BrokerSettings(NamedTuple):
     delay_levels: Sequence[float] = DELAY_LEVELS
     checks: CheckSettings = CheckSettings()
     server_side_reset: bool = True
+    property_filter: bool = True
 
 
 class Broker(BaseService):
@@ -91,7 +92,7 @@ class Broker(BaseService):
         self.state.topics.changed = lambda: self.topics_changed()
         self.held = HeldPulls(self._reply)
         self.calls = ClientCalls()
-        self._clients = ClientProcessor(self.state, self.calls)
+        self._clients = ClientProcessor(self.state, self.calls, property_filter=settings.property_filter)
         writer = MessageWriter(self.state, self.held)
         self._schedule = Schedule(self.state, writer, settings.clock, settings.delay_levels)
         self._transactions = Transactions(
@@ -119,7 +120,7 @@ class Broker(BaseService):
             **RecallProcessor(self.state, self._schedule).handlers(),
             **self._lookups.handlers(),
             **ReplyProcessor(self.state, self.calls, self._sends, self._reply).handlers(),
-            **PullMessageProcessor(self.state, self.held).handlers(),
+            **PullMessageProcessor(self.state, self.held, property_filter=settings.property_filter).handlers(),
             **QueryProcessor(self.state).handlers(),
             **ProgressProcessor(self.state, self.calls, by_server=settings.server_side_reset).handlers(),
             **GroupProcessor(self.state.groups, self.state.offsets).handlers(),

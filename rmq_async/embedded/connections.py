@@ -24,9 +24,11 @@ from rmq_protocol.heartbeat import (
     HeartbeatData,
     decode_heartbeat,
 )
+from rmq_protocol.subscription import TAG
 
 from .calls import ClientCalls
 from .clients import Client
+from .filters import check_condition
 from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
@@ -38,8 +40,9 @@ __all__ = ["ClientProcessor"]
 class ClientProcessor:
     """Notifies a group's members once per loop iteration, after any number of changes."""
 
-    def __init__(self, state: BrokerState, calls: ClientCalls) -> None:
+    def __init__(self, state: BrokerState, calls: ClientCalls, *, property_filter: bool) -> None:
         self._state = state
+        self._property_filter = property_filter
         self._calls = calls
         self.listed: dict[str, tuple[str, ...]] = {}
         """By group, what 38 answers instead of the members."""
@@ -111,10 +114,9 @@ class ClientProcessor:
     def check_client(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.body:
             subscription = decode_body(CheckClientRequestBody, command.body).subscription_data
-            kind = "TAG" if subscription is None else subscription.expression_type or "TAG"
-            if kind != "TAG":
-                remark = f"The broker does not support consumer to filter message by {kind[:60]}"
-                raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+            if subscription is not None:
+                kind = subscription.expression_type or TAG
+                check_condition(subscription.sub_string or "", kind, property_filter=self._property_filter)
         return make_response(command, ResponseCode.SUCCESS)
 
     def consumer_ids(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -15,14 +15,14 @@ from typing import Final
 from rmq_protocol.bodies import SubscriptionGroupConfig
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
-from rmq_protocol.errors import LocalProtocolError
 from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, to_ext
-from rmq_protocol.subscription import split_tags
+from rmq_protocol.subscription import TAG
 
+from .filters import Filter, filter_of
 from .server import Connection
 from .service import Handler, Refused, header_of, without_content
 from .state import BrokerState
-from .store import Queue, tag_code
+from .store import Queue
 from .topics import FAQ
 
 __all__ = ["HeldPulls", "PullMessageProcessor"]
@@ -30,8 +30,6 @@ __all__ = ["HeldPulls", "PullMessageProcessor"]
 MAX_RECORDS: Final = 32
 MAX_BYTES: Final = 256 * 1024
 """Most that one pull gets (``maxTransferCountOnMessageInMemory``, ``maxTransferBytesOnMessageInMemory``)."""
-MIN_SCAN: Final = 800
-"""Records a filtered pull looks at, at least (``maxFilterMessageSize`` / 20)."""
 MAX_HELD: Final = 65_536
 MAX_HELD_PER_CONNECTION: Final = 1024
 MAX_HELD_TAGS: Final = 1024
@@ -41,25 +39,23 @@ _SUSPEND: Final = int(PullSysFlag.SUSPEND)
 _SUBSCRIPTION: Final = int(PullSysFlag.SUBSCRIPTION)
 _COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
 
-Codes = frozenset[int] | None
-
 
 class _Pull:
     """One pull under way. ``at``: offset looked at so far, which is the one asked for until records did not match."""
 
     __slots__ = (
-        "at", "codes", "command", "connection", "count", "group", "queue", "start", "sub_version", "sys_flags", "timer",
+        "at", "command", "connection", "count", "filter", "group", "queue", "start", "sub_version", "sys_flags", "timer",
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, queue: Queue, codes: Codes
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, queue: Queue, wanted: Filter
     ) -> None:
         self.connection = connection
         self.command = without_content(command)
         self.queue = queue
         self.start = self.at = header.queueOffset
         self.count = max(1, min(header.maxMsgNums, MAX_RECORDS))
-        self.codes = codes
+        self.filter = wanted
         self.group = header.consumerGroup
         self.sub_version = None if header.sysFlag & _SUBSCRIPTION else header.subVersion
         """None where the pull brought its subscription."""
@@ -79,7 +75,9 @@ class _Pull:
             return self._response(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", high)
         if at == high and at == self.start:
             return self._response(ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", at)
-        found, self.at = queue.read(at, self.count, MAX_BYTES, MIN_SCAN, self.codes)
+        wanted = self.filter
+        accepts = None if wanted.condition is None else wanted.accepts
+        found, self.at = queue.read(at, self.count, MAX_BYTES, wanted.scan, wanted.codes, accepts)
         if found:
             return self._response(ResponseCode.SUCCESS, "FOUND", self.at, b"".join(found))
         remark = "MESSAGE_WAS_REMOVING" if at < queue.oldest else "NO_MATCHED_MESSAGE"
@@ -126,8 +124,9 @@ class HeldPulls:
                 ("this connection has", MAX_HELD_PER_CONNECTION) if self._count < MAX_HELD else ("this broker holds", MAX_HELD)
             )
             raise Refused(ResponseCode.SYSTEM_BUSY, f"{whose} {limit} pulls that wait for messages, it takes no more", {})
-        if pull.codes is not None and len(pull.codes) > MAX_HELD_TAGS:
-            remark = f"a pull of {len(pull.codes)} tags does not wait for messages, the limit is {MAX_HELD_TAGS}"
+        codes = pull.filter.codes
+        if codes is not None and len(codes) > MAX_HELD_TAGS:
+            remark = f"a pull of {len(codes)} tags does not wait for messages, the limit is {MAX_HELD_TAGS}"
             raise Refused(ResponseCode.SYSTEM_BUSY, remark, {})
         if pull.connection.closed:
             return
@@ -215,8 +214,11 @@ class HeldPulls:
 
 
 class PullMessageProcessor:
-    def __init__(self, state: BrokerState, held: HeldPulls) -> None:
+    """``property_filter``: whether messages are filtered by SQL92 conditions (``enablePropertyFilter``)."""
+
+    def __init__(self, state: BrokerState, held: HeldPulls, *, property_filter: bool) -> None:
         self._state = state
+        self._property_filter = property_filter
         self._held = held
         held.judge = self._judge
 
@@ -228,8 +230,7 @@ class PullMessageProcessor:
         state, group, queue_id = self._state, header.consumerGroup, header.queueId
         config = self._consuming(group)
         topic = state.topics.for_read(header.topic, queue_id, connection.remote)
-        codes = self._codes(header, config)
-        pull = _Pull(connection, command, header, topic.queue(queue_id), codes)
+        pull = _Pull(connection, command, header, topic.queue(queue_id), self._filter(header, config))
         pull.sys_flags = (topic.config.topic_sys_flag, config.group_sys_flag)
         reset = state.offsets.take_reset(group, header.topic, queue_id)
         response = pull.answer() if reset is None else pull.reset(reset)
@@ -265,22 +266,14 @@ class PullMessageProcessor:
             raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}", {"forbiddenType": "2"})
         return config
 
-    def _codes(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Codes:
-        """Hash codes of the tags wanted, as consume queues hold them; None for every message. Raises Refused (1, 23-25)."""
-        if header.sysFlag & _SUBSCRIPTION:
-            expression, kind = header.subscription or "", header.expressionType or "TAG"
+    def _filter(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Filter:
+        """Raises Refused (1, 16, 23-25, 27)."""
+        brought = bool(header.sysFlag & _SUBSCRIPTION)
+        if brought:
+            expression, kind = header.subscription or "", header.expressionType or TAG
         else:
             expression, kind = self._group_subscription(header.consumerGroup, header.topic, header.subVersion, config)
-        if kind != "TAG":
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind[:60]}", {}
-            )
-        if expression in ("", "*"):
-            return None
-        try:
-            return frozenset(tag_code(tag) for tag in split_tags(expression))
-        except LocalProtocolError:
-            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {}) from None
+        return filter_of(expression, kind, property_filter=self._property_filter, brought=brought)
 
     def _group_subscription(self, name: str, topic: str, sub_version: int, config: SubscriptionGroupConfig) -> tuple[str, str]:
         """Expression and its type. Raises Refused (16, 24, 25)."""
@@ -295,4 +288,4 @@ class PullMessageProcessor:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist\n{FAQ}", {})
         if subscription.sub_version < sub_version:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest", {})
-        return subscription.sub_string, subscription.expression_type or "TAG"
+        return subscription.sub_string, subscription.expression_type or TAG

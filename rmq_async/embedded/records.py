@@ -20,7 +20,17 @@ from rmq_protocol.ids import format_host, pack_host
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.stored import encode_stored
 
-__all__ = ["Content", "Draft", "keys_of", "pack_record", "physical_offset", "queue_offset", "read_record", "stored_ms"]
+__all__ = [
+    "Content",
+    "Draft",
+    "keys_of",
+    "pack_record",
+    "physical_offset",
+    "properties_of",
+    "queue_offset",
+    "read_record",
+    "stored_ms",
+]
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _HEAD_SIZE: Final = _HEAD.size
@@ -95,8 +105,7 @@ def stored_ms(record: bytes) -> int:
     return int(_LONG.unpack_from(record, _BORN_HOST_AT + born)[0])
 
 
-def keys_of(record: bytes) -> dict[str, None]:
-    """Keys of the index: the message's unique id and its own keys."""
+def properties_of(record: bytes) -> dict[str, str]:
     sys_flag = _INT.unpack_from(record, _SYS_FLAG_AT)[0]
     at = _HEAD_SIZE + (12 if sys_flag & _BORN_V6 else 0) + (12 if sys_flag & _STORE_V6 else 0)
     at += _INT.unpack_from(record, at - 4)[0]
@@ -104,7 +113,12 @@ def keys_of(record: bytes) -> dict[str, None]:
         at += 1 + record[at]
     else:
         at += 2 + int.from_bytes(record[at : at + 2], "big")
-    properties = decode_properties(record[at + 2 :])
+    return decode_properties(record[at + 2 :])
+
+
+def keys_of(record: bytes) -> dict[str, None]:
+    """Keys of the index: the message's unique id and its own keys."""
+    properties = properties_of(record)
     found = dict.fromkeys(properties["KEYS"].split(" ")) if "KEYS" in properties else {}
     found[properties.get("UNIQ_KEY", "")] = None
     found.pop("", None)

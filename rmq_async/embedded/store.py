@@ -101,12 +101,20 @@ class Queue:
             self._start += first
             self._first = 0
 
-    def read(self, offset: int, count: int, size: int, scan: int, codes: Collection[int] | None) -> tuple[list[bytes], int]:
+    def read(
+        self,
+        offset: int,
+        count: int,
+        size: int,
+        scan: int,
+        codes: Collection[int] | None,
+        accepts: Callable[[bytes], bool] | None = None,
+    ) -> tuple[list[bytes], int]:
         """Records from ``offset`` (between minimum and maximum) on, and the offset to go on from.
 
         Stops before the record that would be more than ``count`` or take the whole over ``size`` bytes, but gives at least one
         where one matches, and after looking at ``scan`` records, expired ones included. ``codes``: hash codes of the tags
-        wanted, None for all.
+        wanted, None for all. ``accepts``: returns whether a record with such tags is wanted, None for all.
         """
         found: list[bytes] = []
         total = 0
@@ -117,7 +125,7 @@ class Queue:
             record = self._records[at]
             if found and (len(found) >= count or total + len(record) > size):
                 break
-            if codes is None or self._codes[at] in codes:
+            if (codes is None or self._codes[at] in codes) and (accepts is None or accepts(record)):
                 found.append(record)
                 total += len(record)
             at += 1

@@ -32,6 +32,13 @@ async def server(nothing_left: None, clock: ManualClock | None) -> AsyncIterator
 
 
 @pytest.fixture
+async def unfiltering(nothing_left: None) -> AsyncIterator[RawClient]:
+    """Connected to a broker without SQL92 filters, as a stock one is."""
+    async with EmbeddedRocketMQ(property_filter=False) as server, RawClient(server.brokers["broker-a"]) as client:
+        yield client
+
+
+@pytest.fixture
 async def broker(server: EmbeddedRocketMQ) -> AsyncIterator[RawClient]:
     """Connected to broker-a."""
     async with RawClient(server.brokers["broker-a"]) as client:

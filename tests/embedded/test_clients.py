@@ -309,26 +309,26 @@ async def test_the_producers_of_a_group(broker: RawClient) -> None:
     assert decode_body(ProducerConnection, response.body).connection_set == (Connection("c1", broker.local, "PYTHON", 513),)
 
 
-async def test_a_subscription_by_anything_but_tags_is_refused_beforehand(broker: RawClient) -> None:
+async def test_a_subscription_by_anything_but_tags_is_refused_beforehand(unfiltering: RawClient) -> None:
     def check(subscription: SubscriptionData | None) -> bytes:
         return encode_body(CheckClientRequestBody("c1", "CG", subscription))
 
     code = RequestCode.CHECK_CLIENT_CONFIG
     for good in (b"", check(None), check(SubscriptionData("T", "A"))):
-        assert (await broker.ask(code, None, good)).code == 0
-    refused = await broker.ask(code, None, check(SubscriptionData("T", "a > 1", expression_type="SQL92")))
+        assert (await unfiltering.ask(code, None, good)).code == 0
+    refused = await unfiltering.ask(code, None, check(SubscriptionData("T", "a > 1", expression_type="SQL92")))
     assert (refused.code, refused.remark) == (1, "The broker does not support consumer to filter message by SQL92")
-    assert (await broker.ask(code, None, b"{nope")).code == 1
+    assert (await unfiltering.ask(code, None, b"{nope")).code == 1
 
 
-async def test_pulls_by_sql_are_refused_whichever_way_they_come(broker: RawClient) -> None:
-    await broker.send("T")
-    refused = await broker.pull("T", subscription="a > 1", expressionType="SQL92")
+async def test_pulls_by_sql_are_refused_whichever_way_they_come(unfiltering: RawClient) -> None:
+    await unfiltering.send("T")
+    refused = await unfiltering.pull("T", subscription="a > 1", expressionType="SQL92")
     assert (refused.code, refused.remark, refused.ext_fields) == (
         1,
         "The broker does not support consumer to filter message by SQL92",
         {},
     )
     sql = SubscriptionData("T", "a > 1", expression_type="SQL92", sub_version=1)
-    await beat(broker, consumer_data_set=(consumer("CG", sql),))
-    assert (await broker.pull("T", sysFlag="0")).remark == refused.remark
+    await beat(unfiltering, consumer_data_set=(consumer("CG", sql),))
+    assert (await unfiltering.pull("T", sysFlag="0")).remark == refused.remark

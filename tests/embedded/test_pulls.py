@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.embedded.filters import Filter
 from rmq_async.embedded.pulls import HeldPulls, _Pull
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
@@ -134,11 +135,11 @@ async def test_a_filtered_pull_looks_at_a_bounded_number_of_records(broker: RawC
     assert fields(await broker.pull("T", offset=800, subscription="B")) == (20, "NO_MATCHED_MESSAGE", 900, 0, 900)
 
 
-async def test_other_expression_types_are_refused_as_without_a_property_filter(broker: RawClient) -> None:
-    await broker.create_topic("T")
-    response = await broker.pull("T", subscription="a > 1", expressionType="SQL92")
+async def test_other_expression_types_are_refused_without_a_property_filter(unfiltering: RawClient) -> None:
+    await unfiltering.create_topic("T")
+    response = await unfiltering.pull("T", subscription="a > 1", expressionType="SQL92")
     assert (response.code, response.remark) == (1, "The broker does not support consumer to filter message by SQL92")
-    assert (await broker.pull("T", expressionType="")).code == 19
+    assert (await unfiltering.pull("T", expressionType="")).code == 19
 
 
 async def test_a_pull_can_commit_an_offset(broker: RawClient) -> None:
@@ -254,7 +255,7 @@ async def test_forgetting_the_held_pulls_of_a_connection_looks_at_no_others_and_
         first, second = broker_of(server).listener.connections
         for opaque in range(600):
             command = RemotingCommand(code=11, opaque=opaque)
-            held.hold(Counted(first if opaque % 2 else second, command, header, queue, None), 20_000)
+            held.hold(Counted(first if opaque % 2 else second, command, header, queue, Filter()), 20_000)
         held.disconnected(second)
         assert len(held) == 300
         assert compared < 3000  # each with all before it: 90,000

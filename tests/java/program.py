@@ -124,7 +124,10 @@ def require_javac() -> None:
 def against_embedded() -> Record:
     async def run() -> Record:
         server = EmbeddedRocketMQ(
-            transaction_timeout=CHECK_TIMEOUT, transaction_check_interval=CHECK_INTERVAL, transaction_check_max=CHECK_MAX
+            transaction_timeout=CHECK_TIMEOUT,
+            transaction_check_interval=CHECK_INTERVAL,
+            transaction_check_max=CHECK_MAX,
+            property_filter=False,
         )
         async with server:
             return await observe(server.namesrv)

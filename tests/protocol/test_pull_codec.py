@@ -32,6 +32,14 @@ def test_a_template_writes_what_the_general_way_writes(given: Any, opaque: int, 
     assert read(template.frame(opaque, offset, count)) == read(b"".join(encode_command(general)))
 
 
+def test_a_template_writes_other_expressions() -> None:
+    template = PullTemplate("g", "t", 3, "b", "a > '50%'", 0, "SQL92")
+    header = pull_header("g", "t", 3, "b", "a > '50%'", 0, 5, 6, "SQL92")
+    general = RemotingCommand(code=RequestCode.PULL_MESSAGE, opaque=7, ext_fields={**to_ext(header)})
+    assert read(template.frame(7, 5, 6)) == read(b"".join(encode_command(general)))
+    assert (header.subscription, header.expressionType) == ("a > '50%'", "SQL92")
+
+
 def read(frame: bytes) -> RemotingCommand:
     (found,) = FrameDecoder().feed(frame)
     return decode_command(found)

@@ -1,0 +1,89 @@
+"""Which messages a pull wants: by tags, as consume queues hold them, or by an SQL92 condition over the properties."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.errors import LocalProtocolError
+from rmq_protocol.subscription import SQL92, TAG, split_tags
+
+from .records import properties_of
+from .service import Refused
+from .sql92 import Condition, ConditionError, compile_condition
+from .store import tag_code
+
+__all__ = ["MIN_SCAN", "Filter", "check_condition", "filter_of"]
+
+MIN_SCAN: Final = 800
+"""Records a filtered pull looks at, at least (``maxFilterMessageSize`` / 20)."""
+_LEAST_SCAN: Final = 32
+_PARTS_PER_PULL: Final = 40_000
+"""Parts of conditions that one pull evaluates, about: a long condition looks at fewer records."""
+
+
+class Filter(NamedTuple):
+    """``codes``: hash codes of the tags wanted, None for all."""
+
+    codes: frozenset[int] | None = None
+    condition: Condition | None = None
+
+    @property
+    def scan(self) -> int:
+        """Records that one pull looks at."""
+        if self.condition is None:
+            return MIN_SCAN
+        return max(_LEAST_SCAN, min(MIN_SCAN, _PARTS_PER_PULL // self.condition.size))
+
+    def accepts(self, record: bytes) -> bool:
+        """Returns whether the condition is true for a record whose tags are wanted."""
+        return self.condition is None or self.condition.matches(properties_of(record))
+
+
+def filter_of(expression: str, kind: str, *, property_filter: bool, brought: bool) -> Filter:
+    """Makes the filter of a pull. ``brought``: the pull has its subscription with it. Raises Refused (1, 23, 27).
+
+    A broker reads a condition that a pull brings, and delivers everything where that fails; one of a heartbeat that failed is 27.
+    """
+    if kind in ("", TAG):
+        if expression in ("", "*"):
+            return Filter()
+        try:
+            return Filter(frozenset(tag_code(tag) for tag in split_tags(expression)))
+        except LocalProtocolError:
+            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {}) from None
+    if brought and not expression:
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed", {})
+    condition = None
+    try:
+        condition = _compiled(expression, kind)
+    except ConditionError:
+        if not brought:
+            remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
+            raise Refused(ResponseCode.FILTER_DATA_NOT_EXIST, remark, {}) from None
+    if not property_filter:
+        raise Refused(ResponseCode.SYSTEM_ERROR, _unsupported(kind), {})
+    return Filter(condition=condition)
+
+
+def check_condition(expression: str, kind: str, *, property_filter: bool) -> None:
+    """Answers CHECK_CLIENT_CONFIG (46). Raises Refused (1, 23)."""
+    if kind in ("", TAG):
+        return
+    if not property_filter:
+        raise Refused(ResponseCode.SYSTEM_ERROR, _unsupported(kind))
+    try:
+        _compiled(expression, kind)
+    except ConditionError as error:
+        remark = f"org.apache.rocketmq.filter.parser.ParseException: {error}"
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark) from None
+
+
+def _compiled(expression: str, kind: str) -> Condition:
+    if kind != SQL92:
+        raise ConditionError(f"there are no conditions of type {kind[:60]}")
+    return compile_condition(expression)
+
+
+def _unsupported(kind: str) -> str:
+    return f"The broker does not support consumer to filter message by {kind[:60]}"

@@ -1,0 +1,50 @@
+"""A condition that was read, and whether the properties of a message fulfil it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from .errors import ConditionError, EvaluationError
+from .nodes import Node
+from .parser import parse
+from .values import Value
+
+__all__ = ["MAX_LENGTH", "Condition", "compile_condition"]
+
+MAX_LENGTH: Final = 16 * 1024
+"""Characters of a condition."""
+
+
+class Condition:
+    """``size``: number of its parts."""
+
+    __slots__ = ("_evaluate", "size", "text")
+
+    def __init__(self, text: str, node: Node) -> None:
+        self.text = text
+        self.size = node.size
+        self._evaluate = node.evaluate
+
+    def __repr__(self) -> str:
+        return f"<Condition {self.text[:80]!r}>"
+
+    def evaluate(self, properties: Mapping[str, str]) -> Value:
+        """Returns True, False, or None where it is unknown. Raises EvaluationError."""
+        return self._evaluate(properties)
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """Returns whether the message is delivered: only one for which the condition is true."""
+        try:
+            return self._evaluate(properties) is True
+        except EvaluationError:
+            return False
+
+
+@lru_cache(maxsize=256)
+def compile_condition(text: str) -> Condition:
+    """Raises ConditionError for a text that is no condition, and for one longer than MAX_LENGTH."""
+    if len(text) > MAX_LENGTH:
+        raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}")
+    return Condition(text, parse(text))

@@ -1,0 +1,225 @@
+"""The tree of a condition: what the parser makes of words, checked as Java's classes check it, and how it is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from .errors import ConditionError
+from .values import Long, Value, compare, equal, negate, ordered
+
+__all__ = [
+    "MAX_DEPTH", "Node", "Properties", "Shape", "as_condition", "between", "both", "constant", "contains", "either", "equality",
+    "floating", "inequality", "is_null", "member", "minus", "not_between", "opposite", "order", "property_of", "whole",
+]  # fmt: skip
+
+MAX_DEPTH: Final = 64
+"""Of brackets and operators inside each other. Java's limit is the stack of a thread."""
+
+_MOST_DIGITS: Final = 19
+"""Of a number of 63 bits."""
+Properties = Mapping[str, str]
+
+
+class Shape(Enum):
+    """The kinds of expressions that Java's checks distinguish."""
+
+    PROPERTY = "a property"
+    CONSTANT = "a string or a number"
+    TRUTH = "TRUE, FALSE or NULL"
+    CONDITION = "a condition"
+    NEGATIVE = "a negative"
+
+
+class Node(NamedTuple):
+    """``value``: of a constant. ``depth``: nodes on the longest way down; ``size``: of all."""
+
+    shape: Shape
+    evaluate: Callable[[Properties], Value]
+    value: Value = None
+    depth: int = 1
+    size: int = 1
+
+    @property
+    def is_constant(self) -> bool:
+        return self.shape in (Shape.CONSTANT, Shape.TRUTH)
+
+    @property
+    def is_condition(self) -> bool:
+        return self.shape in (Shape.CONDITION, Shape.TRUTH)
+
+
+def _made(shape: Shape, evaluate: Callable[[Properties], Value], parts: Sequence[Node]) -> Node:
+    depth = 1 + max(part.depth for part in parts)
+    if depth > MAX_DEPTH:
+        raise ConditionError(f"the condition is deeper than {MAX_DEPTH} levels")
+    return Node(shape, evaluate, None, depth, 1 + sum(part.size for part in parts))
+
+
+def constant(value: Value) -> Node:
+    """Makes a string, a number, or TRUE, FALSE and NULL."""
+    shape = Shape.TRUTH if value is None or isinstance(value, bool) else Shape.CONSTANT
+    return Node(shape, lambda _: value, value)
+
+
+def property_of(name: str) -> Node:
+    return Node(Shape.PROPERTY, lambda properties: properties.get(name))
+
+
+def as_condition(node: Node) -> Node:
+    """Returns a node that is true, false or unknown; a property is never true. Raises ConditionError for strings and numbers."""
+    if node.is_condition:
+        return node
+    if node.shape is not Shape.PROPERTY:
+        raise ConditionError(f"{node.shape.value} is no condition")
+    inner = node.evaluate
+    return _made(Shape.CONDITION, lambda properties: None if inner(properties) is None else False, [node])
+
+
+def both(parts: Sequence[Node]) -> Node:
+    """Makes AND."""
+    return _joined(parts, False)
+
+
+def either(parts: Sequence[Node]) -> Node:
+    """Makes OR."""
+    return _joined(parts, True)
+
+
+def _joined(parts: Sequence[Node], decisive: bool) -> Node:
+    """``decisive``: the value that ends the evaluation."""
+    inner = tuple(as_condition(part).evaluate for part in parts)
+
+    def evaluate(properties: Properties) -> Value:
+        unknown = False
+        for each in inner:
+            value = each(properties)
+            if value is decisive:
+                return decisive
+            unknown = unknown or value is None
+        return None if unknown else not decisive
+
+    return _made(Shape.CONDITION, evaluate, parts)
+
+
+def opposite(node: Node) -> Node:
+    """Makes NOT."""
+    checked = as_condition(node)
+    inner = checked.evaluate
+
+    def evaluate(properties: Properties) -> Value:
+        value = inner(properties)
+        return None if value is None else not value
+
+    return _made(Shape.CONDITION, evaluate, [checked])
+
+
+def minus(node: Node) -> Node:
+    inner = node.evaluate
+    return _made(Shape.NEGATIVE, lambda properties: negate(inner(properties)), [node])
+
+
+def equality(left: Node, right: Node) -> Node:
+    for each in (left, right):
+        if each.is_constant and each.value is None:
+            raise ConditionError("NULL cannot be compared: IS NULL asks for it")
+    if left.shape is Shape.TRUTH and right.shape is Shape.CONSTANT:
+        raise ConditionError(f"{left.value} cannot be compared with {right.value!r}")
+    return _equal(left, right)
+
+
+def inequality(left: Node, right: Node) -> Node:
+    return opposite(equality(left, right))
+
+
+def is_null(node: Node) -> Node:
+    return _equal(node, constant(None))
+
+
+def _equal(left: Node, right: Node) -> Node:
+    first, second = left.evaluate, right.evaluate
+    return _made(Shape.CONDITION, lambda properties: equal(first(properties), second(properties)), [left, right])
+
+
+_ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
+    ">": lambda answer: answer > 0,
+    ">=": lambda answer: answer >= 0,
+    "<": lambda answer: answer < 0,
+    "<=": lambda answer: answer <= 0,
+}
+
+
+def order(sign: str, left: Node, right: Node) -> Node:
+    """Makes one of the comparisons of which both sides must be numbers."""
+    for each in (left, right):
+        if each.is_condition or isinstance(each.value, str):
+            raise ConditionError(f"{each.shape.value} has no order: {sign} compares numbers")
+    first, second, holds = left.evaluate, right.evaluate, _ORDERS[sign]
+
+    def evaluate(properties: Properties) -> Value:
+        left_value = first(properties)
+        if left_value is None:
+            return None
+        answer = ordered(left_value, second(properties))
+        return None if answer is None else holds(answer)
+
+    return _made(Shape.CONDITION, evaluate, [left, right])
+
+
+def between(node: Node, low: Node, high: Node) -> Node:
+    made = both([order(">=", node, low), order("<=", node, high)])
+    if isinstance(low.value, int | float) and isinstance(high.value, int | float) and compare(high.value, low.value) < 0:
+        raise ConditionError(f"{low.value} is above {high.value}, the second limit of BETWEEN")
+    return made
+
+
+def not_between(node: Node, low: Node, high: Node) -> Node:
+    return either([order("<", node, low), order(">", node, high)])
+
+
+def member(node: Node, texts: frozenset[str], *, outside: bool) -> Node:
+    """Makes IN, or NOT IN."""
+    if node.shape is not Shape.PROPERTY:
+        raise ConditionError(f"IN wants a property, not {node.shape.value}")
+    inner = node.evaluate
+
+    def evaluate(properties: Properties) -> Value:
+        value = inner(properties)
+        return None if value is None else (value in texts) is not outside
+
+    return _made(Shape.CONDITION, evaluate, [node])
+
+
+_PARTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    "CONTAINS": lambda text, part: part in text,
+    "STARTSWITH": str.startswith,
+    "ENDSWITH": str.endswith,
+}
+
+
+def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
+    """Makes CONTAINS, STARTSWITH, ENDSWITH and their opposites, which are false for an empty text, and for what is no string."""
+    inner, holds = node.evaluate, _PARTS[word]
+
+    def evaluate(properties: Properties) -> Value:
+        value = inner(properties) if part else None
+        return isinstance(value, str) and holds(value, part) is not outside
+
+    return _made(Shape.CONDITION, evaluate, [node])
+
+
+def whole(text: str) -> Node:
+    """Makes a whole number of at most 64 bits."""
+    digits = text.rstrip("lL")
+    if len(digits) > _MOST_DIGITS or (value := int(digits)) >= 2**63:
+        raise ConditionError(f"{text[:40]} has more than 64 bits")
+    return constant(value if value < 2**31 else Long(value))
+
+
+def floating(text: str) -> Node:
+    """Makes a number with a fraction, which Java takes only above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ConditionError(f"{text[:40]} is not between the least and the greatest number of 64 bits")
+    return constant(value)

@@ -1,0 +1,118 @@
+"""Values of a condition, compared as Java compares them.
+
+A property is a string, a number of the condition an ``int`` (Java's Integer), a ``Long`` or a ``float`` (Double). A string that is
+compared with a number is read as one of that type, and one that is none has no result.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from .errors import EvaluationError
+
+__all__ = ["Long", "Value", "compare", "equal", "negate", "ordered", "read_floating", "read_whole"]
+
+
+class Long(int):
+    """A whole number that Java keeps in a Long: it was written with more than 31 bits."""
+
+    __slots__ = ()
+
+
+Known = str | bool | int | float
+Value = Known | None
+
+_INTEGER: Final = range(-(2**31), 2**31)
+_LONG: Final = range(-(2**63), 2**63)
+_WHOLE: Final = re.compile(r"[+-]?\d{1,4000}")
+_BLANKS: Final = "".join(map(chr, range(0x21)))
+"""What ``String.trim`` takes off."""
+_FLOATING: Final = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<word>NaN|Infinity)|(?P<hex>0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+)[fFdD]?"
+    r"|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?)",
+)
+_HEX_DIGITS: Final = re.compile(r"0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP]")
+
+
+def read_whole(text: str, among: range) -> int:
+    """Returns the number that a text is, as ``Long.valueOf`` and ``Integer.valueOf`` read it. Raises EvaluationError for others."""
+    if _WHOLE.fullmatch(text) and max(text) <= "\uffff" and (value := int(text)) in among:
+        return value
+    raise EvaluationError(f"{text[:80]!r} is no whole number from {among.start} to {among.stop - 1}")
+
+
+def read_floating(text: str) -> float:
+    """Returns the number that a text is, as ``Double.valueOf`` reads it. Raises EvaluationError for others."""
+    found = _FLOATING.fullmatch(text.strip(_BLANKS))
+    if found is None or (found["hex"] and not _HEX_DIGITS.match(found["hex"])):
+        raise EvaluationError(f"{text[:80]!r} is no number")
+    if found["hex"]:
+        try:
+            value = float.fromhex(found["hex"])
+        except OverflowError:
+            value = math.inf
+    else:
+        value = float(found["word"] or found["decimal"])
+    return -value if found["sign"] == "-" else value
+
+
+def compare(left: Known, right: Known) -> int:
+    """Returns a number below 0, 0, or one above 0. What has no order is -1. Raises EvaluationError."""
+    if isinstance(left, bool):
+        if isinstance(right, str):
+            raise EvaluationError(f"{left} cannot be compared with {right[:80]!r}")
+        return left - right if isinstance(right, bool) else -1
+    if isinstance(right, bool):
+        return (left.lower() == "true") - right if isinstance(left, str) else -1
+    if isinstance(left, str):
+        if isinstance(right, str):
+            return (left > right) - (left < right)
+        left = _as(right, left)
+    elif isinstance(right, str):
+        right = _as(left, right)
+    if isinstance(left, float) or isinstance(right, float):
+        return _compare_floating(float(left), float(right))
+    return (left > right) - (left < right)
+
+
+def equal(left: Value, right: Value) -> bool | None:
+    """Returns whether two values are equal; None where only the right one is there. Raises EvaluationError."""
+    if left is None:
+        return True if right is None else None
+    if right is None:
+        return False
+    return compare(left, right) == 0
+
+
+def ordered(left: Value, right: Value) -> int | None:
+    """Returns the order of two values, None where one is missing. Strings must be numbers. Raises EvaluationError."""
+    if left is None or right is None:
+        return None
+    if isinstance(left, str) and isinstance(right, str):
+        return _compare_floating(read_floating(left), read_floating(right))
+    return compare(left, right)
+
+
+def negate(value: Value) -> Value:
+    """Returns the number below 0; None for what is none."""
+    if isinstance(value, Long):
+        return Long(-value)
+    return -value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _as(number: Known, text: str) -> int | float:
+    """Reads a text as a number of the type of another one."""
+    if isinstance(number, float):
+        return read_floating(text)
+    return read_whole(text, _LONG if isinstance(number, Long) else _INTEGER)
+
+
+def _compare_floating(left: float, right: float) -> int:
+    """``Double.compareTo``: -0.0 is below 0.0, NaN is above all and equal to itself."""
+    if left != right:
+        return (
+            math.isnan(left) - math.isnan(right) if math.isnan(left) or math.isnan(right) else (left > right) - (left < right)
+        )
+    return int(math.copysign(1.0, left) - math.copysign(1.0, right)) if left == 0 else 0
