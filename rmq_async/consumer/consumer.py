@@ -71,8 +71,8 @@ class Consumer(LifeCycle):
     A handler that returns is done with its message; one that raises gets it again, after a delay. RetryLater and DeadLetter, raised
     by a handler, say more. Handlers of one consumer run at the same time, messages of one queue in no order.
 
-    All members of a group must subscribe to the same topics with the same tags. ``topics``: for reading without handlers, which
-    is not supported yet. ``options``: any field of ConsumerConfig or ClientConfig.
+    All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: for reading without
+    handlers, which is not supported yet. ``options``: any field of ConsumerConfig or ClientConfig.
 
     Raises InvalidGroupError for a bad group name, ConfigError for a value that cannot work, TypeError for an unknown option.
     """
@@ -133,19 +133,22 @@ class Consumer(LifeCycle):
         """Subscribes ``handler`` to a topic; allowed before ``start()``.
 
         ``handler``: a coroutine function, which runs as a task, or a plain function, which runs in a thread. ``tags``: "*" or
-        "a || b". ``concurrency``: calls of this handler at a time, inside the consumer's. ``timeout``: seconds for one call, after
-        which it is cancelled and the message delivered again; a thread cannot be cancelled. ``retry``: None for the consumer's.
+        "a || b". ``sql``: an SQL92 condition over the messages' properties, by which brokers with ``enablePropertyFilter=true``
+        filter, such as "a > 5 AND region = 'eu'"; ``start()`` asks them. ``concurrency``: calls of this handler at a time, inside
+        the consumer's. ``timeout``: seconds for one call, after which it is cancelled and the message delivered again; a thread
+        cannot be cancelled. ``retry``: None for the consumer's.
         ``dead_letter_on``: exceptions after which the message is dead-lettered at once. The other options are not supported yet.
 
         Raises ClientStateError when the consumer is started, ConfigError for a bad value and for a second subscription of a topic.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start()")
-        later = {"sql": sql, "order": order, "key": key, "batch_size": batch_size, "batch_wait": batch_wait, "rate": rate}
+        later = {"order": order, "key": key, "batch_size": batch_size, "batch_wait": batch_wait, "rate": rate}
         subscription = Subscription(
             topic,
             handler,
             tags=tags,
+            sql=sql,
             concurrency=concurrency,
             timeout=timeout,
             retry=retry,
@@ -180,7 +183,8 @@ class Consumer(LifeCycle):
         A group without committed offsets for a topic starts where ``start_from`` says; the position is stored at the brokers before
         this returns, so that what is sent afterwards is delivered.
 
-        Raises ConfigError without a subscription, and when the group is in use by this client already; NameServerError;
+        Raises ConfigError without a subscription, when the group is in use by this client already, and for an ``sql`` condition
+        that a broker cannot read or does not filter by, with the broker's code (23, 1); NameServerError;
         SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; and what the requests for
         offsets raise. Nothing is left behind then.
         """

@@ -26,6 +26,7 @@ from rmq_protocol.headers import PullMessageResponseHeader, from_ext, to_ext
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
+from rmq_protocol.subscription import SQL92, TAG
 
 from .. import machine
 from .._ordered import OrderedSet
@@ -53,7 +54,7 @@ _NOTHING: Final = DecodedMessages((), ())
 
 class PullRequest(msgspec.Struct, frozen=True, gc=False):
     """One pull. ``queue``: with the topic as servers know it. ``suspend``: seconds that the broker may hold the pull while it has
-    no message. ``timeout``: seconds for all of it."""
+    no message. ``timeout``: seconds for all of it. ``sql``: a condition by which the broker filters, with all ``tags``."""
 
     group: str
     queue: MessageQueue
@@ -62,6 +63,17 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
     tags: str
     suspend: float
     timeout: float
+    sql: str | None = None
+
+    @property
+    def expression(self) -> tuple[str, str]:
+        """What the broker filters by, and its type."""
+        return (self.tags, TAG) if self.sql is None else (self.sql, SQL92)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker leaves messages out."""
+        return self.sql is not None or self.tags != "*"
 
 
 class PulledBody(NamedTuple):
@@ -103,7 +115,7 @@ def start_pull(instance: ClientInstance, request: PullRequest) -> PendingPull | 
     connection = instance.plain_connection(instance.routes.broker_of(queue))
     if connection is None or not connection.requests.is_open:
         return None
-    template = _template(request.group, *queue, request.tags, round(request.suspend * 1000))
+    template = _template(request.group, *queue, request.expression, round(request.suspend * 1000))
     if template is None:
         return None
     since = machine.monotonic()
@@ -113,10 +125,12 @@ def start_pull(instance: ClientInstance, request: PullRequest) -> PendingPull | 
 
 
 @lru_cache(maxsize=1024)
-def _template(group: str, topic: str, broker_name: str, queue_id: int, tags: str, suspend_ms: int) -> PullTemplate | None:
+def _template(
+    group: str, topic: str, broker_name: str, queue_id: int, expression: tuple[str, str], suspend_ms: int
+) -> PullTemplate | None:
     """The template of a request; None if the general path must make the header, or raise the error for an invalid one."""
     try:
-        template = PullTemplate(group, topic, queue_id, broker_name, tags, suspend_ms)
+        template = PullTemplate(group, topic, queue_id, broker_name, expression[0], suspend_ms, expression[1])
     except (LocalProtocolError, UnicodeEncodeError, TypeError):
         return None
     return template if template.usable else None
@@ -223,15 +237,17 @@ async def _ask(
     """Sends the request on the general path; returns the response and the broker's address. ``timeout``: seconds that are left.
     ``sent_away``: the GO_AWAY response to an earlier attempt."""
     queue = request.queue
+    expression, expression_type = request.expression
     header = pull_header(
         request.group,
         queue.topic,
         queue.queue_id,
         queue.broker_name,
-        request.tags,
+        expression,
         round(request.suspend * 1000),
         request.offset,
         request.max_messages,
+        expression_type,
     )
     deadline = machine.monotonic() + timeout
     holder = await instance.holder_of(queue, timeout)
@@ -320,19 +336,19 @@ def _compared(request: PullRequest, answer: PulledBody, decoded: DecodedMessages
     end of the queue. Where the requested message is deleted and another one is in its place, the messages behind it may be cut up:
     the next pull requests them again. Messages of a light queue (LMQ) have the offsets of another queue.
     """
-    queue, offset, tags = request.queue, request.offset, request.tags
+    queue, offset, filtered = request.queue, request.offset, request.is_filtered
     after = answer.next_offset if decoded.resume_at is None else decoded.resume_at
     if queue.topic.startswith(LMQ_PREFIX):
         return _Held(decoded.messages, decoded.corrupt, after)
     if answer.status is PullStatus.OFFSET_ILLEGAL:
-        return _Held((), (), after, missing_offsets(offset, min(after, answer.min_offset), ()) if tags == "*" else ())
+        return _Held((), (), after, () if filtered else missing_offsets(offset, min(after, answer.min_offset), ()))
     if answer.body and first_queue_offset(answer.body, queue, offset, answer.offset_delta) is None:
-        return _Held((), (), offset + 1, (range(offset, offset + 1),) if tags == "*" else ())
+        return _Held((), (), offset + 1, () if filtered else (range(offset, offset + 1),))
     after = max(after, offset)  # only an offset that the queue does not hold leads back
     messages = tuple([message for message in decoded.messages if offset <= message.queue_offset < after])
     if decoded.resume_at is None:
         after = min(after, max(answer.max_offset, messages[-1].queue_offset + 1 if messages else offset))
-    if tags != "*":
+    if filtered:
         return _Held(messages, decoded.corrupt, after)
     found = [message.queue_offset for message in messages]
     return _Held(messages, decoded.corrupt, after, missing_offsets(offset, after, found, decoded.corrupt))

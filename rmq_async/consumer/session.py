@@ -13,7 +13,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.heartbeat import ConsumerData, ConsumeType
 from rmq_protocol.message import MessageExt, MessageQueue
-from rmq_protocol.subscription import build_subscription
+from rmq_protocol.subscription import TAG, build_subscription
 
 from .. import machine
 from .._asyncio import StopScope, for_each
@@ -34,6 +34,7 @@ from .group import (
     Rebalance,
     SubscriptionConflict,
     Takeover,
+    check_filter,
     find_holders,
     first_positions,
     group_view,
@@ -216,11 +217,9 @@ class Session:
         return ConsumerData(
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_PASSIVELY,
-            subscription_data_set=tuple(
-                build_subscription(
-                    topic, self.subscriptions[topic].tags if topic in self.subscriptions else "*", sub_version=version
-                )
-                for topic in self.topics
+            subscription_data_set=(
+                *(subscription.data(topic, version) for topic, subscription in self.subscriptions.items()),
+                build_subscription(self.retry_topic, sub_version=version),
             ),
             unit_mode=self.instance.config.unit_mode,
         )
@@ -242,6 +241,8 @@ class Session:
 
     async def _join(self) -> None:
         instance, config = self.instance, self.config
+        filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
+        await for_each(filtered, lambda each: check_filter(instance, self.group, each), at_once=AT_ONCE)
         positions = await for_each(self.subscriptions, self._first_positions, at_once=AT_ONCE)
         await self._check_conflicts(joined=False)
         if self.conflicts and config.on_conflict == "raise":

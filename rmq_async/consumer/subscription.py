@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from rmq_protocol.errors import InvalidMessageError, LocalProtocolError, shown
+from rmq_protocol.heartbeat import SubscriptionData
 from rmq_protocol.message import MessageExt
-from rmq_protocol.subscription import parse_tags
+from rmq_protocol.subscription import SQL92, build_subscription, parse_tags
 from rmq_protocol.validation import check_topic
 
 from ..config import check_int
@@ -21,19 +22,31 @@ __all__ = ["Handler", "Subscription", "handler_name"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread."""
-LATER: Final[dict[str, Any]] = {"sql": None, "order": None, "key": None, "batch_size": None, "batch_wait": 0.0, "rate": None}
+LATER: Final[dict[str, Any]] = {"order": None, "key": None, "batch_size": None, "batch_wait": 0.0, "rate": None}
 """Options of later releases and the value that means "without"."""
 
 
 class Subscription:
     """A topic and its handler, made by ``Consumer.subscribe``.
 
-    ``tags``: "*" or "a || b". ``timeout``: seconds for one call of the handler; None for no limit. ``retry``: None for the
-    consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at once. ``concurrency``: calls of the
-    handler at a time, inside the consumer's; it may be set while the consumer runs.
+    ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler; None
+    for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at
+    once. ``concurrency``: calls of the handler at a time, inside the consumer's; it may be set while the consumer runs.
     """
 
-    __slots__ = ("_concurrency", "dead_letter_on", "handler", "is_async", "name", "retry", "tags", "timeout", "topic", "wake")
+    __slots__ = (
+        "_concurrency",
+        "dead_letter_on",
+        "handler",
+        "is_async",
+        "name",
+        "retry",
+        "sql",
+        "tags",
+        "timeout",
+        "topic",
+        "wake",
+    )
 
     def __init__(
         self,
@@ -41,6 +54,7 @@ class Subscription:
         handler: Handler,
         *,
         tags: str = "*",
+        sql: str | None = None,
         concurrency: int | None = None,
         timeout: float | None = 900.0,
         retry: Retry | None = None,
@@ -50,6 +64,7 @@ class Subscription:
         _refuse_later(later or {})
         self.topic = _checked_topic(topic)
         self.tags = _checked_tags(tags)
+        self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):
             raise ConfigError(f"handler must be a function of one message, not {shown(handler)}")
         self.handler = handler
@@ -66,7 +81,13 @@ class Subscription:
         self.concurrency = concurrency
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.topic} {self.tags!r} to {self.name}>"
+        return f"<Subscription {self.topic} {self.sql or self.tags!r} to {self.name}>"
+
+    def data(self, topic: str, version: int) -> SubscriptionData:
+        """Returns what heartbeats say of it. ``topic``: on the wire. ``version``: epoch ms."""
+        if self.sql is not None:
+            return build_subscription(topic, self.sql, SQL92, sub_version=version)
+        return build_subscription(topic, self.tags, sub_version=version)
 
     @property
     def concurrency(self) -> int | None:
@@ -112,6 +133,16 @@ def _checked_tags(tags: str) -> str:
     except LocalProtocolError:
         pass
     raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')
+
+
+def _checked_sql(sql: str | None, tags: str) -> str | None:
+    if sql is None:
+        return None
+    if not isinstance(sql, str) or not sql.strip():
+        raise ConfigError(f"sql must be a condition over properties, such as \"a > 5 AND region = 'eu'\", not {shown(sql)}")
+    if tags != "*":
+        raise ConfigError(f"tags={tags!r} and sql={shown(sql)} exclude each other: a condition may ask for TAGS = 'a'")
+    return str.__str__(sql)
 
 
 def _checked_errors(errors: object) -> tuple[type[Exception], ...]:

@@ -30,7 +30,9 @@ QUICK_TO_CLEAN: Final = {
 setting), and compacted topics that are compacted soon."""
 SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
     "two_brokers": lambda: RealCluster(brokers=2, nameservers=2),
-    "feature_cluster": lambda: RealCluster(profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"]),
+    "feature_cluster": lambda: RealCluster(
+        profile=PROFILES["transactions"] | PROFILES["recall"] | PROFILES["trace"], broker_conf={"enablePropertyFilter": "true"}
+    ),
     "cluster": lambda: RealCluster(broker_conf=QUICK_TO_CLEAN),
     "old_cluster": lambda: RealCluster(version=OLD_VERSION, broker_conf=QUICK_TO_CLEAN),
     "fresh_cluster": lambda: RealCluster(broker_conf=QUICK_TO_CLEAN),
@@ -144,7 +146,7 @@ def old_cluster(shared_clusters: SharedClusters) -> RealCluster:
 
 @pytest.fixture
 def feature_cluster(shared_clusters: SharedClusters) -> RealCluster:
-    """One name server, one broker, profiles transactions, recall and trace together."""
+    """One name server, one broker, profiles transactions, recall and trace together, and filters by properties."""
     found: RealCluster = shared_clusters.get("feature_cluster")
     return found
 

@@ -147,11 +147,11 @@ class Pulling:
         return messages, size
 
     async def _pull(self, held: HeldQueue, messages: int) -> PullResult:
-        tags = "*" if held.subscription is None else held.subscription.tags
+        tags, sql = ("*", None) if held.subscription is None else (held.subscription.tags, held.subscription.sql)
         suspend, timeout = 0.0, self._instance.config.request_timeout
         if held.is_caught_up:  # else the broker answers at once, and room stays reserved no longer than that
             suspend, timeout = SUSPEND, PULL_TIMEOUT
-        request = PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout)
+        request = PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout, sql)
         return await pull_once(self._instance, request, self._calls)
 
     def _pause(self, held: HeldQueue, error: RocketMQError, pauses: Backoff) -> float:

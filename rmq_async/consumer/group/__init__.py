@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .allocation import merged_members, share_of
+from .filter_check import check_filter
 from .handover import Takeover
 from .holders import Holders, find_holders
 from .missing import Missing
@@ -21,6 +22,7 @@ __all__ = [
     "StartFrom",
     "SubscriptionConflict",
     "Takeover",
+    "check_filter",
     "compare",
     "find_holders",
     "first_positions",

@@ -80,7 +80,6 @@ def test_consumer_unknown_option() -> None:
         ({"dead_letter_on": (KeyboardInterrupt,)}, "dead_letter_on must be a tuple of exception classes"),
         ({"order": "key"}, "order='key' is not supported yet"),
         ({"batch_size": 10}, "batch_size=10 is not supported yet"),
-        ({"sql": "a > 1"}, "sql='a > 1' is not supported yet"),
         ({"rate": 3.0}, "rate=3.0 is not supported yet"),
     ],
 )

@@ -1,0 +1,61 @@
+"""Whether the brokers of a topic filter by an SQL92 condition (CHECK_CLIENT_CONFIG, 46).
+
+Nothing else says so in time: a broker takes a heartbeat with a condition that it cannot read, and delivers every message to a pull
+with one (run: 5.5.0), and one that does not filter refuses each pull.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rmq_protocol.bodies import CheckClientRequestBody, encode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import shown
+from rmq_protocol.heartbeat import SubscriptionData
+
+from ..._asyncio import for_each
+from ..._text import printable
+from ...broker_answers import broker_error
+from ...client import ClientInstance
+from ...errors import ConfigError, TopicNotFoundError
+
+__all__ = ["check_filter"]
+
+AT_ONCE: Final = 16
+_OFF: Final = "does not support consumer to filter message"
+
+
+async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
+    """Asks each broker of the subscription's topic. A topic that does not exist yet has none.
+
+    Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties; the errors
+    of the requests. ``group``: on the wire.
+    """
+    topic, timeout = subscription.topic, instance.config.request_timeout
+    try:
+        route = await instance.routes.get(topic, timeout)
+    except TopicNotFoundError:
+        return
+    body = encode_body(CheckClientRequestBody(instance.client_id, group, subscription))
+
+    async def check(broker_name: str) -> None:
+        command = RemotingCommand(code=RequestCode.CHECK_CLIENT_CONFIG, body=body)
+        response, address = await instance.ask_broker(broker_name, topic, command, timeout, any_replica=True)
+        if response.code == ResponseCode.SUCCESS:
+            return
+        error = broker_error(response.code, response.remark, request="CHECK_CLIENT_CONFIG", broker=broker_name, address=address)
+        condition = f"the sql filter {shown(subscription.sub_string)} of topic {instance.names.shown(topic)}"
+        if response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+            text = f"broker {broker_name} cannot read {condition}: {printable(response.remark, 500)}"
+        elif _OFF in (response.remark or ""):
+            text = (
+                f"broker {broker_name} does not filter by properties, so {condition} cannot work: set enablePropertyFilter=true in "
+                "the broker's configuration and restart it, or filter by tags"
+            )
+        else:
+            raise error
+        raise ConfigError(text, code=response.code, broker=broker_name, address=address) from error
+
+    names = dict.fromkeys(instance.routes.broker_of(queue) for queue in route.subscribe_queues)
+    await for_each(names, check, at_once=AT_ONCE)
