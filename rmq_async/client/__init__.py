@@ -27,12 +27,14 @@ from .reply_table import PushedReply
 from .retry_requests import send_back, send_dead_letter
 from .route_table import RouteTable, TopicRoute
 from .time_search import TOOLS_GROUP, store_time_ms
+from .trace_records import TRACE_TIMEOUT, TraceRecords
 from .unique_ids import UniqueIds, longest_id
 from .user import ClientUser
 from .vip import first_port, vip_address
 
 __all__ = [
     "TOOLS_GROUP",
+    "TRACE_TIMEOUT",
     "ClientInstance",
     "ClientUser",
     "GroupListener",
@@ -44,6 +46,7 @@ __all__ = [
     "PushedReply",
     "RouteTable",
     "TopicRoute",
+    "TraceRecords",
     "UniqueIds",
     "brokers_of",
     "check_queue",

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+from ..hooks import Hook, SendContext
 from .config import Batching, ProducerConfig
 from .health import ProducerHealth, ProducerState
-from .hooks import Hook, SendContext
 from .prepared import PreparedSend as PreparedSend
 from .prepared import compress_prepared as compress_prepared
 from .prepared import prepare as prepare

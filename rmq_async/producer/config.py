@@ -16,9 +16,9 @@ from rmq_protocol.validation import check_topic
 
 from ..config import LARGEST_FRAME_SIZE, ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
 from ..errors import ConfigError
+from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
 from ..timeouts import warn_of_milliseconds
-from .hooks import Hook, checked_hooks
 from .routing import FaultTable, Selector, select_best
 
 __all__ = ["ProducerConfig", "ProducerOptions", "split_options"]

@@ -14,6 +14,7 @@ from .. import machine
 from .._asyncio import StopScope
 from ..client import ClientInstance, TopicRoute
 from ..errors import ClientStateError
+from ..hooks import request_hooks
 from ..results import BatchSendResult, SendResult
 from ..transport import Connection
 from .admission import Admission, Admitted, Credits, Lines
@@ -22,7 +23,6 @@ from .calls import Call, Dispatch, Recovery, Result, deliver, stopped
 from .config import Batching, ProducerConfig
 from .encoding import Compressor, Encoder, Frames, Outgoing, Watched, stored_batch, stored_message
 from .fault_avoidance import queue_selection_of
-from .hooks import request_hooks
 from .oneway import Oneway, Tally
 from .routing import HeaderSettings, QueueChoice, Router, TopicQueues, TopicTable, checked_choice
 from .watching import Sending, Tracer, Watchers

@@ -19,13 +19,13 @@ from rmq_protocol.send_codec import LENGTHS, SendReply
 from rmq_protocol.trace import MessageType
 
 from .. import machine
+from ..hooks import SendContext
 from ..results import SendResult
 from ..transport import Connection, Pending
 from .calls import Call, RetryLoop, deliver
 from .core import ProducerCore
 from .encoding import stored_message
 from .general_path import SendArguments, general_send
-from .hooks import SendContext
 from .routing import Target, TopicQueues
 from .watching import Answer, TracedReceiver, Watch, WatchedReceiver
 

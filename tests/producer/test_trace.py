@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from rmq_async import Admin, Message, Producer, TransactionProducer, TransactionStatus, errors
+from rmq_async.client import trace_records as trace
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.producer.watching import tracer as trace
 from rmq_protocol.message import MessageExt
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.trace import TRACE_TOPIC, MessageType, TraceContext, TraceType, decode_trace

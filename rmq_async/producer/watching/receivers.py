@@ -14,10 +14,10 @@ from rmq_protocol.message import Message
 from rmq_protocol.send_codec import SendReply
 
 from ... import machine
+from ...hooks import SendContext
 from ...results import SendResult
 from ...transport import report_hook
 from ..encoding import reply_error, stored
-from ..hooks import SendContext
 from ..routing import Target
 from .tracer import Tracer
 from .watch import Watchers

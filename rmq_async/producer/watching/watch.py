@@ -26,9 +26,9 @@ from rmq_protocol.trace import MessageType
 
 from ... import machine
 from ...errors import ForbiddenError
+from ...hooks import SendContext, defining
 from ...transport import report, report_hook
 from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error
-from ..hooks import SendContext, defining
 from ..routing import Target
 from .tracer import Tracer
 

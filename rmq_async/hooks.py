@@ -18,8 +18,8 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.trace import MessageType
 
-from ..errors import ConfigError
-from ..results import BatchSendResult, SendResult
+from .errors import ConfigError
+from .results import BatchSendResult, SendResult
 
 __all__ = ["Hook", "SendContext", "checked_hooks", "defining", "request_hooks"]
 

@@ -1,0 +1,202 @@
+"""The records of message traces on their way to the trace topic; producers and consumers share this.
+
+A record is encoded at once, and waits in a queue bounded in number and bytes. Records are sent together, a second after the first
+of them or when a trace message is full. Records that cannot be kept or sent are dropped and counted. Traces are sent in an empty
+context (of ``contextvars``): each Task starts the next, and would keep the first caller's context alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from contextvars import Context
+from typing import Final, NamedTuple
+
+from rmq_protocol.errors import LocalProtocolError, RocketMQError
+from rmq_protocol.message import Message
+from rmq_protocol.trace import TraceContext, encode_trace, trace_keys
+
+from .. import machine
+from .._ordered import OrderedSet
+from .._text import printable
+
+__all__ = ["TRACE_TIMEOUT", "TraceRecords"]
+
+DELAY: Final = 1.0
+"""Maximum seconds that a record waits before it is sent."""
+RECORDS: Final = 100
+"""Maximum number of records in one trace message."""
+BODY_SIZE: Final = 128_000
+"""Maximum body size of one trace message in bytes, as in Java's client."""
+KEYS_SIZE: Final = 16_000
+"""Maximum size in bytes of the keys of one trace message; properties are limited to twice that."""
+MOST_RECORDS: Final = 10_000
+MOST_BYTES: Final = 4 * 1024 * 1024
+AT_ONCE: Final = 4
+"""Maximum number of trace messages in flight."""
+TRACE_TIMEOUT: Final = 5.0
+"""Seconds for one trace message, all its attempts included."""
+
+
+class Record(NamedTuple):
+    """An encoded trace record. ``keys``: keys that its trace message gets for it; ``keys_size``: their size in bytes."""
+
+    data: bytes
+    keys: Collection[str]
+    keys_size: int
+
+
+class TraceRecords:
+    """``topic``: as users name it. ``deliver``: sends one trace message by a monotonic deadline, and raises RocketMQError where it
+    was not stored. ``owner``: "producer" or "consumer". ``lost``: number of records that were dropped or not sent."""
+
+    def __init__(
+        self, topic: str, deliver: Callable[[Message, float], Awaitable[None]], logger: logging.Logger, owner: str
+    ) -> None:
+        self.topic = topic
+        self.lost = 0
+        self._deliver = deliver
+        self._logger = logger
+        self._stopped = f"the {owner} has stopped"
+        self._waiting: deque[Record] = deque()
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = False  # the timer has fired: send all records, also in a message that is not full
+        self._hurry = False
+        self._closed = False
+        self._sending: OrderedSet[asyncio.Task[None]] = OrderedSet()
+
+    def append(self, context: TraceContext) -> None:
+        """Queues the record, or drops and counts it if the queue is full. Never waits and never raises."""
+        try:
+            data = encode_trace(context).encode()
+        except (LocalProtocolError, UnicodeEncodeError) as error:
+            self._lose(1, error)
+            return
+        if self._closed or len(self._waiting) >= MOST_RECORDS or self._bytes + len(data) > MOST_BYTES or len(data) > BODY_SIZE:
+            self._lose(1, self._stopped if self._closed else "the queue is full, or the record is too large")
+            return
+        keys, size = _keys_of(context)
+        self._waiting.append(Record(data, keys, size))
+        self._bytes += len(data)
+        if self._timer is None or self._hurry or len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE:
+            self._send_more()
+
+    # -- sending
+
+    def _send_more(self) -> None:
+        """Sends full or due trace messages, or sets the timer for the rest."""
+        full = len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE
+        while self._waiting and (full or self._due or self._hurry) and len(self._sending) < AT_ONCE:
+            sending = self._send(self._take())
+            task = asyncio.get_running_loop().create_task(sending, name="rmq_async trace", context=Context())
+            self._sending.add(task)
+            task.add_done_callback(self._sent, context=Context())
+            full = len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE
+        if not self._waiting:
+            self._due = False
+        if self._waiting and self._timer is None and not self._due:
+            self._timer = asyncio.get_running_loop().call_later(DELAY, self._time_is_up, context=Context())
+        elif not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._due = True
+        self._send_more()
+
+    def _take(self) -> list[Record]:
+        """Removes and returns the records of the next trace message."""
+        taken = [self._waiting.popleft()]
+        size, keys_size = len(taken[0].data), taken[0].keys_size
+        while self._waiting and len(taken) < RECORDS:
+            following = self._waiting[0]
+            size += len(following.data)
+            keys_size += following.keys_size
+            if size > BODY_SIZE or keys_size > KEYS_SIZE:
+                break
+            taken.append(self._waiting.popleft())
+        self._bytes -= sum(len(record.data) for record in taken)
+        return taken
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler({"message": "sending traces failed", "exception": error})
+        if not self._closed:
+            self._send_more()
+
+    async def _send(self, records: list[Record]) -> None:
+        keys = frozenset[str]().union(*(record.keys for record in records))
+        try:
+            message = Message(self.topic, b"".join([record.data for record in records]), keys=sorted(keys))
+            await self._deliver(message, machine.monotonic() + TRACE_TIMEOUT)
+        except RocketMQError as error:
+            self._lose(len(records), error)
+        except asyncio.CancelledError:
+            self._lose(len(records), self._stopped)
+            raise
+
+    def _lose(self, count: int, why: object) -> None:
+        """Counts lost records; logs when the count reaches the next power of two."""
+        before, self.lost = self.lost, self.lost + count
+        if before.bit_length() != self.lost.bit_length():
+            self._logger.warning(
+                "%d traces were not sent to topic %s, the last: %s", self.lost, self.topic, printable(why, 300)
+            )
+
+    # -- the end
+
+    def hurry(self) -> None:
+        """Sends records without delay from now on."""
+        self._hurry = True
+        self._send_more()
+
+    async def flush(self, deadline: float) -> None:
+        """Waits until all records are sent, at most until ``deadline`` (monotonic)."""
+        self.hurry()
+        while self._sending and (remaining := deadline - machine.monotonic()) > 0:
+            await asyncio.wait(self._sending, timeout=remaining)
+
+    def end(self) -> None:
+        """Drops all remaining and later records, and cancels the Tasks that send."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            self._lose(len(self._waiting), self._stopped)
+            self._waiting.clear()
+            self._bytes = 0
+        for task in self._sending:
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Waits for the Tasks that ``end`` has cancelled."""
+        if self._sending:
+            await asyncio.wait(self._sending)
+
+
+def _keys_of(context: TraceContext) -> tuple[Collection[str], int]:
+    """Returns the keys that a trace message gets for the record, and their size in bytes."""
+    bean = context.beans[0]
+    if bean.keys is None and bean.msg_id and "\x00" not in bean.msg_id:
+        return (bean.msg_id,), len(bean.msg_id.encode()) + 1
+    keys = frozenset(filter(_may_be_key, trace_keys([context])))
+    size = _size(keys)
+    if size > KEYS_SIZE:
+        keys &= {bean.msg_id or ""}
+        size = _size(keys)
+    return keys, size
+
+
+def _may_be_key(key: str) -> bool:
+    """Returns whether a message may carry the key; a checked transaction may have keys that other clients wrote."""
+    return "\x00" not in key
+
+
+def _size(keys: Collection[str]) -> int:
+    return sum(len(key.encode()) + 1 for key in keys)
