@@ -21,6 +21,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    DateTime,
     Delete,
     Dialect,
     Float,
@@ -45,12 +46,14 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    type_coerce,
     update,
 )
 from sqlalchemy.types import TypeEngine
 
+from .._database import UtcDateTime, seconds_from_now, seconds_since
 from .rows import LONGEST_ID, SMALL_BODY
-from .table import FAILED, PENDING, SENDING, SENT, seconds_from_now, seconds_since
+from .table import FAILED, PENDING, SENDING, SENT
 
 __all__ = ["Statements"]
 
@@ -81,6 +84,11 @@ class _JsonList(TypeDecorator[list[Any]]):
 
     def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> str | None:
         return None if value is None else msgspec.json.encode(value).decode()
+
+
+def _type_of(table: Table, name: str) -> TypeEngine[Any]:
+    """The type of a column's values in statements, also of a time in SQLite."""
+    return UtcDateTime() if isinstance(table.c[name].type, DateTime) else table.c[name].type
 
 
 def _now() -> seconds_from_now:
@@ -115,7 +123,7 @@ class Statements:
         table = self._table
         lease = seconds_from_now(bindparam("lease_seconds", type_=Float)) if state == SENDING else None
         return insert(table).values(
-            **{name: bindparam(name, type_=table.c[name].type) for name in _MESSAGE},
+            **{name: bindparam(name, type_=_type_of(table, name)) for name in _MESSAGE},
             state=state,
             owner=bindparam("owner", type_=String) if state == SENDING else None,
             lease=lease,
@@ -164,7 +172,7 @@ class Statements:
             taken = taken.where(table.c.id.in_(due))
         size = func.length(table.c.body)
         body = case((size <= SMALL_BODY, table.c.body), else_=None)
-        columns = [table.c[name] for name in _MESSAGE if name != "body"]
+        columns = [type_coerce(table.c[name], _type_of(table, name)).label(name) for name in _MESSAGE if name != "body"]
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> Select[Any]:

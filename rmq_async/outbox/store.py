@@ -18,9 +18,8 @@ from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import StaticPool
 
-from rmq_protocol.errors import shown
-
 from .. import machine
+from .._database import check_engine
 from .._text import printable
 from ..errors import ConfigError
 from .policy import error_text
@@ -266,10 +265,7 @@ def reason_of(error: BaseException) -> str:
 
 def checked_dialect(engine: AsyncEngine) -> str:
     """The name of the engine's dialect. Raises ConfigError for one that an outbox cannot use."""
-    if not isinstance(engine, AsyncEngine):
-        raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
-    if engine.dialect.name not in ("postgresql", "sqlite"):
-        raise ConfigError(f"an outbox needs PostgreSQL or SQLite, not {shown(engine.dialect.name)}")
+    check_engine(engine, "an outbox")
     if isinstance(engine.pool, StaticPool):
         raise ConfigError(
             "this engine has one connection for all (a SQLite database in memory): what the outbox commits would commit "

@@ -6,32 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from sqlalchemy import MetaData, text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox, OutboxStatus, outbox_table
 from rmq_async.outbox.relay import Relay
 from rmq_async.outbox.store import Store
 
+from ..databases import Sessions, on_postgresql, on_sqlite, prepare_sqlite
+
 __all__ = [
     "Sessions", "bodies", "on_postgresql", "on_sqlite", "prepare_sqlite", "relay_of", "rows", "settled", "store_of", "until",
 ]  # fmt: skip
-
-Sessions = async_sessionmaker[AsyncSession]
-
-on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-"""For tests of what the process does, on any database."""
-on_postgresql = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-
-
-def prepare_sqlite(connection: Any, _: Any) -> None:
-    """As services should: readers and a writer side by side."""
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.close()
 
 
 async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:

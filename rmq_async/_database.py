@@ -1,0 +1,106 @@
+"""What tables in a service's database need: names, times of the database's clock, and the kinds of databases.
+
+Columns are of SQLAlchemy's own types: Alembic writes the class of a column into its migrations, without an import for a class from
+elsewhere. ``UtcDateTime`` is the type of the values in statements instead.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import DateTime, Dialect, Float, TypeDecorator
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
+
+from rmq_protocol.errors import shown
+
+from .errors import ConfigError
+
+__all__ = ["DIALECTS", "UtcDateTime", "check_dialect", "check_engine", "seconds_from_now", "seconds_since", "split_table_name"]
+
+DIALECTS: Final = ("postgresql", "sqlite")
+_LONGEST_NAME: Final = 40
+"""PostgreSQL cuts names at 63 bytes, and those of indexes are longer than the table's."""
+
+
+def split_table_name(name: str) -> tuple[str | None, str]:
+    """Returns the schema and the table of "schema.name" or "name". Raises ConfigError for a name that cannot be a table's."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigError(f"table must be the name of a table, not {shown(name)}")
+    schema, _, table = name.rpartition(".")
+    if not table or len(table.encode()) > _LONGEST_NAME:
+        raise ConfigError(f"table must have 1 to {_LONGEST_NAME} characters, not {shown(name)}")
+    return schema or None, table
+
+
+def check_engine(engine: AsyncEngine, owner: str) -> None:
+    """Raises ConfigError for what is no AsyncEngine, and as ``check_dialect`` does."""
+    if not isinstance(engine, AsyncEngine):
+        raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
+    check_dialect(engine.dialect.name, owner)
+
+
+def check_dialect(name: str, owner: str) -> None:
+    """Raises ConfigError for a kind of database that is not supported. ``owner``: "an outbox", for the error."""
+    if name not in DIALECTS:
+        raise ConfigError(f"{owner} needs PostgreSQL or SQLite, not {shown(name)}")
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Aware datetimes, also in SQLite, which stores no time zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+# -- the clock of the database
+
+
+class seconds_from_now(FunctionElement[datetime]):  # noqa: N801 - written like a function
+    """The database's current time plus so many seconds, also negative; not the time at which the transaction began."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+    name = "seconds_from_now"
+
+
+@compiles(seconds_from_now, "postgresql")
+def _later_postgresql(element: seconds_from_now, compiler: Any, **options: Any) -> str:
+    return (
+        f"clock_timestamp() + make_interval(secs => CAST({compiler.process(element.clauses, **options)} AS double precision))"
+    )
+
+
+@compiles(seconds_from_now, "sqlite")
+def _later_sqlite(element: seconds_from_now, compiler: Any, **options: Any) -> str:
+    seconds = compiler.process(element.clauses, **options)
+    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%.3f seconds', {seconds}))"
+
+
+class seconds_since(FunctionElement[float]):  # noqa: N801
+    """Seconds from a time in the table until now."""
+
+    type = Float()
+    inherit_cache = True
+    name = "seconds_since"
+
+
+@compiles(seconds_since, "postgresql")
+def _age_postgresql(element: seconds_since, compiler: Any, **options: Any) -> str:
+    return f"CAST(EXTRACT(EPOCH FROM clock_timestamp() - ({compiler.process(element.clauses, **options)})) AS double precision)"
+
+
+@compiles(seconds_since, "sqlite")
+def _age_sqlite(element: seconds_since, compiler: Any, **options: Any) -> str:
+    then = compiler.process(element.clauses, **options)
+    return f"round((julianday('now') - julianday({then})) * 86400.0, 3)"  # days as floats are a few microseconds off
