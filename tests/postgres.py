@@ -9,16 +9,46 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["postgres"]
+import psutil
+
+__all__ = ["PostgreSQL", "postgres", "postgres_server"]
+
+
+class PostgreSQL:
+    """A server that may be killed. ``url``: for asyncpg, the same after each start."""
+
+    def __init__(self, server: Any, url: str) -> None:
+        self._server = server
+        self.url = url
+
+    def kill(self) -> None:
+        """Ends all processes of the server at once, without a word to its clients; waits for their end."""
+        postmaster = psutil.Process(self._server.get_postmaster_info().pid)
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(processes, timeout=30)
+
+    def start(self) -> None:
+        """Starts the server again, which recovers what was committed."""
+        self._server.ensure_postgres_running()
 
 
 @contextmanager
 def postgres(*, tcp: bool = False) -> Iterator[str]:
     """Its URL, for asyncpg. ``tcp``: on 127.0.0.1 and a free port, for clients that know no Unix sockets."""
+    with postgres_server(tcp=tcp) as server:
+        yield server.url
+
+
+@contextmanager
+def postgres_server(*, tcp: bool = False) -> Iterator[PostgreSQL]:
+    """A server of its own. ``tcp``: as for ``postgres``; it cannot be started again then."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-postgres-", ignore_cleanup_errors=True))
@@ -33,7 +63,8 @@ def postgres(*, tcp: bool = False) -> Iterator[str]:
         server.start()  # what runs already is taken over
         try:
             found = server.get_postmaster_info()
-            yield f"postgresql+asyncpg://postgres:@127.0.0.1:{found.port}/postgres" if tcp else found.get_uri(driver="asyncpg")
+            local = f"postgresql+asyncpg://postgres:@127.0.0.1:{found.port}/postgres"
+            yield PostgreSQL(server, local if tcp else found.get_uri(driver="asyncpg"))
         finally:
             server.cleanup()
 

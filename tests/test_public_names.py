@@ -261,7 +261,7 @@ def python(program: str, *options: str) -> str:
 def test_importing_the_package_loads_no_more_than_a_client_needs() -> None:
     loaded = python("import sys; from rmq_async import *; print(*sys.modules)").split()
     assert {"rmq_async.producer", "rmq_async.admin"} <= set(loaded)
-    unwanted = ("embedded", "spark", "outbox", "otel", "testing", "cli")
+    unwanted = ("embedded", "spark", "outbox", "inbox", "otel", "testing", "cli")
     assert not {f"rmq_async.{part}" for part in unwanted} & set(loaded)
     packages = {
         "click",

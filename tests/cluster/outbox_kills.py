@@ -23,7 +23,7 @@ from rmq_async.testing.cluster import RealCluster
 from .accounting import read_all
 from .outbox_service import CUSTOMERS, ORDERS, Settings, engine_for, orders_table, outbox_for
 
-__all__ = ["Count", "Service", "count", "drained", "prepare", "run_with_kills"]
+__all__ = ["Count", "Process", "Service", "count", "drained", "prepare", "run_with_kills"]
 
 SERVICE = Path(__file__).with_name("outbox_service.py")
 DRAIN = 90.0
@@ -49,18 +49,15 @@ class Count(msgspec.Struct):
         return not (self.lost or self.of_other_ids or self.of_nothing or self.out_of_order or self.unsent_rows)
 
 
-class Service:
-    """One process, started again after each kill."""
+class Process:
+    """A Python program, started again after each kill."""
 
-    def __init__(self, role: str, settings: Settings) -> None:
-        self.role = role
-        self.settings = settings
+    def __init__(self, program: str | Path, *arguments: str) -> None:
+        self._command = [sys.executable, "-W", "error", str(program), *arguments]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        settings = msgspec.json.encode(self.settings).decode()
-        command = [sys.executable, "-W", "error", str(SERVICE), self.role, settings]
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
 
     @property
     def process(self) -> asyncio.subprocess.Process:
@@ -80,6 +77,13 @@ class Service:
         if self.runs:
             self.process.terminate()
         return await asyncio.wait_for(self.process.wait(), 30)
+
+
+class Service(Process):
+    """A process of ``outbox_service``."""
+
+    def __init__(self, role: str, settings: Settings) -> None:
+        super().__init__(SERVICE, role, msgspec.json.encode(settings).decode())
 
 
 async def prepare(settings: Settings) -> None:

@@ -1,0 +1,177 @@
+"""Inbox: which messages were handled is a table of the database that the handlers write to, so that each takes effect once.
+
+    inbox = Inbox(group="payments")
+
+    @consumer.handler("PaymentTopic")
+    async def pay(message: MessageExt) -> None:
+        async with sessions.begin() as session:
+            if await inbox.first(session, message):
+                session.add(Payment.from_json(message.body))
+
+Brokers deliver at least once. A row of the group and the message's key is inserted in the transaction of the effect: both are
+committed, or neither. Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg).
+"""
+
+from __future__ import annotations
+
+try:
+    import sqlalchemy.ext.asyncio  # noqa: F401
+except ImportError as missing:
+    raise ImportError('rmq_async.inbox needs a package: pip install "rmq-async[outbox]"') from missing
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from sqlalchemy import (
+    Column,
+    CursorResult,
+    DateTime,
+    Delete,
+    Float,
+    Index,
+    MetaData,
+    String,
+    Table,
+    bindparam,
+    delete,
+    literal_column,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+
+from rmq_protocol.errors import shown
+from rmq_protocol.message import MessageExt
+
+from ._database import check_dialect, check_engine, seconds_from_now, split_table_name
+from .config import check_group, check_seconds
+from .errors import ConfigError, InvalidMessageError
+
+__all__ = ["Inbox"]
+
+LONGEST_KEY: Final = 255
+"""Characters. With the group they fit into an index entry of PostgreSQL, which holds 2704 bytes."""
+
+Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
+
+
+class Inbox:
+    """Keeps the keys of the messages whose effect is committed.
+
+    ``group``: of the consumer; groups that share a table do not see each other's messages. ``table``: its name, of at most 40
+    characters, or "schema.name". ``key(message)``: returns what makes two messages the same, a text of 1 to 255 characters. The
+    default is the message's unique id, which all attempts of one send and all deliveries share; for a message without one, the
+    id of the place where a broker stored it first. A key of the business, such as an order number, also finds messages that were
+    sent by two calls.
+
+    Raises ConfigError for a table's name or a ``key`` that cannot work, InvalidGroupError for a bad group name.
+    """
+
+    def __init__(self, *, group: str, table: str = "rmq_inbox", key: Callable[[MessageExt], str] | None = None) -> None:
+        check_group(group)
+        if key is not None and not callable(key):
+            raise ConfigError(f"key must be a function of a message, not {shown(key)}")
+        self.group = str.__str__(group)
+        self.metadata = MetaData()
+        """Holds the table only: for Alembic's ``target_metadata``."""
+        self._key = key or _id_of
+        self._table = _inbox_table(self.metadata, table)
+        self._first = {"postgresql": _insert(postgresql.insert, self._table), "sqlite": _insert(sqlite.insert, self._table)}
+        self._purge = _purge(self._table)
+
+    def __repr__(self) -> str:
+        return f"<Inbox {self._table.fullname} of {self.group}>"
+
+    async def create_table(self, engine: AsyncEngine) -> None:
+        """Creates the table and its index if there is no table of that name.
+
+        Raises ConfigError for an engine of another database, and the errors of the database.
+        """
+        check_engine(engine, "an inbox")
+        async with engine.begin() as connection:
+            await connection.run_sync(self._table.create, checkfirst=True)
+
+    async def first(self, session: Session, message: MessageExt) -> bool:
+        """Adds the message to the session's transaction; returns whether it was new to the group.
+
+        False: a transaction that handled it is committed. Two transactions with one key do not run side by side: in PostgreSQL the
+        second one waits here for the end of the first one, in SQLite for its turn to write. A rollback takes the row back. What
+        the session has not flushed yet is flushed first.
+
+        Raises InvalidMessageError for a key that is empty, longer than 255 characters, or no text; what ``key`` raises; ConfigError
+        for a session of another database; and the errors of the database, among them those of serialization at isolation levels
+        above READ COMMITTED: let them leave the handler, and the message is delivered again.
+        """
+        target, dialect = _target(session)
+        statement = self._first.get(dialect)
+        if statement is None:
+            check_dialect(dialect, "an inbox")
+        values = {"consumer_group": self.group, "message_key": self._checked_key(message)}
+        result = await target.execute(cast("Any", statement), values)
+        return cast("CursorResult[Any]", result).rowcount == 1
+
+    async def purge(self, session: Session, older_than: float) -> int:
+        """Deletes the group's rows that are older than ``older_than`` seconds, in the session's transaction; returns how many.
+
+        A message that is delivered again after that is new again. Brokers keep messages for 72 hours unless configured otherwise,
+        and those that wait for a retry as long again: choose more than both.
+
+        Raises ConfigError for a negative time and for a session of another database, and the errors of the database.
+        """
+        check_seconds("older_than", older_than, zero=True)
+        target, dialect = _target(session)
+        check_dialect(dialect, "an inbox")
+        result = await target.execute(self._purge, {"group": self.group, "age": older_than})
+        return cast("CursorResult[Any]", result).rowcount
+
+    def _checked_key(self, message: MessageExt) -> str:
+        if not isinstance(message, MessageExt):
+            raise TypeError(f"message must be a MessageExt, not {type(message).__name__}")
+        key = self._key(message)
+        if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key:
+            raise InvalidMessageError(
+                f"the key of message {message.msg_id} in inbox {self._table.fullname} must be a text of 1 to {LONGEST_KEY} "
+                f"characters without NUL, not {shown(key)}"
+            )
+        return key
+
+
+def _id_of(message: MessageExt) -> str:
+    """The id that all copies of a message share, those that a broker makes to deliver it again included."""
+    return message.unique_id or message.properties.get("ORIGIN_MESSAGE_ID") or message.offset_msg_id
+
+
+def _inbox_table(metadata: MetaData, name: str) -> Table:
+    schema, table = split_table_name(name)
+    made = Table(
+        table,
+        metadata,
+        Column("consumer_group", String(255), primary_key=True),
+        Column("message_key", String(LONGEST_KEY), primary_key=True),
+        Column("created", DateTime(timezone=True), nullable=False),
+        schema=schema,
+    )
+    Index(f"ix_{table}_created", made.c.consumer_group, made.c.created)
+    return made
+
+
+def _insert(insert: Callable[[Table], Any], table: Table) -> Any:
+    """The insert of a row that is not there yet, by the database's clock."""
+    given = {name: bindparam(name, type_=table.c[name].type) for name in ("consumer_group", "message_key")}
+    created = seconds_from_now(literal_column("0", Float))
+    return insert(table).values(**given, created=created).on_conflict_do_nothing()
+
+
+def _purge(table: Table) -> Delete:
+    group, before = bindparam("group", type_=String), seconds_from_now(-bindparam("age", type_=Float))
+    return delete(table).where(table.c.consumer_group == group, table.c.created <= before)
+
+
+def _target(session: Session) -> tuple[AsyncSession | AsyncConnection, str]:
+    """Returns what executes statements, and the name of its database's dialect."""
+    if isinstance(session, async_scoped_session):
+        session = session()
+    if isinstance(session, AsyncConnection):
+        return session, session.dialect.name
+    if isinstance(session, AsyncSession):
+        return session, session.get_bind().dialect.name
+    raise TypeError(f"session must be an AsyncSession or an AsyncConnection, not {type(session).__name__}")

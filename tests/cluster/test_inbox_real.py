@@ -1,0 +1,54 @@
+"""Inbox, effect and outbox in one transaction, on a real broker, while consumers, broker and database are killed."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq_async import Admin, run
+from rmq_async.testing.cluster import RealCluster
+
+from ..postgres import PostgreSQL, postgres_server
+from .conftest import started
+from .inbox_kills import run_with_kills
+from .inbox_service import Settings
+
+ORDERS = 1_500
+"""benchmarks/inbox_faults.py takes 20,000, for docs/inbox.md."""
+
+
+@pytest.fixture(scope="module")
+def lone_broker() -> Iterator[RealCluster]:
+    """One that may be killed, and whose topics no other test makes meanwhile."""
+    yield from started(RealCluster())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_each_order_is_paid_once_while_consumers_broker_and_database_are_killed(
+    database: str, lone_broker: RealCluster, tmp_path: Path
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+
+    async def main(url: str, server: PostgreSQL | None) -> None:
+        name = f"inbox-{uuid.uuid4().hex[:12]}"
+        async with Admin(namesrv=lone_broker.namesrv) as admin:
+            for topic in (name, f"{name}-receipts"):
+                await admin.create_topic(topic, queues=4, broker=lone_broker.brokers[0].name)
+        settings = Settings(url, lone_broker.namesrv, name, f"{name}-receipts", name, ORDERS, seed)
+        found = await run_with_kills(lone_broker, settings, server, pause=(0.3, 1.0), most=4)
+        print(found)
+        assert found.faultless, found
+        assert found.copies >= 1
+        assert len(found.kills) == (2 if server is None else 3), "this seed has not killed each of them"
+
+    if database == "sqlite":
+        run(main(f"sqlite+aiosqlite:///{tmp_path}/orders.db", None))
+    else:
+        with postgres_server() as server:
+            run(main(server.url, server))

@@ -1,0 +1,68 @@
+"""Migrations as a service makes them: ``alembic revision --autogenerate`` and ``alembic upgrade head`` in a fresh project."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from rmq_async import Message, MessageExt, Producer
+from rmq_async.inbox import Inbox
+from rmq_async.outbox import Outbox
+
+from .support import rows
+
+TARGET = """
+from sqlalchemy import MetaData
+from rmq_async.inbox import Inbox
+from rmq_async.outbox import outbox_table
+models = MetaData()
+outbox_table(models, {outbox!r})
+target_metadata = [models, Inbox(group="billing", table={inbox!r}).metadata]
+"""
+ONLY_OURS = """
+def include_object(found, name, kind, *_):
+    return kind != "table" or name in {tables!r}
+"""
+
+
+def alembic(place: Path, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
+    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+async def test_generated_migrations_of_both_tables_run_as_they_are(url: str, table: str, tmp_path: Path) -> None:
+    outbox, inbox = table, table.replace("outbox", "inbox_of_outbox")
+    place = tmp_path / "project"
+    place.mkdir()
+    alembic(place, "init", "--template", "async", "migrations")
+    environment = place / "migrations" / "env.py"
+    written = environment.read_text().replace("target_metadata = None", TARGET.format(outbox=outbox, inbox=inbox))
+    # other tests have tables in this database
+    written = ONLY_OURS.format(tables=(outbox, inbox)) + written.replace(
+        "target_metadata=target_metadata", "target_metadata=target_metadata, include_object=include_object"
+    )
+    if not url.startswith("sqlite"):  # and migrations of their own
+        written = written.replace("include_object=include_object", f"include_object=include_object, version_table='v_{table}'")
+    environment.write_text(written)
+    settings = place / "alembic.ini"
+    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", url.replace("%", "%%")))
+
+    alembic(place, "revision", "--autogenerate", "-m", "messages")
+    (migration,) = (place / "migrations" / "versions").glob("*.py")
+    assert "rmq_async" not in migration.read_text()
+    alembic(place, "upgrade", "head")
+    assert "No new upgrade operations detected" in alembic(place, "check")
+
+    engine = create_async_engine(url, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await Outbox(engine, Producer("orders", namesrv="127.0.0.1:1"), table=outbox).add(connection, Message("T", b"x"))
+        assert await Inbox(group="billing", table=inbox).first(connection, MessageExt("T", b"x", properties={"UNIQ_KEY": "A"}))
+    assert [row["state"] for row in await rows(engine, outbox)] == ["PENDING"]
+    await engine.dispose()
+    alembic(place, "downgrade", "base")
