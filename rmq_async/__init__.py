@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .admin import Admin
     from .config import ClientConfig
     from .consumer import (
+        Batch,
         Consumer,
         ConsumerConfig,
         ConsumerHealth,
@@ -102,6 +103,7 @@ __all__ = [
     "Admin",
     "AuthenticationError",
     "BackpressureError",
+    "Batch",
     "BatchSendResult",
     "Batching",
     "BrokerError",
@@ -182,7 +184,7 @@ _PLACES: Final = {
     ".admin": "Admin",
     ".config": "ClientConfig",
     ".consumer": (
-        "Consumer ConsumerConfig ConsumerHealth ConsumerStats DeadLetter Delivery Lag Outcome PullConsumer Retry RetryLater "
+        "Batch Consumer ConsumerConfig ConsumerHealth ConsumerStats DeadLetter Delivery Lag Outcome PullConsumer Retry RetryLater "
         "Settled Subscription allocate_by_circle allocate_by_hash allocate_by_room allocate_evenly allocate_near_rooms "
         "current_delivery"
     ),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from .batch import Batch
 from .config import ConsumerConfig, Positions, Retry
 from .consumer import Consumer
 from .delivery import Delivery, current_delivery
@@ -29,6 +30,7 @@ from .watching import ConsumerHealth, ConsumerStats, Lag
 
 __all__ = [
     "Allocate",
+    "Batch",
     "Consumer",
     "ConsumerConfig",
     "ConsumerHealth",

@@ -169,6 +169,8 @@ class Assignment:
             self.leaving[held] = None
             held.state = QueueState.DRAINING
             self._quiesce(held)
+        for held in given_up:
+            self.dispatcher.hasten(held)
         revoked = self.callbacks.add("on_revoked", [held.shown for held in given_up if held.announced], deadline)
         for held in given_up:
             self._add_drain(f"drain of {held.shown}", self._hand_over(held, deadline, revoked if held.announced else None))
@@ -237,8 +239,11 @@ class Assignment:
         try:
             await self._end_pulls(held)
             self._intake.drop_unbegun(held)
+            self.dispatcher.hasten(held)
             if not await self._drained(held, deadline):
                 await self._cut_off(held)
+            elif held in self._abandoned:  # by a call with messages of several queues, which another one has cut off
+                await self._give_back_left(held)
             if not await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6)):
                 logger.warning("the last offset of %s was not committed in time; its messages are repeated", held.shown)
         finally:
@@ -261,6 +266,7 @@ class Assignment:
         self.closing = True
         for held in self.held.values():
             self._quiesce(held)
+        self.dispatcher.hasten()
 
     def _quiesce(self, held: HeldQueue) -> None:
         if (pulls := self._pulls.get(held)) is not None:
@@ -297,6 +303,7 @@ class Assignment:
         """Goes on at ``offset``: drops what has not begun, waits for what has, up to RESET_TIME, and commits."""
         await self._end_pulls(held)
         self._intake.drop_unbegun(held)
+        self.dispatcher.hasten(held)
         await self._drained(held, machine.monotonic() + RESET_TIME)
         if not held.is_owned:
             return
@@ -385,14 +392,18 @@ class Assignment:
         """
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
         await self._cancel_calls(held)
-        left = sorted([*self._abandoned.get(held, ()), *waiting], key=lambda message: message.queue_offset)
+        self._abandoned.setdefault(held, []).extend(waiting)
+        await self._give_back_left(held)
+        if held.running:
+            logger.warning("%d messages of %s are in threads that run on; they are repeated", len(held.running), held.shown)
+
+    async def _give_back_left(self, held: HeldQueue) -> None:
+        left = sorted(self._abandoned.get(held, ()), key=lambda message: message.queue_offset)
         try:
             async with asyncio.timeout(self._seconds(SETTLE_TIME, 0.4)):
                 await self._give_back(held, left)
         except TimeoutError:
             logger.warning("messages of %s were not taken back in time; those settled behind them are repeated", held.shown)
-        if held.running:
-            logger.warning("%d messages of %s are in threads that run on; they are repeated", len(held.running), held.shown)
 
     async def _give_back(self, held: HeldQueue, left: list[MessageExt]) -> None:
         """Gives back those messages behind which one is settled."""

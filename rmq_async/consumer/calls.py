@@ -14,21 +14,24 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, Final
 
 from rmq_protocol.message import MessageExt
 
 from .. import machine
 from ..errors import HandlerTimeoutError
+from .batch import Batch, Marks
 from .deadlines import CallDeadlines
 from .delivery import CURRENT, Delivery, cut_off
 from .held_queue import Waiting
-from .settling import Settling
+from .settling import Decided, Settling
 from .subscription import Handler, Subscription
 
 __all__ = ["HandlerCalls"]
 
 logger = logging.getLogger(__name__)
+
+MARKED_LATE: Final = "the call of this batch has ended, what is to be done with its messages is decided"
 
 
 class HandlerCalls:
@@ -58,10 +61,11 @@ class HandlerCalls:
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         """Starts the task of one call."""
         first = taken[0]
-        if len(taken) == 1:
+        if subscription.batch_size is None:
             delivery = Delivery(subscription, (first.message,), first.attempt)
         else:
-            delivery = Delivery(subscription, tuple(item.message for item in taken), max(item.attempt for item in taken))
+            delivery = Delivery(subscription, tuple([item.message for item in taken]), max([item.attempt for item in taken]))
+            delivery.marks = Marks()
         for item in taken:
             item.held.running[item] = delivery
         self.running[delivery] = taken
@@ -72,6 +76,8 @@ class HandlerCalls:
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
         """Calls a handler outside of the slots; returns its error, None where it returned. Its outcome changes nothing."""
         delivery = Delivery(subscription, (message,), message.reconsume_times + 1)
+        if subscription.batch_size is not None:
+            delivery.marks = Marks()
         delivery.cut = True  # the task is not the call's own, and cancelled by others
         delivery.task = asyncio.current_task()
         token = CURRENT.set(delivery)
@@ -120,7 +126,9 @@ class HandlerCalls:
                 await self._go_on(delivery)
             delivery.state = "settling"
             self._deadlines.remove()
-            if error is None:
+            if delivery.marks is not None:
+                delivery.marks.refused = MARKED_LATE
+            if error is None and (delivery.marks is None or not delivery.marks.by_place):
                 self._settling.done(delivery, taken)
             else:
                 await self._settle(delivery, taken, error)
@@ -135,13 +143,23 @@ class HandlerCalls:
             delivery.task = None
             del error
 
-    async def _settle(self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException) -> None:
+    async def _settle(self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException | None) -> None:
         left = self.running[delivery] = self._settling.decide(delivery, taken, error)
         while left:
             try:
                 await self._settling.carry_out(delivery, left)
             except asyncio.CancelledError:
-                await self._go_on(delivery)
+                await self._settle_on(delivery, left)
+
+    async def _settle_on(self, delivery: Delivery, left: Decided) -> None:
+        """As ``_go_on``; a queue that was given up leaves the call, and the messages of the others are settled."""
+        if delivery.cut and not self._closing and not self.ending():
+            gone = [item for item in left if not item.held.stays]
+            self._settling.leave(delivery, gone, closing=False)
+            for item in gone:
+                del left[item]
+            delivery.cut = False
+        await self._go_on(delivery)
 
     async def _go_on(self, delivery: Delivery) -> None:
         """Takes the cancellation of a call back that came from the user's code, else its message would stay unsettled until the
@@ -158,14 +176,15 @@ class HandlerCalls:
 
     async def _call(self, delivery: Delivery) -> BaseException | None:
         """Returns the error of the handler, None where it returned. Raises CancelledError where the call is cancelled."""
-        subscription, message = delivery.subscription, delivery.messages[0]
+        subscription, marks = delivery.subscription, delivery.marks
+        given = delivery.messages[0] if marks is None else Batch(delivery.messages, marks)
         task = delivery.task
         assert task is not None
         try:
             if subscription.is_async:
-                await subscription.handler(message)  # type: ignore[misc]
+                await subscription.handler(given)  # type: ignore[misc, arg-type]
             else:
-                result = await self._call_in_thread(delivery)
+                result = await self._call_in_thread(delivery, given)
                 if inspect.isawaitable(result):
                     await result
         except asyncio.CancelledError as cancelled:
@@ -184,10 +203,10 @@ class HandlerCalls:
                 return _timeout(delivery)
         return None
 
-    async def _call_in_thread(self, delivery: Delivery) -> object:
+    async def _call_in_thread(self, delivery: Delivery, given: MessageExt | Batch) -> object:
         """Calls a plain function. Its message is not given back before it returns, so only the consumer ends the wait for it."""
-        handler, message = delivery.subscription.handler, delivery.messages[0]
-        future = self._loop.run_in_executor(self._executor(), copy_context().run, _call_plain, handler, message)
+        handler = delivery.subscription.handler
+        future = self._loop.run_in_executor(self._executor(), copy_context().run, _call_plain, handler, given)
         while not future.done():
             try:
                 await asyncio.wait([future])
@@ -226,10 +245,10 @@ def _never() -> bool:
     return False
 
 
-def _call_plain(handler: Handler, message: MessageExt) -> object:
+def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
     """Calls a plain function in its thread. What no future takes becomes a RuntimeError, as a StopIteration does in coroutines."""
     try:
-        return handler(message)
+        return handler(given)  # type: ignore[arg-type]
     except (StopIteration, GeneratorExit) as error:
         raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 

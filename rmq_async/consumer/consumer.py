@@ -136,14 +136,20 @@ class Consumer(LifeCycle):
         "a || b". ``sql``: an SQL92 condition over the messages' properties, by which brokers with ``enablePropertyFilter=true``
         filter, such as "a > 5 AND region = 'eu'"; ``start()`` asks them. ``concurrency``: calls of this handler at a time, inside
         the consumer's. ``timeout``: seconds for one call, after which it is cancelled and the message delivered again; a thread
-        cannot be cancelled. ``retry``: None for the consumer's.
-        ``dead_letter_on``: exceptions after which the message is dead-lettered at once. The other options are not supported yet.
+        cannot be cancelled. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
+        dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages, of any queues of the topic.
+        ``batch_wait``: seconds for which a message waits until its batch is full; 0 for what is there. The other options are not
+        supported yet.
 
         Raises ClientStateError when the consumer is started, ConfigError for a bad value and for a second subscription of a topic.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start()")
-        later = {"order": order, "key": key, "batch_size": batch_size, "batch_wait": batch_wait, "rate": rate}
+        if isinstance(batch_size, int) and batch_size > self.config.buffered_limit:
+            raise ConfigError(
+                f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead"
+            )
+        later = {"order": order, "key": key, "rate": rate}
         subscription = Subscription(
             topic,
             handler,
@@ -153,6 +159,8 @@ class Consumer(LifeCycle):
             timeout=timeout,
             retry=retry,
             dead_letter_on=dead_letter_on,
+            batch_size=batch_size,
+            batch_wait=batch_wait,
             later=later,
         )
         wire = self._names.wire(subscription.topic)

@@ -12,6 +12,7 @@ from rmq_protocol.message import MessageExt
 from .. import machine
 from ..errors import ClientStateError
 from ..timeouts import checked_timeout
+from .batch import Marks
 from .outcome import Outcome
 from .subscription import Subscription
 
@@ -28,8 +29,8 @@ class Delivery:
     """
 
     __slots__ = (
-        "__weakref__", "attempt", "began", "cut", "deadline", "messages", "moved", "outcome", "state", "subscription", "task",
-        "timed_out", "topic", "watched",
+        "__weakref__", "attempt", "began", "cut", "deadline", "marks", "messages", "moved", "outcome", "state", "subscription",
+        "task", "timed_out", "topic", "watched",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> None:
@@ -41,6 +42,8 @@ class Delivery:
         self.deadline = None if subscription.timeout is None else self.began + subscription.timeout
         self.state: Literal["running", "settling", "finished"] = "running"
         self.outcome: Outcome | None = None
+        self.marks: Marks | None = None
+        """Of a batch."""
         self.timed_out = False
         self.cut = False
         """Whether the consumer has cancelled the call: its queue was given up, or the consumer stops."""
@@ -51,8 +54,8 @@ class Delivery:
         self.task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        message = self.messages[0]
-        return f"<Delivery of {message.msg_id} of {self.topic}, attempt {self.attempt}, {self.state}>"
+        more = f" and {len(self.messages) - 1} more" if len(self.messages) > 1 else ""
+        return f"<Delivery of {self.messages[0].msg_id}{more} of {self.topic}, attempt {self.attempt}, {self.state}>"
 
     @property
     def age(self) -> float:

@@ -78,6 +78,11 @@ class HeldQueue:
         return self.state not in (QueueState.RELEASED, QueueState.LOST)
 
     @property
+    def stays(self) -> bool:
+        """Whether this member holds the queue, and does not give it up."""
+        return self.state in (QueueState.RUNNING, QueueState.STOPPED)
+
+    @property
     def is_caught_up(self) -> bool:
         return self.end is not None and self.cursor >= self.end
 
@@ -105,10 +110,13 @@ class HeldQueue:
 class Waiting:
     """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
 
-    ``attempt``: of the call that it waits for or is in, counted from 1.
+    ``attempt``: of the call that it waits for or is in, counted from 1. ``since``: monotonic time from which on it waits; set only
+    where its subscription waits for full batches.
     """
 
-    __slots__ = ("attempt", "held", "message")
+    __slots__ = ("attempt", "held", "message", "since")
+
+    since: float
 
     def __init__(self, held: HeldQueue, message: MessageExt) -> None:
         self.held = held

@@ -149,7 +149,7 @@ class Session:
             f"locks of {client_id}", self.takeover.free(client_id, queues)
         )
         self.takeover.holders = lambda queues: find_holders(instance, self.group, queues, self.rebalance.others)
-        self.budget.full = self.intake.make_room
+        self.budget.full = self._make_room
         pauses, topic_of = self.assignment.pauses, {each: topic for topic, each in self.subscriptions.items()}
         self.dispatcher.paused = lambda subscription: pauses.all or topic_of[subscription] in pauses.topics
         for subscription in self.subscriptions.values():
@@ -300,6 +300,7 @@ class Session:
         for topic in self.topics:
             instance.routes.use.release(topic)
         self.calls.close()
+        self.dispatcher.close()
         for subscription in self.subscriptions.values():
             subscription.wake = _nothing
 
@@ -314,6 +315,11 @@ class Session:
     def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
         self.budget.give(1, len(item.message.body))
         self.assignment.message_ended(item, outcome)
+
+    def _make_room(self) -> None:
+        """Called when a queue waits for room: batches are not filled at its cost."""
+        self.dispatcher.hasten()
+        self.intake.make_room()
 
     def _again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
         """``delay``: 0, no subscription is ordered yet."""

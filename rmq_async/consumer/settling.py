@@ -14,7 +14,7 @@ from .._text import printable
 from .config import Retry
 from .decision import Decision, decide
 from .delivery import Delivery
-from .held_queue import QueueState, Waiting
+from .held_queue import Waiting
 from .outcome import DeadLetter, Outcome, RetryLater
 from .outcomes import Outcomes
 from .settled import SettledLog
@@ -30,7 +30,7 @@ TRACEBACK_EVERY: Final = 10.0
 """Seconds between two tracebacks of one handler in the log."""
 _SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
-Decided = dict[Waiting, tuple[Decision, BaseException | None]]
+Decided = dict[Waiting, tuple[Decision, BaseException]]
 """Messages of a call that are not settled yet, what is to be done with each, and its error."""
 
 
@@ -63,9 +63,19 @@ class Settling:
             self._ended(item, Outcome.DONE)
             self._settled.add(item.message, Outcome.DONE, None, age)
 
-    def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException) -> Decided:
-        """Decides about the messages of a call that raised, and logs it."""
-        decided: Decided = {item: (self._decide(delivery, item, error), error) for item in taken}
+    def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
+        """Decides about the messages of a call, and logs it. Those that are done are settled; returns the others.
+
+        ``error``: that the handler raised; marks of a batch win over it.
+        """
+        marks = delivery.marks.by_place if delivery.marks is not None else {}
+        causes = {item: marks.get(place, error) for place, item in enumerate(taken)}
+        done = [item for item, cause in causes.items() if cause is None]
+        if done:
+            self.done(delivery, done)
+        decided: Decided = {
+            item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items() if cause is not None
+        }
         self._log(delivery, decided, error)
         return decided
 
@@ -100,7 +110,7 @@ class Settling:
         """
         for item in list(left):
             is_here = item.held.running.pop(item, None) is not None
-            if is_here and not closing and item.held.state in (QueueState.RUNNING, QueueState.STOPPED):
+            if is_here and not closing and item.held.stays:
                 self._again(delivery.subscription, item, 0.0)
             else:
                 _count(delivery, Outcome.ABANDONED)
@@ -117,23 +127,25 @@ class Settling:
 
     # -- log
 
-    def _log(self, delivery: Delivery, decided: Decided, error: BaseException) -> None:
-        """Logs each dead letter, and the others in one line."""
+    def _log(self, delivery: Delivery, decided: Decided, error: BaseException | None) -> None:
+        """Logs each dead letter, and of the others those that share the error of the call, and those with marks, in one line."""
         retried: list[Waiting] = []
-        for item, (decision, _) in decided.items():
+        marked: list[Waiting] = []
+        for item, (decision, cause) in decided.items():
             if decision.cut:
                 logger.warning(
                     "%s: its delay is longer than 2 h, the longest one; it is delivered again after 2 h",
                     _where(delivery, item.message),
                 )
             if decision.outcome is Outcome.DEAD_LETTERED:
-                reason = decision.reason or _error_text(error)
+                reason = decision.reason or _error_text(cause)
                 name, where = delivery.subscription.name, _where(delivery, item.message)
                 logger.error("dead-lettered: %s, attempt %d, by handler %s: %s", where, item.attempt, name, reason)
             else:
-                retried.append(item)
-        if retried:
-            self._log_retried(delivery, retried, error)
+                (retried if cause is error else marked).append(item)
+        for items in (retried, marked):
+            if items:
+                self._log_retried(delivery, items, decided[items[0]][1])
 
     def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException) -> None:
         subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)

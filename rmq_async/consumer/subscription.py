@@ -13,16 +13,18 @@ from rmq_protocol.message import MessageExt
 from rmq_protocol.subscription import SQL92, build_subscription, parse_tags
 from rmq_protocol.validation import check_topic
 
-from ..config import check_int
+from ..config import check_int, check_seconds
 from ..errors import ConfigError
 from ..timeouts import checked_timeout
+from .batch import Batch
 from .config import MAX_CONCURRENCY, Retry
 
 __all__ = ["Handler", "Subscription", "handler_name"]
 
-Handler = Callable[[MessageExt], Awaitable[object] | object]
-"""A coroutine function, or a plain function, which runs in a thread."""
-LATER: Final[dict[str, Any]] = {"order": None, "key": None, "batch_size": None, "batch_wait": 0.0, "rate": None}
+Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
+"""A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
+MAX_BATCH: Final = 65_536
+LATER: Final[dict[str, Any]] = {"order": None, "key": None, "rate": None}
 """Options of later releases and the value that means "without"."""
 
 
@@ -31,22 +33,15 @@ class Subscription:
 
     ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler; None
     for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at
-    once. ``concurrency``: calls of the handler at a time, inside the consumer's; it may be set while the consumer runs.
+    once. ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for which a
+    message waits for others at most. ``concurrency``: calls of the handler at a time, inside the consumer's; it may be set while
+    the consumer runs.
     """
 
     __slots__ = (
-        "_concurrency",
-        "dead_letter_on",
-        "handler",
-        "is_async",
-        "name",
-        "retry",
-        "sql",
-        "tags",
-        "timeout",
-        "topic",
-        "wake",
-    )
+        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "handler", "is_async", "name", "retry", "sql", "tags",
+        "timeout", "topic", "wake",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,6 +54,8 @@ class Subscription:
         timeout: float | None = 900.0,
         retry: Retry | None = None,
         dead_letter_on: tuple[type[Exception], ...] = (),
+        batch_size: int | None = None,
+        batch_wait: float = 0.0,
         later: dict[str, Any] | None = None,
     ) -> None:
         _refuse_later(later or {})
@@ -66,7 +63,7 @@ class Subscription:
         self.tags = _checked_tags(tags)
         self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):
-            raise ConfigError(f"handler must be a function of one message, not {shown(handler)}")
+            raise ConfigError(f"handler must be a function of one message, or of a batch, not {shown(handler)}")
         self.handler = handler
         self.name = handler_name(handler)
         self.is_async = _is_async(handler)
@@ -75,6 +72,7 @@ class Subscription:
             raise ConfigError(f"retry must be a Retry or None, not {shown(retry)}")
         self.retry = retry
         self.dead_letter_on = _checked_errors(dead_letter_on)
+        self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait)
         self.wake: Callable[[], None] = _nothing
         """Called when ``concurrency`` changes; the running consumer sets it."""
         self._concurrency: int | None = None
@@ -150,6 +148,15 @@ def _checked_errors(errors: object) -> tuple[type[Exception], ...]:
     if not isinstance(given, tuple) or not all(isinstance(each, type) and issubclass(each, Exception) for each in given):
         raise ConfigError(f"dead_letter_on must be a tuple of exception classes, not {shown(errors)}")
     return given
+
+
+def _checked_batch(size: int | None, wait: float) -> tuple[int | None, float]:
+    if size is not None:
+        check_int("batch_size", size, 1, MAX_BATCH)
+    check_seconds("batch_wait", wait, zero=True)
+    if wait and size is None:
+        raise ConfigError(f"batch_wait={shown(wait)} needs batch_size: the messages of a batch")
+    return size, float(wait)
 
 
 def _refuse_later(options: dict[str, Any]) -> None:

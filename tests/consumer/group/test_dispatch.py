@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from rmq_async import MessageExt, MessageQueue
 from rmq_async.consumer.dispatch import Dispatcher
 from rmq_async.consumer.held_queue import HeldQueue, Waiting
@@ -79,3 +81,71 @@ async def test_dispatcher_message_again_is_in_the_order_of_the_offsets() -> None
     for item in (taken[2], taken[0], taken[1]):
         dispatcher.again(subscription, item)
     assert [message.queue_offset for message in dispatcher.buffered_of(held)] == [0, 1, 2, 3, 4]
+
+
+def batches_of(
+    size: int, wait: float = 0.0, concurrency: int = 1
+) -> tuple[Dispatcher, list[list[tuple[int, int]]], Subscription]:
+    """Returns a dispatcher, what it begins (queue and offset of each message of each call), and its subscription."""
+    subscription = Subscription("A", handler, batch_size=size, batch_wait=wait)
+    begun: list[list[tuple[int, int]]] = []
+
+    def begin(_: Subscription, taken: tuple[Waiting, ...]) -> None:
+        begun.append([(item.held.queue.queue_id, item.message.queue_offset) for item in taken])
+
+    return Dispatcher([subscription], concurrency, begin), begun, subscription
+
+
+async def test_dispatcher_batch_takes_one_queue_after_the_other() -> None:
+    """The queue whose messages do not fit has its next turn after the others."""
+    dispatcher, begun, subscription = batches_of(4)
+    for number, count in enumerate((3, 6, 2)):
+        fill(dispatcher, subscription, number, count)
+    dispatcher.pump()
+    for _ in range(3):
+        dispatcher.ended(subscription, ())
+    assert begun == [[(0, 0), (0, 1), (0, 2), (1, 0)], [(2, 0), (2, 1), (1, 1), (1, 2)], [(1, 3), (1, 4), (1, 5)]]
+    assert (dispatcher.buffered, dispatcher.running) == (0, 0)
+
+
+async def test_dispatcher_batch_waits_until_it_is_full() -> None:
+    dispatcher, begun, subscription = batches_of(3, 60.0, concurrency=5)
+    fill(dispatcher, subscription, 0, 2)
+    dispatcher.pump()
+    assert begun == []
+    fill(dispatcher, subscription, 1, 2)
+    dispatcher.pump()
+    assert begun == [[(0, 0), (0, 1), (1, 0)]]
+    dispatcher.hasten()
+    assert begun[1:] == [[(1, 1)]]
+    dispatcher.close()
+
+
+async def test_dispatcher_one_timer_for_all_batches() -> None:
+    loop = asyncio.get_running_loop()
+    dispatcher, begun, subscription = batches_of(100, 0.05, concurrency=5)
+    began = loop.time()
+    fill(dispatcher, subscription, 0, 2)
+    dispatcher.pump()
+    await asyncio.sleep(0.02)
+    fill(dispatcher, subscription, 1, 1)
+    dispatcher.pump()
+    await asyncio.sleep(0)
+    assert begun == []
+    async with asyncio.timeout(5):
+        while not begun:
+            await asyncio.sleep(0.005)
+    assert loop.time() - began >= 0.05
+    assert begun == [[(0, 0), (0, 1), (1, 0)]]
+
+
+async def test_dispatcher_hastens_one_queue_with_those_beside_it() -> None:
+    dispatcher, begun, subscription = batches_of(100, 60.0, concurrency=5)
+    held = fill(dispatcher, subscription, 0, 2)
+    fill(dispatcher, subscription, 1, 2)
+    stranger = HeldQueue(MessageQueue("A", "b", 9), MessageQueue("A", "b", 9), subscription, 0)
+    dispatcher.pump()
+    dispatcher.hasten(stranger)
+    assert begun == []
+    dispatcher.hasten(held)
+    assert begun == [[(0, 0), (0, 1), (1, 0), (1, 1)]]
