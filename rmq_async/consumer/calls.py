@@ -24,7 +24,7 @@ from .batch import Batch, Marks
 from .deadlines import CallDeadlines
 from .delivery import CURRENT, Delivery, cut_off
 from .held_queue import Waiting
-from .settling import Decided, Settling
+from .settling import Settling
 from .subscription import Handler, Subscription
 
 __all__ = ["HandlerCalls"]
@@ -149,17 +149,7 @@ class HandlerCalls:
             try:
                 await self._settling.carry_out(delivery, left)
             except asyncio.CancelledError:
-                await self._settle_on(delivery, left)
-
-    async def _settle_on(self, delivery: Delivery, left: Decided) -> None:
-        """As ``_go_on``; a queue that was given up leaves the call, and the messages of the others are settled."""
-        if delivery.cut and not self._closing and not self.ending():
-            gone = [item for item in left if not item.held.stays]
-            self._settling.leave(delivery, gone, closing=False)
-            for item in gone:
-                del left[item]
-            delivery.cut = False
-        await self._go_on(delivery)
+                await self._go_on(delivery)
 
     async def _go_on(self, delivery: Delivery) -> None:
         """Takes the cancellation of a call back that came from the user's code, else its message would stay unsettled until the

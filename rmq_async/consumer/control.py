@@ -1,0 +1,175 @@
+"""What a consumer is asked to do while it runs: pauses, positions, and the waits of tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .._text import printable
+from ..client import LifeCycle, LifeState, Names, check_queue, committed_offset, known_queue, max_offset
+from ..config import ClientConfig, check_group
+from ..errors import ClientStateError, ConfigError, QueueLostError
+from ..timeouts import checked_timeout
+from .assignment import Assignment
+from .config import ConsumerConfig
+from .group import offset_at
+from .held_queue import HeldQueue
+from .session import Session
+from .settled import Settled
+from .subscription import Subscription
+
+__all__ = ["Control"]
+
+
+class Control(LifeCycle):
+    """The part of a Consumer that acts on the queues that it holds."""
+
+    def __init__(self, group: str, client_config: ClientConfig, config: ConsumerConfig) -> None:
+        check_group(group)
+        self.group = str.__str__(group)
+        self.config = config
+        super().__init__(client_config, label=f"consumer {self.group}", stop_timeout=config.stop_timeout)
+        self._names = Names(client_config.namespace)
+        self._wire_group = self._names.wire(self.group)
+        check_group(self._wire_group)
+        self._subscriptions: dict[str, Subscription] = {}
+        """By topic on the wire."""
+        self._session: Session | None = None
+
+    # -- control
+
+    def pause(self, *topics_or_queues: str | MessageQueue) -> None:
+        """Begins no more calls for topics or queues, and pulls them no more; nothing given: for all. They stay this member's.
+
+        Calls that run go on. What was pulled and has not begun is dropped, and pulled again after ``resume()``. A topic stays
+        paused for queues that this member takes later, and for its messages that are delivered again; a queue until it goes to
+        another member. A stop ends all pauses.
+
+        Raises ConfigError for a topic that is not subscribed to, QueueLostError for a queue that this member does not read,
+        ClientStateError unless running.
+        """
+        assignment, topics, queues = self._to_control(topics_or_queues)
+        assignment.pauses.pause(topics, queues)
+        assignment.pauses.all |= not topics_or_queues
+        assignment.apply_pauses()
+
+    def resume(self, *topics_or_queues: str | MessageQueue) -> None:
+        """Ends pauses: of topics with all their queues, of queues, or, with nothing given, all.
+
+        Raises as ``pause`` does, and ClientStateError for a part of what was paused as a whole.
+        """
+        assignment, topics, queues = self._to_control(topics_or_queues)
+        pauses = assignment.pauses
+        if not topics_or_queues:
+            pauses.all, topics, queues = False, [*pauses.topics], [*assignment.held.values()]
+        elif pauses.all:
+            raise ClientStateError(f"{self._label} is paused as a whole: resume() it without arguments")
+        for held in queues:
+            if topics_or_queues and held.queue.topic in pauses.topics:
+                raise ClientStateError(f"topic {held.shown.topic} is paused as a whole: resume the topic")
+        queues += [held for held in assignment.held.values() if held.queue.topic in topics]
+        pauses.resume(topics, queues)
+        assignment.apply_pauses()
+
+    async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
+        """Goes on at another offset of a queue: waits for its running calls (at most 10 s), drops its buffer, and commits.
+
+        ``to``: an offset, the first or the end of the queue, or the first message stored at an aware datetime or later. Messages
+        between are delivered again, or not at all. A commit that is not answered is repeated each ``commit_interval``.
+
+        Raises QueueLostError for a queue that this member does not read, also where it goes to another one meanwhile; ConfigError
+        for an offset outside of the queue; ClientStateError unless running, and in a handler, which it would wait for; and the
+        errors of the requests for offsets.
+        """
+        held, session = self._held(queue), self._running_session()
+        if session.calls.is_own_task(asyncio.current_task()):
+            raise ClientStateError("seek() waits for running handlers: call it from another task")
+        offset = await offset_at(session.instance, held.queue, to)
+        await session.assignment.reset(held, offset, "seek() was called")
+        if not held.is_owned:
+            raise QueueLostError(f"{queue} has gone to another member", broker=queue.broker_name)
+
+    def _to_control(self, given: Sequence[str | MessageQueue]) -> tuple[Assignment, list[str], list[HeldQueue]]:
+        """Sorts the arguments of ``pause`` and ``resume`` into topics on the wire and queues."""
+        assignment = self._running_session().assignment
+        topics = [self._names.wire(each) for each in given if isinstance(each, str)]
+        for topic in topics:
+            if topic not in self._subscriptions:
+                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}")
+        return assignment, topics, [self._held(each) for each in given if not isinstance(each, str)]
+
+    # -- positions
+
+    def position(self, queue: MessageQueue) -> int:
+        """Returns the lowest offset of a queue that is not settled: what the next commit writes.
+
+        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment, ClientStateError unless
+        running.
+        """
+        wire = self._names.wire_queue(check_queue(queue))
+        leaving = (each for each in self._running_session().assignment.leaving if each.queue == wire and each.is_owned)
+        return (next(leaving, None) or self._held(queue)).progress.watermark
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Returns the offset that the broker keeps for the group; None without one. Raises as ``PullConsumer.committed`` does."""
+        instance = self._running_session().instance
+        return await committed_offset(instance, self._wire_group, await known_queue(instance, queue))
+
+    async def commit(self) -> None:
+        """Commits the queues whose position has moved; returns when the brokers have answered.
+
+        Raises the error of the first request that failed; the others are made all the same. ClientStateError unless running.
+        """
+        session = self._running_session()
+        await session.commits.now()
+
+    def _held(self, queue: MessageQueue) -> HeldQueue:
+        session = self._running_session()
+        held = session.assignment.held.get(self._names.wire_queue(check_queue(queue)))
+        if held is None:
+            raise QueueLostError(f"{self._label} does not read {queue} now", broker=queue.broker_name)
+        return held
+
+    # -- tests
+
+    async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
+        """Returns the next ``n`` handler calls that have ended since ``start()`` or since an earlier call returned. For tests: at
+        most the newest 1,000 calls, with 1 MiB of bodies, are kept.
+
+        Raises TimeoutError, ClientStateError unless running.
+        """
+        return await self._running_session().settled.wait(n, checked_timeout(timeout))
+
+    async def wait_idle(self, *, timeout: float = 5.0) -> None:
+        """Waits until all that this member's queues hold at this moment is settled. For tests; messages that wait for their next
+        attempt at a broker are not waited for.
+
+        Raises TimeoutError, ClientStateError unless running.
+        """
+        session = self._running_session()
+        deadline = machine.monotonic() + checked_timeout(timeout)
+        async with asyncio.timeout(timeout):
+            ends = {each.queue: await max_offset(session.instance, each.queue) for each in [*session.assignment.held.values()]}
+            for each in [*session.assignment.held.values()]:
+                if each.cursor < ends.get(each.queue, 0):
+                    await session.assignment.pull_again(each)
+            while True:
+                held = session.assignment.held
+                left = [end for queue, end in ends.items() if queue in held and held[queue].progress.watermark < end]
+                if not left and not session.dispatcher.running and session.is_assigned:
+                    return
+                await asyncio.sleep(min(0.01, max(deadline - machine.monotonic(), 0.001)))
+
+    def _running_session(self) -> Session:
+        """Returns the session. Raises ClientStateError before a start and after a stop; during one, callbacks and handlers run."""
+        session = self._session
+        if session is None or self._state not in (LifeState.STARTING, LifeState.STOPPING):
+            self._running_instance()
+            assert session is not None
+        session.instance.check_usable()
+        return session
