@@ -79,7 +79,6 @@ def test_consumer_unknown_option() -> None:
         ({"dead_letter_on": (1,)}, "dead_letter_on must be a tuple of exception classes"),
         ({"dead_letter_on": (KeyboardInterrupt,)}, "dead_letter_on must be a tuple of exception classes"),
         ({"order": "key"}, "order='key' is not supported yet"),
-        ({"batch_size": 10}, "batch_size=10 is not supported yet"),
         ({"rate": 3.0}, "rate=3.0 is not supported yet"),
     ],
 )
@@ -92,7 +91,7 @@ def test_subscribe_wrong_topic_handler_or_time() -> None:
     consumer = Consumer("g", namesrv=NOWHERE)
     with pytest.raises(ConfigError, match="topic"):
         consumer.subscribe("a topic", handler)
-    with pytest.raises(ConfigError, match="handler must be a function of one message, not 'h'"):
+    with pytest.raises(ConfigError, match="handler must be a function of one message, or of a batch, not 'h'"):
         consumer.subscribe("T", "h")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout must be above 0"):
         consumer.subscribe("T", handler, timeout=0)
