@@ -1,8 +1,8 @@
-"""Hooks of users in a producer, and the context objects that they receive.
+"""Hooks of users in producers and group consumers, and the context object of a send.
 
 Only the methods that a hook defines are called, so a hook for sends adds no cost to requests. Hooks run on the loop, in the
 order of ``hooks``, and must not block. An error of ``check_forbidden`` ends the call; any other error of a hook goes to the
-loop's exception handler, and the message is sent unchanged.
+loop's exception handler, and the message is sent or handled all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .results import BatchSendResult, SendResult
 
 __all__ = ["Hook", "SendContext", "checked_hooks", "defining", "request_hooks"]
 
-METHODS: Final = ("before_send", "after_send", "check_forbidden", "before_request", "after_request")
+METHODS: Final = (
+    "before_send", "after_send", "check_forbidden", "before_request", "after_request", "before_consume", "after_consume",
+)  # fmt: skip
 
 
 class SendContext(msgspec.Struct, eq=False, kw_only=True):
@@ -78,10 +80,11 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
 class Hook:
     """Base class of hooks: subclasses define the methods they need, as plain functions that run on the loop and must not block.
 
-    Their errors go to the loop's exception handler, and the message is sent unchanged; only ``check_forbidden`` can end a call.
+    One object may be a hook of producers and of group consumers; each calls the methods that are for it. Errors go to the loop's
+    exception handler, and the message is sent or handled all the same; only ``check_forbidden`` can end a call.
 
-    ``before_request`` and ``after_request`` see every request of the client instance that the producer shares with others,
-    heartbeats and route look-ups included.
+    ``before_request`` and ``after_request`` see every request of the client instance that the producer or consumer shares with
+    others, heartbeats and route look-ups included.
     """
 
     def before_send(self, context: SendContext) -> None:
@@ -95,6 +98,16 @@ class Hook:
 
     def check_forbidden(self, context: SendContext) -> None:
         """Called before ``before_send``; raise ForbiddenError to refuse the message and end the call (``CheckForbiddenHook``)."""
+
+    def before_consume(self, delivery: Any) -> None:
+        """Called before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
+
+        What it sets there, the handler sees (``ConsumeMessageHook.consumeMessageBefore``).
+        """
+
+    def after_consume(self, delivery: Any) -> None:
+        """Called once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
+        (``consumeMessageAfter``)."""
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
         """Called before each request is signed and written (``RPCHook.doBeforeRequest``).

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
+from types import TracebackType
 from typing import Any, Final
 
 from rmq_protocol.message import MessageExt
@@ -21,6 +22,7 @@ from rmq_protocol.message import MessageExt
 from .. import machine
 from ..errors import HandlerTimeoutError
 from .batch import Batch, Marks
+from .call_hooks import CallHooks
 from .deadlines import CallDeadlines
 from .delivery import CURRENT, Delivery, cut_off
 from .held_queue import Waiting
@@ -55,6 +57,8 @@ class HandlerCalls:
         self.ending: Callable[[], bool] = _never
         """Whether the event loop ends, which cancels all tasks."""
         self._closing = False
+        self.hooks: CallHooks | None = None
+        """None where no hook defines a method for calls."""
         self.running: dict[Delivery, Collection[Waiting]] = {}
         """Calls that run, and those of their messages that have no outcome yet."""
 
@@ -81,10 +85,16 @@ class HandlerCalls:
         delivery.cut = True  # the task is not the call's own, and cancelled by others
         delivery.task = asyncio.current_task()
         token = CURRENT.set(delivery)
+        hooks, error = self.hooks, None
+        if hooks is not None:
+            hooks.begin(delivery)
         try:
-            return await self._call(delivery)
+            error = await self._call(delivery)
+            return error
         finally:
-            delivery.state = "finished"
+            delivery.state, delivery.elapsed = "finished", delivery.age
+            if hooks is not None:
+                hooks.end(delivery, error, None if error is None else error.__traceback__)
             delivery.task = None
             CURRENT.reset(token)
 
@@ -119,12 +129,18 @@ class HandlerCalls:
 
     async def _run(self, delivery: Delivery, taken: tuple[Waiting, ...]) -> None:
         CURRENT.set(delivery)
+        hooks = self.hooks
         error: BaseException | None = None
+        frames: TracebackType | None = None
+        if hooks is not None:
+            hooks.begin(delivery)
         try:
             error = await self._call(delivery)
+            if error is not None and hooks is not None:
+                frames = error.__traceback__
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 await self._go_on(delivery)
-            delivery.state = "settling"
+            delivery.state, delivery.elapsed = "settling", machine.monotonic() - delivery.began
             self._deadlines.remove()
             if delivery.marks is not None:
                 delivery.marks.refused = MARKED_LATE
@@ -134,14 +150,17 @@ class HandlerCalls:
                 await self._settle(delivery, taken, error)
         except asyncio.CancelledError:
             if delivery.state == "running":
+                delivery.elapsed = delivery.age
                 self._deadlines.remove()
             self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
         finally:
             delivery.state = "finished"
             self.running.pop(delivery, None)
             self._ended(delivery.subscription, taken)
+            if hooks is not None:
+                hooks.end(delivery, error, frames)
             delivery.task = None
-            del error
+            del error, frames
 
     async def _settle(self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException | None) -> None:
         left = self.running[delivery] = self._settling.decide(delivery, taken, error)

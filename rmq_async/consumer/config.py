@@ -12,6 +12,7 @@ from rmq_protocol.message import MessageQueue
 
 from ..config import ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
 from ..errors import ConfigError
+from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
 from .strategies import Allocate, allocate_evenly
 
@@ -105,8 +106,9 @@ class ConsumerConfig:
     queues are given up, before the wait for their handlers; when they are committed and unlocked; when another member has their
     locks. Errors are logged, and the handover goes on.
 
-    Raises ConfigError for values out of range, and for ``mode="pop"``, ``broadcast``, ``hooks`` and ``trace``, which are not
-    supported yet.
+    ``hooks``: see Hook.
+
+    Raises ConfigError for values out of range, and for ``mode="pop"``, ``broadcast`` and ``trace``, which are not supported yet.
     """
 
     mode: Literal["pull", "pop"] = "pull"
@@ -131,7 +133,7 @@ class ConsumerConfig:
     on_released: AssignmentCallback | None = None
     on_lost: AssignmentCallback | None = None
     retry: Retry = field(default_factory=Retry)
-    hooks: Sequence[object] = ()
+    hooks: Sequence[Hook] = ()
     trace: bool = False
     stuck_after: float = 60.0
 
@@ -144,6 +146,7 @@ class ConsumerConfig:
         for name in ("commit_interval", "rebalance_interval", "handover_timeout", "invisible_time", "max_lease", "stuck_after"):
             check_seconds(name, getattr(self, name))
         check_seconds("stop_timeout", self.stop_timeout, zero=True)
+        object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         self._check_choices()
         self._check_unsupported()
 
@@ -178,7 +181,7 @@ class ConsumerConfig:
 
 _NOT_YET: Final = frozenset(
     {
-        "mode", "broadcast", "invisible_time", "max_lease", "hooks", "trace"
+        "mode", "broadcast", "invisible_time", "max_lease", "trace"
     }
 )  # fmt: skip
 """Settings of later releases: a value other than the default is refused."""
@@ -209,7 +212,7 @@ class ConsumerOptions(ClientOptions, total=False):
     on_released: AssignmentCallback | None
     on_lost: AssignmentCallback | None
     retry: Retry
-    hooks: Sequence[object]
+    hooks: Sequence[Hook]
     trace: bool
     stuck_after: float
 

@@ -145,6 +145,7 @@ class Consumer(Control):
             raise ConfigError(f"topic {topic} is subscribed to already, by handler {self._subscriptions[wire].name}")
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise ConfigError(f"a consumer has at most {MOST_SUBSCRIPTIONS} subscriptions")
+        subscription.group = self.group
         self._subscriptions[wire] = subscription
         return subscription
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 from rmq_protocol.message import MessageExt
 
@@ -25,12 +25,14 @@ class Delivery:
     ``messages``: of this call. ``topic``: the one that was subscribed to, also for a message that is delivered again. ``attempt``:
     counted from 1, of several messages the highest. ``deadline``: monotonic time at which the call times out; None for never.
     ``state``: "running" in the handler, "settling" while outcomes go to the broker, then "finished". ``outcome``: None until a
-    message is settled or abandoned, of several messages the worst so far.
+    message is settled or abandoned, of several messages the worst so far. ``elapsed``: seconds that the handler took; None while
+    it runs. ``error``: for ``after_consume``, what the handler raised, HandlerTimeoutError where it timed out; None where it
+    returned, or was cancelled because the consumer stops or the queue has gone.
     """
 
     __slots__ = (
-        "__weakref__", "attempt", "began", "cut", "deadline", "marks", "messages", "moved", "outcome", "state", "subscription",
-        "task", "timed_out", "topic", "watched",
+        "__weakref__", "_values", "attempt", "began", "cut", "deadline", "elapsed", "error", "marks", "messages", "moved", "outcome",
+        "state", "subscription", "task", "timed_out", "topic", "watched",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> None:
@@ -42,6 +44,9 @@ class Delivery:
         self.deadline = None if subscription.timeout is None else self.began + subscription.timeout
         self.state: Literal["running", "settling", "finished"] = "running"
         self.outcome: Outcome | None = None
+        self.elapsed: float | None = None
+        self.error: BaseException | None = None
+        self._values: dict[object, Any] | None = None
         self.marks: Marks | None = None
         """Of a batch."""
         self.timed_out = False
@@ -61,6 +66,18 @@ class Delivery:
     def age(self) -> float:
         """Seconds since the call began."""
         return machine.monotonic() - self.began
+
+    @property
+    def values(self) -> dict[object, Any]:
+        """Free for hooks, to carry values from ``before_consume`` to ``after_consume``."""
+        if self._values is None:
+            self._values = {}
+        return self._values
+
+    @property
+    def group(self) -> str:
+        """The consumer group, as users name it."""
+        return self.subscription.group
 
     def extend(self, seconds: float) -> None:
         """Moves the deadline to ``seconds`` from now.

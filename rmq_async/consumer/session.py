@@ -20,8 +20,10 @@ from .._asyncio import StopScope, for_each
 from .._text import printable
 from ..client import ClientInstance, TopicRoute
 from ..errors import RocketMQError, SubscriptionConflictError, TopicNotFoundError
+from ..hooks import request_hooks
 from .assignment import Assignment
 from .broker_requests import BrokerRequests
+from .call_hooks import CallHooks
 from .callbacks import AssignmentCallbacks
 from .calls import HandlerCalls
 from .commits import Commits
@@ -114,6 +116,7 @@ class Session:
         self.conflicts: tuple[SubscriptionConflict, ...] = ()
         """With the subscriptions of other members, by the last look."""
         self._connect_rooms(context)
+        self._request_hooks = request_hooks(config.hooks)
         self._registered = False
         self._assigned = asyncio.Event()
         """Set after the first round."""
@@ -138,6 +141,7 @@ class Session:
             assignment.callback_limit,
         )
         self.calls.ending = self.supervisor.is_ending
+        self.calls.hooks = CallHooks(config.hooks) or None
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
         self.intake.held = lambda: self.assignment.held
@@ -168,6 +172,8 @@ class Session:
         """Joins the group. Raises the errors of the brokers that keep positions; nothing is left behind then."""
         instance = self.instance
         instance.group_requests.add(self.group, self)
+        for hook in self._request_hooks:
+            instance.pool.hooks.add(hook)
         for topic in self.topics:
             instance.routes.use.hold(topic)
         instance.routes.on_change.append(self._route_changed)
@@ -301,6 +307,8 @@ class Session:
             instance.routes.use.release(topic)
         self.calls.close()
         self.dispatcher.close()
+        for hook in self._request_hooks:
+            instance.pool.hooks.remove(hook)
         for subscription in self.subscriptions.values():
             subscription.wake = _nothing
 

@@ -56,12 +56,12 @@ class Settling:
 
     def done(self, delivery: Delivery, taken: Collection[Waiting]) -> None:
         """Settles the messages of a call that returned."""
-        delivery.outcome, age = Outcome.DONE, delivery.age
+        delivery.outcome, elapsed = Outcome.DONE, delivery.elapsed or 0.0
         for item in taken:
             self._outcomes.done(item)
             item.held.running.pop(item, None)
             self._ended(item, Outcome.DONE)
-            self._settled.add(item.message, Outcome.DONE, None, age)
+            self._settled.add(item.message, Outcome.DONE, None, elapsed)
 
     def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decides about the messages of a call, and logs it. Those that are done are settled; returns the others.

@@ -39,8 +39,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "handler", "is_async", "name", "retry", "sql", "tags",
-        "timeout", "topic", "wake",
+        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "name", "retry", "sql",
+        "tags", "timeout", "topic", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,8 @@ class Subscription:
         later: dict[str, Any] | None = None,
     ) -> None:
         _refuse_later(later or {})
+        self.group = ""
+        """Of its consumer, as users name it."""
         self.topic = _checked_topic(topic)
         self.tags = _checked_tags(tags)
         self.sql = _checked_sql(sql, self.tags)

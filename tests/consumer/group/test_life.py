@@ -48,7 +48,7 @@ async def handler(message: MessageExt) -> None:
         ({"mode": "push"}, 'mode must be "pull" or "pop"'),
         ({"mode": "pop"}, "mode='pop' is not supported yet"),
         ({"broadcast": True}, "broadcast=True is not supported yet"),
-        ({"hooks": [1]}, "hooks=.* is not supported yet"),
+        ({"hooks": [1]}, "1 is not a Hook object"),
         ({"on_assigned": 3}, "on_assigned must be a function of a frozenset of queues or None, not 3"),
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
         ({"retry": 3}, "retry must be a Retry, not 3"),
