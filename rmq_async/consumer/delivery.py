@@ -31,8 +31,8 @@ class Delivery:
     """
 
     __slots__ = (
-        "__weakref__", "_values", "attempt", "began", "cut", "deadline", "elapsed", "error", "marks", "messages", "moved", "outcome",
-        "state", "subscription", "task", "timed_out", "topic", "watched",
+        "__weakref__", "_values", "attempt", "began", "cut", "deadline", "elapsed", "error", "marks", "messages", "moved",
+        "outcome", "state", "subscription", "task", "timed_out", "topic", "watched",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> None:
