@@ -15,9 +15,9 @@ from rmq_protocol.message import Message, MessageExt
 
 from ...errors import SendError
 from ...producer import Producer, TransactionProducer
-from ...producer.transactions.checks import Checks
+from ...producer.transactions import Checks
 from ...results import SendResult
-from ...transport.connection import Connection
+from ...transport import Connection
 from .leaks import Leaks
 
 __all__ = ["Call", "Event", "History", "Recording", "digest"]
