@@ -138,8 +138,9 @@ class Control(LifeCycle):
     # -- tests
 
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
-        """Returns the next ``n`` handler calls that have ended since ``start()`` or since an earlier call returned. For tests: at
-        most the newest 1,000 calls, with 1 MiB of bodies, are kept.
+        """Returns the next ``n`` handler calls that have ended since ``start()`` or since an earlier call returned.
+
+        For tests: while nothing waits for them, 1,000 calls with 1 MiB of bodies are kept; those that end afterwards are left out.
 
         Raises TimeoutError, ClientStateError unless running.
         """

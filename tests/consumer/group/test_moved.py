@@ -104,3 +104,28 @@ async def test_settled_error_keeps_no_frames() -> None:
     (only,) = await log.wait(1, 1.0)
     assert only.error is not None
     assert only.error.__traceback__ is None
+
+
+async def test_settled_messages_are_kept_up_to_a_limit_until_a_wait_returns_them() -> None:
+    log = SettledLog()
+
+    def add(numbers: range, body: bytes = b"") -> None:
+        for number in numbers:
+            log.add(MessageExt("T", body, queue_offset=number), Outcome.DONE, None, 0.1)
+
+    async def offsets(n: int) -> list[int]:
+        return [each.message.queue_offset for each in await log.wait(n, 1.0)]
+
+    add(range(1500))
+    assert log.handled == 1500
+    assert await offsets(10) == [*range(10)]
+    add(range(2000, 2005))
+    assert await offsets(995) == [*range(10, 1000), *range(2000, 2005)]
+    waiting = asyncio.create_task(offsets(1200))
+    await asyncio.sleep(0)
+    add(range(1500))
+    assert await waiting == [*range(1200)]
+    add(range(20), b"x" * 600_000)
+    assert await offsets(2) == [0, 1]
+    with pytest.raises(TimeoutError):
+        await log.wait(1, 0.01)
