@@ -102,3 +102,16 @@ def test_figures_beyond_the_limits_are_named(benchmark: ModuleType, capsys: pyte
         "latency: p99 is 5.10 ms, Java's 4.00 ms",
     ]
     assert benchmark.beyond_limits("plain", {"ours": {}}) == ["plain: Java's push consumer was not measured"]
+
+
+async def test_the_steps_of_a_consumed_message_are_timed_one_by_one() -> None:
+    code, out, error = await run("consume_steps.py", "--rounds", "2", "--json")
+    assert (code, error) == (0, "")
+    steps = json.loads(out)
+    assert len(steps) == 4
+    assert all(microseconds > 0 for microseconds in steps.values())
+    code, out, error = await run("consume_steps.py", "--rounds", "1", "--profile")
+    assert (code, error) == (0, "")
+    assert ":begin" in out
+    code, out, error = await run("consume_steps.py", "--rounds", "0")
+    assert (code, out) == (2, "")
