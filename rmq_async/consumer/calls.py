@@ -52,7 +52,6 @@ class HandlerCalls:
         self._settling = settling
         self._ended = ended
         self._context = context
-        self._deadlines = CallDeadlines(self._expire)
         self._threads: ThreadPoolExecutor | None = None
         self.ending: Callable[[], bool] = _never
         """Whether the event loop ends, which cancels all tasks."""
@@ -61,6 +60,7 @@ class HandlerCalls:
         """None where no hook defines a method for calls."""
         self.running: dict[Delivery, Collection[Waiting]] = {}
         """Calls that run, and those of their messages that have no outcome yet."""
+        self._deadlines = CallDeadlines(self.running, self._expire)
 
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         """Starts the task of one call."""
@@ -73,9 +73,12 @@ class HandlerCalls:
         for item in taken:
             item.held.running[item] = delivery
         self.running[delivery] = taken
-        self._deadlines.add(delivery)
-        name = f"rmq_async {subscription.topic} {first.message.msg_id}"
-        delivery.task = self._loop.create_task(self._run(delivery, taken), name=name, context=self._context.copy())
+        delivery.moved = self._deadlines.moved
+        if delivery.deadline is not None:
+            self._deadlines.look_at(delivery.deadline)
+        delivery.task = self._loop.create_task(
+            self._run(delivery, taken), name=subscription.task_name, context=self._context.copy()
+        )
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
         """Calls a handler outside of the slots; returns its error, None where it returned. Its outcome changes nothing."""
@@ -138,10 +141,9 @@ class HandlerCalls:
             error = await self._call(delivery)
             if error is not None and hooks is not None:
                 frames = error.__traceback__
-            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            if delivery.task.cancelling():  # type: ignore[union-attr]
                 await self._go_on(delivery)
             delivery.state, delivery.elapsed = "settling", machine.monotonic() - delivery.began
-            self._deadlines.remove()
             if delivery.marks is not None:
                 delivery.marks.refused = MARKED_LATE
             if error is None and (delivery.marks is None or not delivery.marks.by_place):
@@ -151,7 +153,6 @@ class HandlerCalls:
         except asyncio.CancelledError:
             if delivery.state == "running":
                 delivery.elapsed = delivery.age
-                self._deadlines.remove()
             self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
         finally:
             delivery.state = "finished"

@@ -1,70 +1,56 @@
-"""Deadlines of handler calls: one table and one timer for all of them, instead of a timer per call."""
+"""Deadlines of handler calls: one timer for all of them, which looks at the calls that run, instead of an entry for each call."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context
-from heapq import heapify, heappop, heappush
-from weakref import ReferenceType, ref
+from math import inf
+from typing import Final
 
 from .. import machine
 from .delivery import Delivery
 
 __all__ = ["CallDeadlines"]
 
-MIN_COMPACTED = 64
-"""Compact the heap only above this number of entries."""
+LEAST_PAUSE: Final = 0.005
+"""Seconds between two looks, which take longer the more calls run."""
 
 
 class CallDeadlines:
-    """``expired``: called with each delivery whose deadline has come while its handler runs."""
+    """``running``: all calls that run. ``expired``: called with each one whose deadline has come while its handler runs.
 
-    __slots__ = ("_at", "_count", "_entries", "_expired", "_loop", "_running", "_timer")
+    The timer is set for the earliest deadline of the calls of its last look; one that begins later has an earlier deadline only
+    where its timeout is shorter. So a call of usual length costs a comparison, and a timer fires about once in a timeout.
+    """
 
-    def __init__(self, expired: Callable[[Delivery], None]) -> None:
+    __slots__ = ("_at", "_expired", "_loop", "_running", "_timer", "moved")
+
+    def __init__(self, running: Iterable[Delivery], expired: Callable[[Delivery], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._running = running
         self._expired = expired
-        self._entries: list[tuple[float, int, ReferenceType[Delivery]]] = []
-        """A heap. The number keeps calls from being compared. One that has ended leaves its entry behind, not its message."""
-        self._count = 0
-        self._running = 0
-        self._at = float("inf")
+        self._at = inf
         self._timer: asyncio.TimerHandle | None = None
+        self.moved = self._moved
+        """For ``Delivery.moved``: called when a deadline has moved, from any thread."""
 
-    def add(self, delivery: Delivery) -> None:
-        """Watches a call; ``remove`` is to be called when its handler has ended."""
-        self._running += 1
-        delivery.moved = self._moved
-        if delivery.deadline is not None:
-            self._push(delivery, delivery.deadline)
-
-    def remove(self) -> None:
-        """Counts the end of one watched call; its entry goes when it is due, or when most entries are of ended calls."""
-        self._running -= 1
-        if len(self._entries) > MIN_COMPACTED + 2 * self._running:
-            self._entries = [entry for entry in self._entries if _runs(entry[2]())]
-            heapify(self._entries)
+    def look_at(self, deadline: float) -> None:
+        """Looks at the calls at ``deadline`` at the latest."""
+        if deadline < self._at:
+            self._arm(deadline)
 
     def close(self) -> None:
-        self._entries.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _moved(self, delivery: Delivery) -> None:
-        self._loop.call_soon_threadsafe(self._watch_anew, delivery, context=Context())
+        self._loop.call_soon_threadsafe(self._look_again, delivery, context=Context())
 
-    def _watch_anew(self, delivery: Delivery) -> None:
-        if delivery.state == "running" and delivery.deadline is not None and delivery.deadline < delivery.watched:
-            self._push(delivery, delivery.deadline)
-
-    def _push(self, delivery: Delivery, at: float) -> None:
-        self._count += 1
-        delivery.watched = at
-        heappush(self._entries, (at, self._count, ref(delivery)))
-        if at < self._at:
-            self._arm(at)
+    def _look_again(self, delivery: Delivery) -> None:
+        if delivery.state == "running" and delivery.deadline is not None:
+            self.look_at(delivery.deadline)
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -73,26 +59,22 @@ class CallDeadlines:
         self._timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._due, context=Context())
 
     def _due(self) -> None:
-        self._timer, self._at = None, float("inf")
-        now = machine.monotonic()
-        while self._entries and self._entries[0][0] <= now:
-            at, _, entry = heappop(self._entries)
-            delivery = entry()
-            if (
-                delivery is None
-                or delivery.state != "running"
-                or delivery.timed_out
-                or delivery.deadline is None
-                or at != delivery.watched
-            ):
+        self._timer, self._at = None, inf
+        now, next_at = machine.monotonic(), inf
+        over: list[tuple[float, Delivery]] = []
+        for delivery in self._running:
+            deadline = delivery.deadline
+            if deadline is None or delivery.state != "running" or delivery.timed_out:
                 continue
-            if delivery.deadline > now:  # extended meanwhile
-                self._push(delivery, delivery.deadline)
-            else:
-                self._expired(delivery)
-        if self._entries and self._timer is None:
-            self._arm(self._entries[0][0])
+            if deadline <= now:
+                over.append((deadline, delivery))
+            elif deadline < next_at:
+                next_at = deadline
+        for _, delivery in sorted(over, key=_deadline):
+            self._expired(delivery)
+        if next_at < inf:
+            self._arm(max(next_at, now + LEAST_PAUSE))
 
 
-def _runs(delivery: Delivery | None) -> bool:
-    return delivery is not None and delivery.state == "running"
+def _deadline(entry: tuple[float, Delivery]) -> float:
+    return entry[0]

@@ -32,7 +32,7 @@ class Delivery:
 
     __slots__ = (
         "__weakref__", "_values", "attempt", "began", "cut", "deadline", "elapsed", "error", "marks", "messages", "moved",
-        "outcome", "state", "subscription", "task", "timed_out", "topic", "watched",
+        "outcome", "state", "subscription", "task", "timed_out", "topic",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> None:
@@ -54,8 +54,6 @@ class Delivery:
         """Whether the consumer has cancelled the call: its queue was given up, or the consumer stops."""
         self.moved: Callable[[Delivery], object] | None = None
         """Called when the deadline has moved, from any thread."""
-        self.watched = float("inf")
-        """When the deadline is looked at next."""
         self.task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:

@@ -58,10 +58,11 @@ class Settling:
         """Settles the messages of a call that returned."""
         delivery.outcome, elapsed = Outcome.DONE, delivery.elapsed or 0.0
         for item in taken:
-            self._outcomes.done(item)
-            item.held.running.pop(item, None)
+            held, message = item.held, item.message
+            if held.running.pop(item, None) is not None:  # else the queue was moved, and the offset is another message's
+                held.progress.settle(message.queue_offset)
             self._ended(item, Outcome.DONE)
-            self._settled.add(item.message, Outcome.DONE, None, elapsed)
+            self._settled.add(message, Outcome.DONE, None, elapsed)
 
     def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decides about the messages of a call, and logs it. Those that are done are settled; returns the others.

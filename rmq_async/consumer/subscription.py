@@ -40,7 +40,7 @@ class Subscription:
 
     __slots__ = (
         "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "name", "retry", "sql",
-        "tags", "timeout", "topic", "wake",
+        "tags", "task_name", "timeout", "topic", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,8 @@ class Subscription:
         self.group = ""
         """Of its consumer, as users name it."""
         self.topic = _checked_topic(topic)
+        self.task_name = f"rmq_async {self.topic}"
+        """Of the tasks of its calls. They have one name: to make one for each message takes as long as to settle it."""
         self.tags = _checked_tags(tags)
         self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):

@@ -90,7 +90,8 @@ class Budget:
         """Gives room back."""
         self.messages -= messages
         self.size -= size
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def _reserve(self, messages: int, size: int) -> None:
         self._reserved += messages

@@ -131,6 +131,39 @@ def test_extend_to_an_earlier_deadline(timeout: float | None) -> None:
     Simulation(1, brokers=1, faults=None).run(main)
 
 
+def test_calls_time_out_each_at_its_deadline() -> None:
+    """One timer looks after all of them: also after those that begin later with shorter timeouts, or nearly at the same time."""
+
+    async def main(s: Simulation) -> None:
+        ended: dict[str, list[float]] = {"T": [], "U": []}
+
+        async def handler(message: MessageExt) -> None:
+            if message.reconsume_times:
+                return
+            began = s.now
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                ended[message.topic].append(s.now - began)
+
+        consumer = Consumer("g", namesrv=s.namesrv, retry=Retry(delays=(1,)))
+        for topic, timeout in (("T", 20.0), ("U", 3.0)):
+            await create(s.namesrv, topic, queues=1)
+            consumer.subscribe(topic, handler, timeout=timeout)
+        async with consumer:
+            await send(s.namesrv, b"first", topic="T")
+            await asyncio.sleep(1.0)
+            for _ in range(3):
+                await send(s.namesrv, b"shorter", topic="U")
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(5.0)
+            assert ended == {"T": [], "U": [pytest.approx(3.0, abs=0.006)] * 3}
+            await asyncio.sleep(15.0)
+        assert ended["T"] == [pytest.approx(20.0, abs=0.006)]
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
 async def test_extend_in_a_thread(caplog: pytest.LogCaptureFixture) -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
