@@ -2,7 +2,8 @@
 
 A queue that comes is pulled when ``on_assigned`` has ended. One that leaves this member is drained: its pulls end, what has not
 begun is dropped, ``on_revoked`` is called, running handlers get ``handover_timeout`` to end, that call included, the watermark is
-committed, and only then its lock is released. ``on_released`` follows.
+committed, and only then its lock is released. ``on_released`` follows. No message of an ordered queue is given back: what cannot
+end stays uncommitted. Its lock is kept for as long as a call of it runs, a thread that cannot be cancelled included.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from .._ordered import OrderedSet
 from ..client import ClientInstance
 from .callbacks import AssignmentCallbacks, Event, EventKind
 from .commits import Commits
-from .decision import Decision
-from .delivery import cut_off
+from .cut_off import cancel_calls, give_back_passed, request_cancel
 from .dispatch import Dispatcher
 from .fetch import Pulling
-from .group import QueueLocks, Takeover
+from .group import MemberLocks, Takeover
 from .held_queue import HeldQueue, QueueState, Waiting
 from .intake import Intake
+from .losses import LostQueues
 from .outcome import Outcome
 from .outcomes import Outcomes
 from .pauses import Pauses
@@ -46,6 +47,7 @@ RESET_TIME: Final = 10.0
 SETTLE_TIME: Final = 2.0
 """Seconds for outcomes that are on their way when the drain ends."""
 UNLOCK_TIME: Final = 3.0
+LOOK_EVERY: Final = 5.0
 GATHER_TIME: Final = 0.05
 """Seconds in which the queues of a new share are gathered for one call of ``on_assigned``, where not all are taken over before."""
 
@@ -72,7 +74,7 @@ class Assignment:
         self._intake = intake
         self.dispatcher: Dispatcher
         self.takeover: Takeover
-        self.locks: QueueLocks
+        self.locks: MemberLocks
         self.released: Callable[[], None]
         """Called after a queue was released."""
         self.callbacks = AssignmentCallbacks({}, 0.0, Context(), supervisor.once, self.callback_limit)
@@ -95,8 +97,7 @@ class Assignment:
         self._aborted = False
         self._drain_until = self._end = inf
         """Monotonic times of a stop: until when queues are drained, and when all is to be over."""
-        self.lost = 0
-        """Queues that another member has taken without a handover."""
+        self.losses = LostQueues()
         self.rounds = 0
         """Changes of the share."""
 
@@ -210,15 +211,19 @@ class Assignment:
                 self._begin_pulls(held)
             elif (pulls := self._pulls.pop(held, None)) is not None:
                 pulls.cancel()
-                self._intake.drop_unbegun(held)
-        self.dispatcher.pump()
+                self._intake.drop_waiting(held)
+        self.dispatcher.look_again()
+
+    def may_begin(self, held: HeldQueue) -> bool:
+        """Returns whether calls of an ordered queue may begin: its lock is this member's, and it is not paused."""
+        return held.is_owned and not held.ends and self.locks.owns(held.queue) and not self.pauses.covers(held)
 
     def message_ended(self, item: Waiting, outcome: Outcome) -> None:
         """Records the outcome of a message."""
         held = item.held
-        if outcome is Outcome.ABANDONED and held in self.leaving:
+        if outcome is Outcome.ABANDONED and held in self.leaving and not held.is_ordered:
             self._abandoned.setdefault(held, []).append(item.message)
-        if held.squeezed and not self.dispatcher.waits(held):
+        if held.squeezed and not self.dispatcher.has_ready(held):
             held.squeezed = False
         held.settled_at = machine.monotonic()
         held.changed.set()
@@ -246,12 +251,15 @@ class Assignment:
                 await self._give_back_left(held)
             if not await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6)):
                 logger.warning("the last offset of %s was not committed in time; its messages are repeated", held.shown)
+            locked = held.is_ordered and not await self._calls_over(held)
         finally:
-            self.leaving.pop(held, None)
-            self._abandoned.pop(held, None)
             self._intake.stopped.pop(held, None)
             lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
-        if not lost:
+            self._forget(held)
+        if locked and not lost:
+            self.locks.leave([held.queue])
+            logger.warning("a call of %s runs on in a thread: the queue stays locked for up to 60 s", held.shown)
+        elif not lost:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds(UNLOCK_TIME, 1.0)):
                     await self.locks.unlock([held.queue])
@@ -260,6 +268,26 @@ class Assignment:
             self.takeover.want([held.queue])
         self.released()
         return not lost
+
+    async def _calls_over(self, held: HeldQueue) -> bool:
+        """Waits until no call of an ordered queue runs, in a stop until its end; returns whether none does."""
+        while held.running or self.dispatcher.is_busy(held):
+            left = self._end - machine.monotonic()
+            if left <= 0:
+                return False
+            held.changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_EVERY)):
+                    await held.changed.wait()
+        await self._commits.commit_last(held, self._seconds(COMMIT_TIME, 0.6))
+        return True
+
+    def _forget(self, held: HeldQueue) -> None:
+        """Called when a queue has left this member."""
+        self.leaving.pop(held, None)
+        self._abandoned.pop(held, None)
+        self._intake.withdraw_waiting(held)
+        self.dispatcher.forget(held)
 
     def quiesce(self) -> None:
         """Ends the pulls and drops what has not begun, at once; what has begun goes on."""
@@ -302,11 +330,16 @@ class Assignment:
     async def reset(self, held: HeldQueue, offset: int, why: str = "an operator has reset it") -> None:
         """Goes on at ``offset``: drops what has not begun, waits for what has, up to RESET_TIME, and commits."""
         await self._end_pulls(held)
-        self._intake.drop_unbegun(held)
-        self.dispatcher.hasten(held)
-        await self._drained(held, machine.monotonic() + RESET_TIME)
+        if held.is_ordered:
+            self._intake.withdraw_waiting(held)
+        else:
+            self._intake.drop_unbegun(held)
+            self.dispatcher.hasten(held)
+        if not await self._drained(held, machine.monotonic() + RESET_TIME, retry=False) and held.is_ordered:
+            await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))  # else a key would run twice at a time
         if not held.is_owned:
             return
+        self._intake.withdraw_waiting(held)
         logger.warning("%s goes on at offset %d instead of %d: %s", held.shown, offset, held.progress.watermark, why)
         held.restart(offset)
         if held.state is QueueState.STOPPED:
@@ -328,42 +361,42 @@ class Assignment:
             if held is None:
                 for each in self.leaving:
                     if each.queue == queue and each.is_owned:
-                        each.state = QueueState.LOST
+                        self._lose(each)
                         lost.append(each)
                 continue
             lost.append(held)
-            self.lost += 1
-            held.state = QueueState.LOST
-            logger.error("%s was taken over by another member without a handover; running handlers may be repeated", held.shown)
+            self._lose(held)
             if (pulls := self._pulls.pop(held, None)) is not None:
                 pulls.cancel()
             self._intake.withdraw_waiting(held)
-            if held.running:
+            if held.running or self.dispatcher.is_busy(held):
                 self.leaving[held] = None
                 self._add_drain(f"calls of {held.shown}", self._outlast(held))
             else:
+                self._forget(held)
                 self.released()
         self.callbacks.add("on_lost", [held.shown for held in lost if held.announced])
 
-    async def _outlast(self, held: HeldQueue) -> None:
-        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and cancels those that have not ended then."""
-        try:
-            if not await self._drained(held, machine.monotonic() + self.handover_timeout):
-                await self._cancel_calls(held)
-        finally:
-            self.leaving.pop(held, None)
-            self._abandoned.pop(held, None)
-        self.released()
+    def _lose(self, held: HeldQueue) -> None:
+        held.state = QueueState.LOST
+        self.losses.add(held)
+        if held.is_ordered:
+            request_cancel(held)
 
-    async def _cancel_calls(self, held: HeldQueue) -> None:
-        """Cancels the coroutine calls of a queue, and waits for their ends; threads run on."""
-        running = list(dict.fromkeys(held.running.values()))
-        for delivery in running:
-            if delivery.state == "running" and delivery.subscription.is_async:
-                cut_off(delivery)
-        tasks = [each.task for each in running if each.task is not None and each.subscription.is_async]
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._seconds(SETTLE_TIME, 0.25))
+    async def _outlast(self, held: HeldQueue) -> None:
+        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and cancels those that have not ended then.
+
+        Those of an ordered queue are cancelled at once; it is not read again here before they have ended.
+        """
+        try:
+            if held.is_ordered:
+                while not await self._drained(held, machine.monotonic() + LOOK_EVERY) and not self.closing:
+                    pass
+            elif not await self._drained(held, machine.monotonic() + self.handover_timeout):
+                await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))
+        finally:
+            self._forget(held)
+        self.released()
 
     async def _end_pulls(self, held: HeldQueue) -> None:
         pulls = self._pulls.pop(held, None)
@@ -371,10 +404,19 @@ class Assignment:
             pulls.cancel()
             await asyncio.wait([pulls])
 
-    async def _drained(self, held: HeldQueue, deadline: float) -> bool:
+    async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
         """Waits until every call of the queue has ended, and messages without a handler are given back; returns False at
-        ``deadline``, and where the stop leaves no time for it."""
-        while held.running or held.returning or self.dispatcher.waits(held):
+        ``deadline``, and where the stop leaves no time for it.
+
+        ``retry``: whether failed messages of an ordered queue are handled again meanwhile, if they are due in time.
+        """
+        while True:
+            if held.is_ordered:
+                self._intake.withdraw_resting(held, min(deadline, self._drain_until) if retry else -inf)
+                if self.pauses.covers(held):
+                    self._intake.withdraw_waiting(held)
+            if not (held.running or held.returning or self.dispatcher.is_busy(held)):
+                return True
             left = min(deadline, self._drain_until) - machine.monotonic()
             if left <= 0 or self._aborted:
                 return False
@@ -382,16 +424,18 @@ class Assignment:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await held.changed.wait()
-        return True
 
     async def _cut_off(self, held: HeldQueue) -> None:
         """Cancels the calls that have not ended, and gives back what would be skipped by the next owner's first pull.
 
         An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. One with settled messages
-        behind it is given back, and the watermark passes it. Never both.
+        behind it is given back, and the watermark passes it. Never both. Of an ordered queue nothing is given back.
         """
+        held.ends = True
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
-        await self._cancel_calls(held)
+        await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))
+        if held.is_ordered:
+            return
         self._abandoned.setdefault(held, []).extend(waiting)
         await self._give_back_left(held)
         if held.running:
@@ -401,14 +445,6 @@ class Assignment:
         left = sorted(self._abandoned.get(held, ()), key=lambda message: message.queue_offset)
         try:
             async with asyncio.timeout(self._seconds(SETTLE_TIME, 0.4)):
-                await self._give_back(held, left)
+                await give_back_passed(self._outcomes, held, left)
         except TimeoutError:
             logger.warning("messages of %s were not taken back in time; those settled behind them are repeated", held.shown)
-
-    async def _give_back(self, held: HeldQueue, left: list[MessageExt]) -> None:
-        """Gives back those messages behind which one is settled."""
-        for message in left:
-            if held.progress.settled_above(message.queue_offset):
-                outcome = await self._outcomes.give_back(held, message.topic, message, Decision(Outcome.RETRIED))
-                if outcome is not Outcome.ABANDONED:
-                    held.progress.settle(message.queue_offset)

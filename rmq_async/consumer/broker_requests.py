@@ -93,7 +93,7 @@ class BrokerRequests:
         config = self._instance.config
         properties = {
             "PROP_CONSUME_TYPE": str(ConsumeType.CONSUME_PASSIVELY),
-            "PROP_CONSUMEORDERLY": "false",
+            "PROP_CONSUMEORDERLY": "true" if any(each.order for each in self._subscriptions.values()) else "false",
             "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
             "PROP_CLIENT_VERSION": "V5_5_0",
             "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in config.namesrv or ()),
@@ -114,7 +114,7 @@ class BrokerRequests:
         messages = [*[item.message for item in held.running], *waiting]
         offsets = [message.queue_offset for message in messages]
         size = sum(len(message.body) for message in messages)
-        locked_at = self._assignment.locks.held.get(held.queue)
+        locked_at = self._assignment.locks.locked_at(held.queue)
         return ProcessQueueInfo(
             commit_offset=held.progress.watermark,
             cached_msg_min_offset=min(offsets, default=0),

@@ -138,7 +138,7 @@ class HandlerCalls:
         if hooks is not None:
             hooks.begin(delivery)
         try:
-            error = await self._call(delivery)
+            error = taken[0].error or await self._call(delivery)
             if error is not None and hooks is not None:
                 frames = error.__traceback__
             if delivery.task.cancelling():  # type: ignore[union-attr]

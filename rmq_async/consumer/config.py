@@ -46,9 +46,11 @@ class Retry:
     """How often and when a message whose handler raised is delivered again.
 
     ``limit``: attempts after the first one; then the message is dead-lettered. None: the group's ``retryMaxTimes`` at the broker
-    (16 unless set). ``delays``: seconds before the second, third, ... attempt, the last one repeated, or a function of the attempt
-    that failed, counted from 1; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by levels: the next level at or
-    above a delay is used. ``max_hold``: seconds for which an ordered subscription holds a key or a queue.
+    (16 unless set), 16 for ordered messages. ``delays``: seconds before the second, third, ... attempt, the last one repeated, or a
+    function of the attempt that failed, counted from 1; None: the broker's ladder, 10 s, 30 s, 1 min ... 2 h. Brokers delay by
+    levels: the next level at or above a delay is used. An ordered subscription repeats attempts in place, after exact delays; None
+    is 1, 2, 5, 10, 30, 30 ... s. ``max_hold``: seconds for which it holds a key or queue for one message, which is dead-lettered
+    then; None for no limit.
 
     Raises ConfigError for values out of range.
     """

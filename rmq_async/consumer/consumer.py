@@ -53,7 +53,8 @@ class Consumer(Control):
         rmq_async.run(consumer.run())
 
     A handler that returns is done with its message; one that raises gets it again, after a delay. RetryLater and DeadLetter, raised
-    by a handler, say more. Handlers of one consumer run at the same time, messages of one queue in no order.
+    by a handler, say more. Handlers of one consumer run at the same time, messages of one queue in no order,
+    unless their subscription has ``order="key"`` or ``order="queue"``.
 
     All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: for reading without
     handlers, which is not supported yet. ``options``: any field of ConsumerConfig or ClientConfig.
@@ -118,6 +119,11 @@ class Consumer(Control):
         ``batch_wait``: seconds for which a message waits until its batch is full; 0 for what is there. The other options are not
         supported yet.
 
+        ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets; "queue"
+        all messages of a queue. A failed attempt is repeated in place: its key or queue waits, up to ``retry.max_hold``. ``key``: a
+        plain function of a message without a sharding key; it is called for each pulled one, and None is unordered. One that raises
+        fails the message. Ordered queues are locked under the group's own name, as by Java's orderly members.
+
         Raises ClientStateError when the consumer is started, ConfigError for a bad value and for a second subscription of a topic.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
@@ -126,12 +132,14 @@ class Consumer(Control):
             raise ConfigError(
                 f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead"
             )
-        later = {"order": order, "key": key, "rate": rate}
+        later = {"rate": rate}
         subscription = Subscription(
             topic,
             handler,
             tags=tags,
             sql=sql,
+            order=order,
+            key=key,
             concurrency=concurrency,
             timeout=timeout,
             retry=retry,

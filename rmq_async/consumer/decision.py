@@ -9,12 +9,16 @@ from .config import MAX_DELAY, Retry
 from .outcome import DeadLetter, Outcome, RetryLater
 from .subscription import Subscription
 
-__all__ = ["DELAYS", "Decision", "decide", "level_of"]
+__all__ = ["DELAYS", "IN_PLACE_DELAYS", "IN_PLACE_LIMIT", "Decision", "decide", "decide_in_place", "level_of"]
 
 DELAYS: Final = (
     1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, MAX_DELAY,
 )  # fmt: skip
 """Seconds of the delay levels 1 to 18 (``messageDelayLevel`` of a stock broker)."""
+IN_PLACE_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds before the second, third, ... attempt of an ordered message; the last one is repeated."""
+IN_PLACE_LIMIT: Final = 16
+"""Attempts after the first one of an ordered message."""
 BY_ATTEMPT: Final = 0
 """The level with which the broker chooses by the message's attempts (3 + reconsume times)."""
 DEAD: Final = -1
@@ -56,3 +60,28 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
     if delay is None:
         return Decision(Outcome.RETRIED, max_times=retry.limit)
     return Decision(Outcome.RETRIED, level_of(delay), retry.limit, cut=delay > MAX_DELAY)
+
+
+def decide_in_place(error: BaseException, subscription: Subscription, retry: Retry, attempt: int, held_for: float) -> Decision:
+    """Decides about a message of an ordered subscription, which waits here for its next attempt and holds its key or queue.
+
+    ``held_for``: seconds since its first failed attempt ended. The delay ends with ``max_hold`` at the latest: one more attempt is
+    made then. ``cut`` says that this has shortened it.
+    """
+    if isinstance(error, DeadLetter):
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)
+    if isinstance(error, subscription.dead_letter_on):
+        return Decision(Outcome.DEAD_LETTERED, DEAD)
+    limit = IN_PLACE_LIMIT if retry.limit is None else retry.limit
+    if attempt > limit:
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"attempt {attempt} of {limit + 1}")
+    delay = error.delay if isinstance(error, RetryLater) and error.delay is not None else retry.delay_after(attempt)
+    if delay is None:
+        delay = IN_PLACE_DELAYS[min(attempt, len(IN_PLACE_DELAYS)) - 1]
+    delay = max(0.0, delay)
+    if retry.max_hold is None:
+        return Decision(Outcome.RETRIED, in_place=delay)
+    left = retry.max_hold - held_for
+    if left <= 0:
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"held for {held_for:.1f} s, longer than max_hold")
+    return Decision(Outcome.RETRIED, in_place=min(delay, left), cut=delay > left)

@@ -1,82 +1,58 @@
 """Which message is handled next: slots for handler calls, shared fairly between subscriptions and their queues.
 
-A subscription's turn takes the first message of one of its queues; where its calls take batches, up to ``batch_size`` messages,
-first of one queue, then of the next ones. Inside a queue the calls begin in the order of the offsets; which of them end first is
-open. One timer wakes all subscriptions that wait for full batches.
+A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in the
+order of the offsets; which of them end first is open. Of an ordered queue the lines decide (``lines``): one call at a time for a
+key, or for the whole queue, and a message that is to be handled again holds its line until it is due. One timer wakes all
+subscriptions that wait for full batches, and one all lines.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import Context
 from math import inf
+from typing import Final, NamedTuple
 
 from rmq_protocol.message import MessageExt
 
 from .. import machine
+from .backlog import Backlog
 from .held_queue import HeldQueue, Waiting
+from .lines import Line, Lines
+from .rests import Rests
 from .subscription import Subscription
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "HeldLine"]
 
 Begin = Callable[[Subscription, tuple[Waiting, ...]], None]
 
+WHOLE_QUEUE: Final = object()
+"""The key of all messages of a queue whose subscription has ``order="queue"``."""
 
-class _Line:
-    """Messages of one subscription that wait for a slot, by queue. ``running``: calls of its handler. ``wait``: seconds for which
-    a batch waits until it is full."""
 
-    __slots__ = ("queues", "running", "size", "wait")
+class HeldLine(NamedTuple):
+    """A key, or a whole queue where ``key`` is None, that waits for the next attempt of ``first``."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self.queues: OrderedDict[HeldQueue, deque[Waiting]] = OrderedDict()
-        self.running = 0
-        self.size = subscription.batch_size or 1
-        self.wait = subscription.batch_wait
-
-    def add(self, held: HeldQueue, item: Waiting) -> None:
-        if self.wait:
-            item.since = machine.monotonic()
-        self.queues.setdefault(held, deque()).append(item)
-
-    def due(self) -> float:
-        """Returns the monotonic time from which on a call may begin: 0 for at once."""
-        if not self.wait or sum(map(len, self.queues.values())) >= self.size:
-            return 0.0
-        return min(items[0].since for items in self.queues.values()) + self.wait
-
-    def take(self, limit: int) -> tuple[Waiting, ...]:
-        """Removes and returns up to ``limit`` messages. The queue of the last one has its next turn after the others."""
-        held, items = next(iter(self.queues.items()))
-        if limit == 1:
-            taken = [items.popleft()]
-        else:
-            taken = []
-            while len(items) <= limit - len(taken):
-                taken += items
-                del self.queues[held]
-                if not self.queues:
-                    return tuple(taken)
-                held, items = next(iter(self.queues.items()))
-            taken += [items.popleft() for _ in range(limit - len(taken))]
-        if items:
-            self.queues.move_to_end(held)
-        else:
-            del self.queues[held]
-        return tuple(taken)
+    held: HeldQueue
+    key: Hashable | None
+    first: Waiting
+    waiting: int
 
 
 class Dispatcher:
     """``concurrency``: calls at a time. ``begin``: starts one call; ``ended`` is to be called after it."""
 
     def __init__(self, subscriptions: Iterable[Subscription], concurrency: int, begin: Begin) -> None:
-        self._lines = OrderedDict((subscription, _Line(subscription)) for subscription in subscriptions)
+        self._backlogs = OrderedDict((subscription, Backlog(subscription)) for subscription in subscriptions)
         self._concurrency = concurrency
         self._begin = begin
+        self._rests = Rests(self._rested)
         self.paused: Callable[[Subscription], bool] = _never
         """Whether messages of a subscription wait, those of the retry topic included."""
+        self.may_begin: Callable[[HeldQueue], bool] = _always
+        """Whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
         self.running = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -86,61 +62,121 @@ class Dispatcher:
     @property
     def buffered(self) -> int:
         """Number of messages that wait for a slot."""
-        return sum(len(items) for line in self._lines.values() for items in line.queues.values())
+        return sum(len(lines) for backlog in self._backlogs.values() for lines in backlog.lines.values())
 
     def waits(self, held: HeldQueue) -> bool:
         """Returns whether messages of a queue wait."""
-        return any(held in line.queues for line in self._lines.values())
+        return any(len(lines) for lines in self._lines_of(held))
+
+    def is_busy(self, held: HeldQueue) -> bool:
+        """Returns whether messages of a queue wait, or an ordered one of it is in a call."""
+        return any(self._lines_of(held))
+
+    def has_ready(self, held: HeldQueue) -> bool:
+        """Returns whether messages of a queue wait for nothing but a slot."""
+        return any(lines.ready for lines in self._lines_of(held))
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
         """Returns the messages of a queue that wait, by offset."""
-        found = [item.message for line in self._lines.values() for item in line.queues.get(held, ())]
+        found = [item.message for lines in self._lines_of(held) for item in lines.waiting()]
         return sorted(found, key=lambda message: message.queue_offset)
 
     def oldest(self) -> list[int]:
-        """Returns the store times, in ms since the epoch, of the first waiting message of each queue."""
-        return [
-            items[0].message.store_time_ms for line in [*self._lines.values()] for items in [*line.queues.values()] if items
-        ]
+        """Returns the store time, in ms since the epoch, of the oldest waiting message of each queue; from any thread."""
+        each_queue = [lines.waiting() for backlog in [*self._backlogs.values()] for lines in [*backlog.lines.values()]]
+        return [min(item.message.store_time_ms for item in items) for items in each_queue if items]
+
+    def held_lines(self) -> list[HeldLine]:
+        """Returns the keys and queues that wait for the next attempt of a message; from any thread."""
+        found: list[HeldLine] = []
+        for subscription, backlog in [*self._backlogs.items()]:
+            for held, lines in [*backlog.lines.items()]:
+                for line in lines.resting():
+                    items = [*line.items]
+                    if items:
+                        key = None if subscription.order == "queue" else line.key
+                        found.append(HeldLine(held, key, items[0], len(items)))
+        return found
 
     def add(self, held: HeldQueue, subscription: Subscription, message: MessageExt) -> None:
         """Adds a message; ``pump`` starts it."""
-        self._lines[subscription].add(held, Waiting(held, message))
+        backlog, item, key = self._backlogs[subscription], Waiting(held, message), None
+        lines = backlog.lines_of(held)
+        if backlog.is_ordered and held.subscription is not None:
+            key = _key_of(subscription, item)
+        if backlog.wait:
+            item.since = machine.monotonic()
+        lines.add(item, key)
+        backlog.check(held, lines)
 
-    def again(self, subscription: Subscription, item: Waiting) -> None:
-        """Puts a message back whose call was cut off, in the order of the offsets."""
-        items = self._lines[subscription].queues.setdefault(item.held, deque())
-        offset, place = item.message.queue_offset, 0
-        while place < len(items) and items[place].message.queue_offset < offset:
-            place += 1
-        items.insert(place, item)
+    def again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
+        """Takes a message of a call back that begins again after ``delay`` seconds, which hold its line; ``ended`` is called
+        afterwards. One without a line begins again at once, in the order of the offsets."""
+        backlog = self._backlogs[subscription]
+        lines = backlog.lines_of(item.held)
+        item.due = machine.monotonic() + delay if delay > 0 else 0.0
+        lines.put_back(item)
+        backlog.check(item.held, lines)
 
-    def drop(self, held: HeldQueue, above: int) -> list[MessageExt]:
-        """Removes the messages of a queue with an offset above ``above`` that have not begun, and returns them."""
+    def drop(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[MessageExt]:
+        """Removes the messages of a queue with an offset above ``above`` that wait, and returns them.
+
+        ``failed``: also those that wait for another attempt, which are counted anew when they are pulled again.
+        """
         dropped: list[MessageExt] = []
-        for line in self._lines.values():
-            waiting = line.queues.get(held)
-            if waiting is None:
-                continue
-            while waiting and waiting[-1].message.queue_offset > above:
-                dropped.append(waiting.pop().message)
-            if not waiting:
-                del line.queues[held]
+        for backlog in self._backlogs.values():
+            if (lines := backlog.lines.get(held)) is not None:
+                dropped += [item.message for item in lines.drop(above, failed=failed)]
+                backlog.check(held, lines)
         return dropped
+
+    def drop_resting(self, held: HeldQueue, until: float) -> list[MessageExt]:
+        """Removes the lines of a queue that rest beyond ``until`` (monotonic), and returns their messages."""
+        return [
+            item.message
+            for lines in self._lines_of(held)
+            for line in lines.resting()
+            if line.rests_until is not None and line.rests_until > until
+            for item in lines.drop_line(line)
+        ]
+
+    def forget(self, held: HeldQueue) -> None:
+        """Called when a queue has gone to another member and none of its messages waits."""
+        for backlog in self._backlogs.values():
+            backlog.forget(held)
+
+    def close(self) -> None:
+        """Ends the timers."""
+        self._wake_at(inf)
+        self._rests.close()
+
+    def look_again(self) -> None:
+        """Starts calls of ordered queues, too, that might not begin before."""
+        for backlog in self._backlogs.values():
+            for held, lines in backlog.lines.items():
+                backlog.check(held, lines)
+        self.pump()
+
+    def hasten(self, held: HeldQueue | None = None) -> None:
+        """Begins calls with the messages of a queue, or of all queues, that wait until their batch is full."""
+        for backlog in self._backlogs.values():
+            backlog.hasten(held)
+        self.pump()
 
     def pump(self) -> None:
         """Starts calls while there are slots and messages for them."""
         while self.running < self._concurrency:
             now, next_at = 0.0, inf
-            for subscription, line in self._lines.items():
+            for subscription, backlog in self._backlogs.items():
                 if (
-                    not line.queues
-                    or line.running >= (subscription.concurrency or self._concurrency)
+                    not backlog.turns
+                    or backlog.running >= (subscription.concurrency or self._concurrency)
                     or self.paused(subscription)
+                    or (backlog.is_ordered and not self._any_may_begin(backlog))
                 ):
                     continue
-                due = line.due()
-                if due and not now:
+                due = backlog.due()
+                if backlog.size > 1 and not now:
                     now = machine.monotonic()
                 if due <= now:
                     break
@@ -148,22 +184,56 @@ class Dispatcher:
             else:
                 self._wake_at(next_at)
                 return
-            self._lines.move_to_end(subscription)
-            line.running += 1
+            self._backlogs.move_to_end(subscription)
+            backlog.running += 1
             self.running += 1
-            self._begin(subscription, line.take(line.size))
+            self._begin(subscription, backlog.take(now))
 
-    def hasten(self, held: HeldQueue | None = None) -> None:
-        """Begins calls with the messages of a queue, or of all queues, that wait until their batch is full."""
-        for line in self._lines.values():
-            if line.wait:
-                for each in line.queues if held is None else [held] if held in line.queues else []:
-                    line.queues[each][0].since = -inf
+    def ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        """Takes the slot of a call back, lets the lines of its messages go on, and starts the next one. ``taken``: its messages."""
+        backlog = self._backlogs[subscription]
+        backlog.running -= 1
+        self.running -= 1
+        if backlog.is_ordered:
+            self._go_on(backlog, taken)
         self.pump()
 
-    def close(self) -> None:
-        """Ends the timer."""
-        self._wake_at(inf)
+    # -- inside
+
+    def _lines_of(self, held: HeldQueue) -> list[Lines]:
+        return [lines for backlog in self._backlogs.values() if (lines := backlog.lines.get(held)) is not None]
+
+    def _any_may_begin(self, backlog: Backlog) -> bool:
+        """Returns whether calls of a queue may begin, and puts it in front; those that may not wait for ``look_again``.
+
+        Where batches wait until they are full, the one that is due first comes first: all queues are looked at.
+        """
+        while backlog.turns and not backlog.wait:
+            held = next(iter(backlog.turns))
+            if held.subscription is None or self.may_begin(held):
+                return True
+            del backlog.turns[held]
+        for held in [*backlog.turns]:
+            if held.subscription is not None and not self.may_begin(held):
+                del backlog.turns[held]
+        return bool(backlog.turns)
+
+    def _go_on(self, backlog: Backlog, taken: tuple[Waiting, ...]) -> None:
+        now = machine.monotonic()
+        for held in dict.fromkeys([item.held for item in taken]):
+            lines = backlog.lines.get(held)
+            if lines is None:  # the queue has gone
+                continue
+            for line in lines.ended([item for item in taken if item.held is held], now):
+                self._rests.add(backlog, held, line)
+            backlog.check(held, lines)
+
+    def _rested(self, backlog: Backlog, held: HeldQueue, line: Line) -> None:
+        lines = backlog.lines.get(held)
+        if lines is not None:
+            lines.wake(line)
+            backlog.check(held, lines)
+            self.pump()
 
     def _wake_at(self, at: float) -> None:
         if at == self._at:
@@ -178,13 +248,23 @@ class Dispatcher:
         self._at, self._timer = inf, None
         self.pump()
 
-    def ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Takes the slot of a call back, and starts the next one. ``taken``: the messages of the call."""
-        self._lines[subscription].running -= 1
-        self.running -= 1
-        self.pump()
+
+def _key_of(subscription: Subscription, item: Waiting) -> Hashable | None:
+    """Returns the key of a message's line. An error of ``key`` is that of the message's call; no other message waits for it."""
+    if subscription.order == "queue":
+        return WHOLE_QUEUE
+    try:
+        return subscription.key_of(item.message)
+    except Exception as error:  # noqa: BLE001 - a function of the user
+        item.error = error
+        return None
 
 
 def _never(_: Subscription) -> bool:
     """No subscription is paused."""
     return False
+
+
+def _always(_: HeldQueue) -> bool:
+    """All queues may begin calls."""
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from enum import Enum
 
 from rmq_protocol.message import MessageExt, MessageQueue
@@ -35,8 +36,8 @@ class HeldQueue:
     """
 
     __slots__ = (
-        "announced", "changed", "committed", "committing", "cursor", "doubted", "end", "error", "mean_size", "paused", "progress",
-        "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
+        "announced", "changed", "committed", "committing", "cursor", "doubted", "end", "ends", "error", "mean_size", "paused",
+        "progress", "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
@@ -64,8 +65,10 @@ class HeldQueue:
         self.pulled_at = self.settled_at = machine.monotonic()
         self.paused = False
         """Whether this queue alone was paused, besides its topic."""
+        self.ends = False
+        """Whether the drain is over: of an ordered queue no call begins any more."""
         self.squeezed = False
-        """Whether messages were dropped for lack of room: the next pull waits until those that are left have begun."""
+        """Whether messages were dropped for lack of room: the next pull waits until no message that is left waits for a slot."""
         self.changed = asyncio.Event()
         """Set at the end of each call, for the one that waits for room in the span, or for the end of all calls."""
 
@@ -87,6 +90,15 @@ class HeldQueue:
         return self.end is not None and self.cursor >= self.end
 
     @property
+    def span(self) -> int:
+        """Offsets from the watermark to the next pull."""
+        return self.cursor - self.progress.watermark
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.subscription is not None and self.subscription.order is not None
+
+    @property
     def lag(self) -> int | None:
         """Messages from the watermark to the end of the queue; None before the first answer."""
         return None if self.end is None else max(self.end - self.progress.watermark, 0)
@@ -97,6 +109,7 @@ class HeldQueue:
         self.progress = Progress(offset)
         self.running.clear()
         self.returning.clear()
+        self.squeezed = False
 
     def stop(self) -> None:
         """Ends the pulls; the queue stays held."""
@@ -111,10 +124,12 @@ class Waiting:
     """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
 
     ``attempt``: of the call that it waits for or is in, counted from 1. ``since``: monotonic time from which on it waits; set only
-    where its subscription waits for full batches.
+    where its subscription waits for full batches. ``key``: of its line; None for one without order. ``held_since``: monotonic time
+    at which its first attempt failed that is repeated in place; None before. ``due``: when its next attempt begins. ``error``: of
+    the function that makes keys; the call fails with it.
     """
 
-    __slots__ = ("attempt", "held", "message", "since")
+    __slots__ = ("attempt", "due", "error", "held", "held_since", "key", "message", "since")
 
     since: float
 
@@ -122,6 +137,10 @@ class Waiting:
         self.held = held
         self.message = message
         self.attempt = message.reconsume_times + 1
+        self.key: Hashable | None = None
+        self.held_since: float | None = None
+        self.due = 0.0
+        self.error: Exception | None = None
 
     def __repr__(self) -> str:
         return f"<Waiting {self.message.msg_id} of {self.held.shown}, attempt {self.attempt}>"

@@ -14,11 +14,11 @@ from rmq_protocol.message import MessageExt, MessageQueue
 
 from .._text import printable
 from ..client import ClientInstance
-from ..results import PullResult, PullStatus
+from ..results import PullResult
 from .commits import Commits
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import Budget, Cause, ReadMarks, find_move
+from .fetch import Budget, Cause, find_move
 from .held_queue import HeldQueue
 from .subscription import Subscription
 
@@ -56,18 +56,14 @@ class Intake:
         self.held: Callable[[], Mapping[MessageQueue, HeldQueue]]
         self.lost = 0
         self.corrupt = 0
-        self.marks = ReadMarks()
         self.stopped: dict[HeldQueue, str] = {}
         """Queues that ``out_of_range="stop"`` has stopped, and why."""
 
-    def accept(self, held: HeldQueue, result: PullResult) -> bool:
-        """Buffers the messages of an answer and moves the cursor behind it. Returns False, and does neither, where the queue may
-        have been made anew."""
-        if held.queue in self.marks.doubted:
-            return False
+    def accept(self, held: HeldQueue, result: PullResult) -> None:
+        """Buffers the messages of an answer and moves the cursor behind it."""
         if result.lost and self._config.out_of_range == "stop":
             self._stop(held, f"messages of {held.shown} are deleted, from offset {result.lost[0].start} on")
-            return True
+            return
         progress, dispatcher, budget = held.progress, self.dispatcher, self._budget
         for corrupt in result.corrupt:
             self.corrupt += 1
@@ -75,10 +71,9 @@ class Intake:
         for missing in result.lost:
             self.lost += len(missing)
             logger.error("%d messages of %s were deleted before they were pulled: %s", len(missing), held.shown, missing)
-        if result.messages:
-            self.marks.read(held.queue, result.messages)
         for message in result.messages:
-            progress.enter(message.queue_offset)
+            if not progress.enter(message.queue_offset):  # pulled again with others that were dropped
+                continue
             subscription = held.subscription
             if subscription is None:
                 topic = original_topic(message.topic, message.properties)
@@ -96,28 +91,13 @@ class Intake:
         held.cursor = result.next_offset
         held.end = max(result.max_offset, result.next_offset)
         dispatcher.pump()
-        return True
 
     async def move(self, held: HeldQueue, result: PullResult) -> None:
-        """Finds out why the broker does not hold the offset of the pull, or whether it holds other messages now, and moves the
-        queue."""
-        instance, marks, queue, offset = self._instance, self.marks, held.queue, held.cursor
-
-        async def made_anew() -> bool:
-            return await marks.made_anew(instance, queue)
-
-        proposed = result.next_offset
-        if result.status is not PullStatus.OFFSET_ILLEGAL:
-            if not await made_anew():
-                marks.doubted.discard(queue)
-                if held.cursor == offset and held.is_owned:
-                    self.accept(held, result)
-                return
-            proposed = offset
-        move = await find_move(instance, queue, offset, proposed, self._config.handover_timeout, made_anew)
+        """Finds out why the broker does not hold the offset of the pull, and moves the queue."""
+        offset = held.cursor
+        move = await find_move(self._instance, held.queue, offset, result.next_offset, self._config.handover_timeout)
         if held.cursor != offset or not held.is_owned:
             return
-        marks.doubted.discard(queue)
         if move.cause is Cause.OVER:
             return
         shown = held.shown
@@ -130,9 +110,7 @@ class Intake:
         target = move.offset
         log = logger.warning if move.cause is Cause.RESET else logger.error
         log("%s goes on at offset %d instead of %d: %s", shown, target, offset, move.cause.value)
-        if move.cause in (Cause.MADE_ANEW, Cause.BEYOND_END):
-            marks.forget(queue)
-        self._give(self.dispatcher.drop(held, -1))
+        self.withdraw_waiting(held)
         held.restart(target)
         await self._commits.commit_last(held, CONFIRM_WITHIN)
 
@@ -157,21 +135,30 @@ class Intake:
 
     def drop_unbegun(self, held: HeldQueue) -> None:
         """Drops what has not begun and lies above everything that has, so that the next owner pulls it."""
-        progress = held.progress
-        above = max(
-            [*[item.message.queue_offset for item in held.running], *held.returning, progress.highest_settled], default=-1
-        )
+        running = [item.message.queue_offset for item in held.running]
+        self._drop(held, max([*running, *held.returning, held.progress.highest_settled], default=-1))
+
+    def drop_waiting(self, held: HeldQueue) -> None:
+        """Drops what has not begun; it is pulled again, and messages between that are settled or in calls are passed."""
+        self._drop(held, -1)
+
+    def _drop(self, held: HeldQueue, above: int) -> bool:
         dropped = self.dispatcher.drop(held, above)
-        self._give(dropped)
         if dropped:
-            progress.withdraw(min(message.queue_offset for message in dropped))
-            held.cursor = progress.next
+            held.cursor = min(held.cursor, held.progress.withdraw([message.queue_offset for message in dropped]))
+            held.squeezed = held.squeezed and self.dispatcher.waits(held)
+            self._give(dropped)
+        return bool(dropped)
 
     def withdraw_waiting(self, held: HeldQueue) -> list[MessageExt]:
-        """Removes all messages of a queue that have not begun; they stay unsettled."""
-        dropped = self.dispatcher.drop(held, -1)
+        """Removes all messages of a queue that wait; they stay unsettled."""
+        dropped = self.dispatcher.drop(held, failed=True)
         self._give(dropped)
         return dropped
+
+    def withdraw_resting(self, held: HeldQueue, until: float) -> None:
+        """Removes the messages whose lines wait beyond ``until`` (monotonic); they stay unsettled."""
+        self._give(self.dispatcher.drop_resting(held, until))
 
     def make_room(self) -> None:
         """Drops buffered messages of the queue that has most above its share, where another queue waits for room."""
@@ -192,13 +179,9 @@ class Intake:
             if size > share_size:
                 break
             kept += 1
-        first = messages[kept].queue_offset
-        victim.cursor = first
-        dropped = self.dispatcher.drop(victim, first - 1)
-        victim.squeezed = self.dispatcher.waits(victim)
-        victim.progress.withdraw(first)
-        victim.changed.set()  # its pulls may wait for room in the span
-        self._give(dropped)
+        if self._drop(victim, messages[kept].queue_offset - 1):
+            victim.squeezed = self.dispatcher.waits(victim)
+            victim.changed.set()  # its pulls may wait for room in the span
 
     def _give(self, dropped: list[MessageExt]) -> None:
         if dropped:

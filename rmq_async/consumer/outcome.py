@@ -11,7 +11,7 @@ class RetryLater(Exception):  # noqa: N818 - not an error
     """Raised by a handler: deliver this message again, logged without a traceback. It uses up an attempt.
 
     ``delay``: seconds; None for the delay of the attempt. The broker delays by levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the
-    next level at or above ``delay`` is used, 2 h for more.
+    next level at or above ``delay`` is used, 2 h for more. Ordered messages wait for exactly ``delay``.
     """
 
     def __init__(self, delay: float | None = None) -> None:

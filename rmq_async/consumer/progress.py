@@ -7,6 +7,7 @@ group's committed offset means: a member that starts there repeats no settled me
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 __all__ = ["Progress"]
 
@@ -14,13 +15,15 @@ __all__ = ["Progress"]
 class Progress:
     """``start``: the first offset that has not been entered. ``next``: the offset after the last one that was entered or passed."""
 
-    __slots__ = ("_line", "_open", "next")
+    __slots__ = ("_away", "_line", "_open", "next")
 
     def __init__(self, start: int) -> None:
         self.next = start
         self._line: deque[int] = deque()
         """Entered offsets from the lowest open one on, settled ones in between."""
         self._open: set[int] = set()
+        self._away: set[int] = set()
+        """Open offsets that were withdrawn below others that were not: they are to be entered again."""
 
     @property
     def watermark(self) -> int:
@@ -28,26 +31,29 @@ class Progress:
         return self._line[0] if self._line else self.next
 
     @property
-    def span(self) -> int:
-        """Offsets from the watermark to the last one that was entered or passed."""
-        return self.next - self.watermark
-
-    @property
     def open(self) -> int:
-        """Number of offsets that were entered and are not settled."""
+        """Number of offsets that were entered and are not settled, withdrawn ones included that others lie above."""
         return len(self._open)
 
-    def enter(self, offset: int) -> None:
-        """Adds the offset of a message. Raises ValueError for one below ``next``."""
+    def enter(self, offset: int) -> bool:
+        """Adds the offset of a message; returns False for one below ``next`` that was not withdrawn, which adds nothing."""
         if offset < self.next:
-            raise ValueError(f"offset {offset} is below {self.next}, the next one")
+            if offset not in self._away:
+                return False
+            self._away.discard(offset)
+            return True
         self._line.append(offset)
         self._open.add(offset)
         self.next = offset + 1
+        return True
 
     def pass_to(self, offset: int) -> None:
-        """Marks all offsets below ``offset`` that were not entered as without a message for this member."""
+        """Marks all offsets below ``offset`` that are not entered, or were withdrawn, as without a message for this member."""
         self.next = max(self.next, offset)
+        if self._away:
+            for gone in [each for each in self._away if each < offset]:
+                self._away.discard(gone)
+                self.settle(gone)
 
     def settle(self, offset: int) -> bool:
         """Returns whether the offset was open; it no longer is."""
@@ -71,14 +77,20 @@ class Progress:
         """The highest settled offset above the watermark; -1 without one."""
         return next((each for each in reversed(self._line) if each not in self._open), -1)
 
-    def withdraw(self, offset: int) -> None:
-        """Takes back all entered offsets from ``offset`` on, none of which is settled: they are pulled again, here or elsewhere.
+    def withdraw(self, offsets: Collection[int]) -> int:
+        """Takes back entered offsets, one or more, none of them settled; returns the lowest, from which on they are entered again.
 
-        Raises ValueError where one of them is settled.
+        Offsets above it that are not taken back stay as they are: entering them again changes nothing. Raises ValueError for an
+        offset that is not open.
         """
-        line, still_open = self._line, self._open
-        if any(each >= offset and each not in still_open for each in line):
-            raise ValueError(f"a message at or above offset {offset} is settled already")
-        while line and line[-1] >= offset:
-            still_open.discard(line.pop())
-        self.next = min(self.next, offset)
+        if not self._open.issuperset(offsets):
+            raise ValueError(f"offsets {sorted(set(offsets) - self._open)} are not open")
+        line, gone = self._line, set(offsets)
+        lowest = min(gone)
+        while line and line[-1] in gone:
+            self.next = line.pop()
+            gone.discard(self.next)
+            self._open.discard(self.next)
+            self._away.discard(self.next)
+        self._away |= gone
+        return lowest

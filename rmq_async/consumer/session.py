@@ -32,7 +32,7 @@ from .decision import Decision
 from .dispatch import Dispatcher
 from .fetch import Budget, Pulling, PullLimits
 from .group import (
-    QueueLocks,
+    MemberLocks,
     Rebalance,
     SubscriptionConflict,
     Takeover,
@@ -40,7 +40,6 @@ from .group import (
     find_holders,
     first_positions,
     group_view,
-    handover_group,
     store_positions,
 )
 from .held_queue import HeldQueue, Waiting
@@ -58,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 RENEW_EVERY: Final = 20.0
 """Seconds between two renewals of locks, which live for 60 s."""
+RENEW_AGAIN_EVERY: Final = 5.0
+"""Seconds between two renewals while the lock of an ordered queue was not renewed: its calls end before another member begins."""
 CLAIM_EVERY: Final = 0.5
 """Seconds between two requests for the locks of queues that are read without them: nothing else keeps another member away."""
 FIRST_ASSIGNMENT: Final = 3.0
@@ -94,7 +95,7 @@ class Session:
         self.supervisor = Supervisor()
         self.budget = Budget(config.buffered_limit, config.buffered_bytes_limit)
         self.outcomes = Outcomes(instance, group)
-        self.locks = QueueLocks(instance, handover_group(group))
+        self.locks = MemberLocks(instance, group, [topic for topic, each in subscriptions.items() if each.order is not None])
         self.commits = Commits(instance, group, lambda: self.assignment.owned(), self.locks.owns)
         self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
         settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again)
@@ -102,7 +103,9 @@ class Session:
         self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self.calls.begin)
         limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
         self.rebalance = Rebalance(instance, group, self.topics, config.allocate, self._apply)
-        pulling = Pulling(instance, group, limits, self.budget, self.intake.accept, self.intake.move, self._lost_route)
+        pulling = Pulling(
+            instance, group, limits, self.budget, self.intake.accept, self.intake.move, lambda held: self.rebalance.trigger()
+        )
         self.assignment = Assignment(
             instance, subscriptions, self.supervisor, pulling, self.commits, self.outcomes, self.intake
         )
@@ -150,10 +153,10 @@ class Session:
         self.rebalance.left = lambda client_id, queues: self.supervisor.once(
             f"locks of {client_id}", self.takeover.free(client_id, queues)
         )
-        self.rebalance.missing.left = self.intake.marks.doubt
         self.takeover.holders = lambda queues: find_holders(instance, self.group, queues, self.rebalance.others)
         self.budget.full = self._make_room
         pauses, topic_of = self.assignment.pauses, {each: topic for topic, each in self.subscriptions.items()}
+        self.dispatcher.may_begin = self.assignment.may_begin
         self.dispatcher.paused = lambda subscription: pauses.all or topic_of[subscription] in pauses.topics
         for subscription in self.subscriptions.values():
             subscription.wake = self.dispatcher.pump
@@ -262,11 +265,6 @@ class Session:
         except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again
             logger.debug("no route of the retry topic yet: %s", printable(error, 300))
 
-    def _lost_route(self, held: HeldQueue) -> None:
-        """Called when a broker says that it does not have a queue."""
-        self.intake.marks.doubt([held.queue])
-        self.rebalance.trigger()
-
     async def _first_positions(self, topic: str) -> dict[MessageQueue, int]:
         instance = self.instance
         try:
@@ -334,8 +332,10 @@ class Session:
         self.intake.make_room()
 
     def _again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
-        """``delay``: 0, no subscription is ordered yet."""
-        self.dispatcher.again(subscription, item)
+        if item.held.is_owned and not item.held.ends:
+            self.dispatcher.again(subscription, item, delay)
+        else:
+            self._message_ended(item, Outcome.ABANDONED)
 
     def _call_ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         self.dispatcher.ended(subscription, taken)
@@ -362,7 +362,7 @@ class Session:
         locks, renewed = self.locks, machine.monotonic()
         while True:
             await asyncio.sleep(CLAIM_EVERY)
-            if machine.monotonic() - renewed >= RENEW_EVERY:
+            if machine.monotonic() - renewed >= (RENEW_AGAIN_EVERY if locks.are_late else RENEW_EVERY):
                 renewed = machine.monotonic()
                 await self._confirm()
             elif locks.assumed:
@@ -371,6 +371,7 @@ class Session:
     async def _confirm(self) -> None:
         """Renews the locks, and gives up the queues that another member has locked."""
         self.assignment.lose(await self.locks.renew())
+        self.dispatcher.look_again()
 
 
 def _nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 from rmq_protocol.message import MessageExt
@@ -12,7 +13,7 @@ from .. import machine
 from .._asyncio import for_each
 from .._text import printable
 from .config import Retry
-from .decision import Decision, decide
+from .decision import Decision, decide, decide_in_place
 from .delivery import Delivery
 from .held_queue import Waiting
 from .outcome import DeadLetter, Outcome, RetryLater
@@ -93,6 +94,9 @@ class Settling:
             _count(delivery, outcome)
             if decision.in_place is not None and is_here:
                 item.attempt += 1
+                if item.held_since is None:
+                    item.held_since = machine.monotonic()
+                self._outcomes.retried += 1
                 self._again(delivery.subscription, item, decision.in_place)
             else:
                 self._ended(item, outcome)
@@ -120,11 +124,18 @@ class Settling:
     def _decide(self, delivery: Delivery, item: Waiting, error: BaseException) -> Decision:
         subscription = delivery.subscription
         retry = subscription.retry if subscription.retry is not None else self._retry
-        try:
+        held_for = 0.0 if item.held_since is None else machine.monotonic() - item.held_since
+
+        def decide_by(retry: Retry) -> Decision:
+            if item.key is not None:
+                return decide_in_place(error, subscription, retry, item.attempt, held_for)
             return decide(error, subscription, retry, item.attempt)
+
+        try:
+            return decide_by(retry)
         except Exception:
-            logger.exception("the delays of subscription %s failed; the broker's delay is used", subscription.topic)
-            return Decision(Outcome.RETRIED, max_times=retry.limit)
+            logger.exception("the delays of subscription %s failed; the usual delay is used", subscription.topic)
+        return decide_by(replace(retry, delays=None))
 
     # -- log
 
@@ -134,10 +145,12 @@ class Settling:
         marked: list[Waiting] = []
         for item, (decision, cause) in decided.items():
             if decision.cut:
-                logger.warning(
-                    "%s: its delay is longer than 2 h, the longest one; it is delivered again after 2 h",
-                    _where(delivery, item.message),
+                text = (
+                    "its delay is longer than 2 h, the longest one; it is delivered again after 2 h"
+                    if decision.in_place is None
+                    else f"its delay goes beyond max_hold; the last attempt begins in {decision.in_place:.3g} s"
                 )
+                logger.warning("%s: %s", _where(delivery, item.message), text)
             if decision.outcome is Outcome.DEAD_LETTERED:
                 reason = decision.reason or _error_text(cause)
                 name, where = delivery.subscription.name, _where(delivery, item.message)
@@ -146,9 +159,10 @@ class Settling:
                 (retried if cause is error else marked).append(item)
         for items in (retried, marked):
             if items:
-                self._log_retried(delivery, items, decided[items[0]][1])
+                decision, cause = decided[items[0]]
+                self._log_retried(delivery, items, cause, decision.in_place)
 
-    def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException) -> None:
+    def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException, in_place: float | None) -> None:
         subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)
         now = machine.monotonic()
         with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
@@ -156,9 +170,10 @@ class Settling:
             self._reported[subscription] = now
         what = "the message is" if len(retried) == 1 else f"{len(retried)} messages are"
         logger.warning(
-            "attempt %d failed, %s delivered again: %s, handler %s: %s",
+            "attempt %d failed, %s %s: %s, handler %s: %s",
             retried[0].attempt,
             what,
+            "delivered again" if in_place is None else f"handled again in {in_place:.3g} s, those behind it wait",
             ", ".join(_where(delivery, item.message) for item in retried[:3]) + (", ..." if len(retried) > 3 else ""),
             subscription.name,
             _error_text(error),

@@ -23,8 +23,10 @@ __all__ = ["Handler", "Subscription", "handler_name"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
+Key = Callable[[MessageExt], Hashable]
+Order = Literal["key", "queue"]
 MAX_BATCH: Final = 65_536
-LATER: Final[dict[str, Any]] = {"order": None, "key": None, "rate": None}
+LATER: Final[dict[str, Any]] = {"rate": None}
 """Options of later releases and the value that means "without"."""
 
 
@@ -33,14 +35,15 @@ class Subscription:
 
     ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler; None
     for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at
-    once. ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for which a
-    message waits for others at most. ``concurrency``: calls of the handler at a time, inside the consumer's; it may be set while
-    the consumer runs.
+    once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for ``order="key"``.
+    ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for which a message waits
+    for others at most. ``concurrency``: calls of the handler at a time, inside the consumer's; it may be set while the consumer
+    runs.
     """
 
     __slots__ = (
-        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "name", "retry", "sql",
-        "tags", "task_name", "timeout", "topic", "wake",
+        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key", "name", "order",
+        "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +53,8 @@ class Subscription:
         *,
         tags: str = "*",
         sql: str | None = None,
+        order: Order | None = None,
+        key: Key | None = None,
         concurrency: int | None = None,
         timeout: float | None = 900.0,
         retry: Retry | None = None,
@@ -71,12 +76,14 @@ class Subscription:
         self.handler = handler
         self.name = handler_name(handler)
         self.is_async = _is_async(handler)
+        self.order = _checked_order(order)
+        self.key = _checked_key(key, order)
         self.timeout = None if timeout is None else checked_timeout(timeout)
         if not isinstance(retry, Retry | None):
             raise ConfigError(f"retry must be a Retry or None, not {shown(retry)}")
         self.retry = retry
         self.dead_letter_on = _checked_errors(dead_letter_on)
-        self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait)
+        self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait, order)
         self.wake: Callable[[], None] = _nothing
         """Called when ``concurrency`` changes; the running consumer sets it."""
         self._concurrency: int | None = None
@@ -90,6 +97,23 @@ class Subscription:
         if self.sql is not None:
             return build_subscription(topic, self.sql, SQL92, sub_version=version)
         return build_subscription(topic, self.tags, sub_version=version)
+
+    def key_of(self, message: MessageExt) -> Hashable | None:
+        """Returns the sharding key of a message, else what ``key`` returns for it; None for a message without a key.
+
+        Raises what ``key`` raises, and TypeError for a key that cannot be hashed.
+        """
+        key: Hashable | None = message.sharding_key
+        if not key and self.key is not None:
+            key = self.key(message)
+            try:
+                hash(key)
+            except TypeError:
+                raise TypeError(
+                    f"key of subscription {self.topic} returned {type(key).__name__}, which cannot be hashed; "
+                    "return a str, a number or a tuple of such"
+                ) from None
+        return None if key == "" else key
 
     @property
     def concurrency(self) -> int | None:
@@ -154,13 +178,31 @@ def _checked_errors(errors: object) -> tuple[type[Exception], ...]:
     return given
 
 
-def _checked_batch(size: int | None, wait: float) -> tuple[int | None, float]:
+def _checked_batch(size: int | None, wait: float, order: str | None) -> tuple[int | None, float]:
     if size is not None:
         check_int("batch_size", size, 1, MAX_BATCH)
+        if order == "key":
+            raise ConfigError('batch_size is not for order="key": a call takes messages of one key, one after the other')
     check_seconds("batch_wait", wait, zero=True)
     if wait and size is None:
         raise ConfigError(f"batch_wait={shown(wait)} needs batch_size: the messages of a batch")
     return size, float(wait)
+
+
+def _checked_order(order: object) -> Order | None:
+    if order is None or order == "key" or order == "queue":
+        return order
+    raise ConfigError(f'order must be "key", "queue" or None, not {shown(order)}')
+
+
+def _checked_key(key: Key | None, order: object) -> Key | None:
+    if key is None:
+        return None
+    if order != "key":
+        raise ConfigError('key is for order="key" only')
+    if not callable(key) or _is_async(key):
+        raise ConfigError(f"key must be a plain function of a message, not {shown(key)}")
+    return key
 
 
 def _refuse_later(options: dict[str, Any]) -> None:
@@ -171,7 +213,3 @@ def _refuse_later(options: dict[str, Any]) -> None:
 
 def _nothing() -> None:
     """The consumer does not run."""
-
-
-Key = Callable[[MessageExt], Hashable]
-Order = Literal["key", "queue"]

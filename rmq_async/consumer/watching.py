@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from rmq_protocol.message import MessageQueue
 
@@ -17,6 +18,9 @@ from .held_queue import HeldQueue
 from .session import Session
 
 __all__ = ["ConsumerHealth", "ConsumerStats", "Lag", "health_of", "lag_of", "stats_of"]
+
+MOST_NAMED: Final = 16
+"""Keys and queues that are held, in one list of problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,9 @@ class ConsumerStats:
     """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
 
     ``handled``, ``failed``: messages whose handler calls returned, or raised. ``retried``, ``dead_lettered``: messages that
-    brokers have taken back so. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies.
-    ``commits``: offsets that brokers have confirmed. ``rebalances``: changes of this member's share, counted by topic.
+    brokers have taken back so, ``retried`` also failed attempts of ordered messages, which this member repeats. ``buffered``:
+    messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``commits``: offsets that brokers have
+    confirmed. ``rebalances``: changes of this member's share, counted by topic.
     """
 
     handled: int = 0
@@ -106,6 +111,7 @@ def health_of(session: Session) -> ConsumerHealth:
     problems = [problem for problem in (blocked, silence, *troubles) if problem is not None]
     held = list(session.assignment.held.values())
     problems += [problem for each in held if (problem := _queue_problem(session, each)) is not None]
+    problems += _order_problems(session)
     problems += _group_problems(session)
     oldest = min(list(session.calls.running), key=lambda delivery: delivery.began, default=None)
     if oldest is not None and oldest.age > session.config.stuck_after:
@@ -137,6 +143,41 @@ def _queue_problem(session: Session, held: HeldQueue) -> Problem | None:
         return None
     text = f"pulls of {held.shown} fail: {printable(error, 300)}"
     return Problem("queue_unreadable", text, broker=held.shown.broker_name, queue=held.shown)
+
+
+def _order_problems(session: Session) -> list[Problem]:
+    """Returns the problems of ordered subscriptions: what is held, and queues whose locks other clients have."""
+    now, found = machine.monotonic(), list[Problem]()
+    for line in session.dispatcher.held_lines():
+        first, shown = line.first, line.held.shown
+        if len(found) < MOST_NAMED and first.held_since is not None and now - first.held_since >= session.config.stuck_after:
+            what = f"queue {shown}" if line.key is None else f"key {_key_text(line.key)} of {shown}"
+            text = (
+                f"{what} has been held for {now - first.held_since:.0f} s by message {first.message.msg_id}: its attempt "
+                f"{first.attempt} is due in {max(first.due - now, 0.0):.0f} s, {line.waiting - 1} messages wait behind it"
+            )
+            found.append(Problem("key_held", text, broker=shown.broker_name, queue=shown))
+    for queue, age in session.takeover.locked_out().items():
+        if age > session.config.handover_timeout:
+            shown = session.instance.names.shown_queue(queue)
+            text = (
+                f"{shown} is ordered, and another client has had its lock for {age:.0f} s: one that crashed keeps it for 60 s"
+            )
+            found.append(Problem("queue_locked", text, broker=shown.broker_name, queue=shown))
+    for shown, lost in session.assignment.losses.recent().items():
+        text = (
+            f"the lock of {shown}, an ordered queue, was lost {now - lost.at:.0f} s ago with {lost.running} messages in calls: "
+            "another member may have begun them before these calls ended"
+        )
+        found.append(Problem("queue_lost", text, broker=shown.broker_name, queue=shown))
+    return found
+
+
+def _key_text(key: object) -> str:
+    try:
+        return printable(repr(key), 100)
+    except Exception:  # noqa: BLE001 - a method of the user
+        return f"of type {type(key).__name__}"
 
 
 def _missing_problem(session: Session, missing: Missing) -> Problem:

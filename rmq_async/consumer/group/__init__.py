@@ -6,6 +6,7 @@ from .allocation import merged_members, share_of
 from .filter_check import check_filter
 from .handover import Takeover
 from .holders import Holders, find_holders
+from .member_locks import MemberLocks
 from .missing import Missing
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Rebalance
@@ -16,6 +17,7 @@ __all__ = [
     "MODEL",
     "GroupView",
     "Holders",
+    "MemberLocks",
     "Missing",
     "QueueLocks",
     "Rebalance",

@@ -5,7 +5,8 @@ its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_
 commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed offset when it
 has it, and pulls. The lock of a member that has crashed lives for 60 s: members that have seen the crashed one in the list free its
 locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without it. No
-queue is taken without its lock while another member says that it holds it: that one has not heard of the new share yet.
+queue is taken without its lock while another member says that it holds it: that one has not heard of the new share yet. A queue of
+an ordered topic waits for its lock however long that takes: order is worth the 60 s after a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..._text import printable
 from ...client import ClientInstance, group_members
 from ...errors import RocketMQError
 from .holders import Holders
-from .queue_locks import QueueLocks
+from .member_locks import MemberLocks
 from .start_position import start_offset
 
 __all__ = ["Takeover"]
@@ -59,7 +60,7 @@ class Takeover:
         self,
         instance: ClientInstance,
         group: str,
-        locks: QueueLocks,
+        locks: MemberLocks,
         patience: float,
         open: Callable[[MessageQueue, int, int | None], None],
         departed: Callable[[], Mapping[str, float]] = lambda: MappingProxyType({}),
@@ -91,6 +92,11 @@ class Takeover:
     @property
     def queues(self) -> frozenset[MessageQueue]:
         return frozenset((*self._waiting, *self._ready))
+
+    def locked_out(self) -> dict[MessageQueue, float]:
+        """Returns ordered queues whose lock another client has, and the seconds for which it was asked for; from any thread."""
+        now = machine.monotonic()
+        return {queue: now - since for queue, since in [*self._waiting.items()] if self._locks.is_ordered(queue)}
 
     def want(self, queues: Iterable[MessageQueue]) -> None:
         """Adds queues of a new share."""
@@ -168,7 +174,9 @@ class Takeover:
         if dropped:
             await self._locks.unlock(dropped)
         late = [
-            queue for queue, since in self._waiting.items() if now >= max(since + self._patience, self._next_question(queue))
+            queue
+            for queue, since in self._waiting.items()
+            if now >= max(since + self._patience, self._next_question(queue)) and not self._locks.is_ordered(queue)
         ]
         if late:
             await self._take_late(late)

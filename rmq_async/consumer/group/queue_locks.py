@@ -165,6 +165,13 @@ class QueueLocks:
             self._held.pop(queue, None)
         await self._for_each_broker(to_unlock, self._unlock)
 
+    def leave(self, queues: Iterable[MessageQueue]) -> None:
+        """Forgets locks without a request: brokers keep them for up to 60 s."""
+        for queue in queues:
+            for table in (self._held, self._unsure, self._assumed):
+                table.pop(queue, None)
+            self._lost.discard(queue)
+
     async def unlock_all(self) -> None:
         await self.unlock([*self._held, *self._unsure, *self._assumed])
 

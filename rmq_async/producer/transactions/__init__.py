@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .checks import Checks
 from .producer import TransactionProducer
 
-__all__ = ["Checks", "TransactionProducer"]
+__all__ = ["TransactionProducer"]

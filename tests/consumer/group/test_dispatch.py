@@ -79,7 +79,7 @@ async def test_dispatcher_message_again_is_in_the_order_of_the_offsets() -> None
     held = fill(dispatcher, subscription, 0, 5)
     dispatcher.pump()
     for item in (taken[2], taken[0], taken[1]):
-        dispatcher.again(subscription, item)
+        dispatcher.again(subscription, item, 0.0)
     assert [message.queue_offset for message in dispatcher.buffered_of(held)] == [0, 1, 2, 3, 4]
 
 

@@ -78,7 +78,10 @@ def test_consumer_unknown_option() -> None:
         ({"retry": 3}, "retry must be a Retry or None"),
         ({"dead_letter_on": (1,)}, "dead_letter_on must be a tuple of exception classes"),
         ({"dead_letter_on": (KeyboardInterrupt,)}, "dead_letter_on must be a tuple of exception classes"),
-        ({"order": "key"}, "order='key' is not supported yet"),
+        ({"order": "keys"}, 'order must be "key", "queue" or None'),
+        ({"key": str}, 'key is for order="key" only'),
+        ({"order": "key", "key": handler}, "key must be a plain function"),
+        ({"order": "key", "batch_size": 10}, 'batch_size is not for order="key"'),
         ({"rate": 3.0}, "rate=3.0 is not supported yet"),
     ],
 )

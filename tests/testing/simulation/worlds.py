@@ -7,7 +7,6 @@ from random import Random
 from typing import TypeVar
 
 from rmq_async.testing.simulation import Scheduler, SimulatedLoop, run_task
-from rmq_async.testing.simulation.clock import MonotonicClock
 
 T = TypeVar("T")
 
@@ -22,8 +21,7 @@ class Processes:
 
     def process(self, name: str, *, booted: float = 100.0) -> SimulatedLoop:
         chance = Random(f"{self.seed} {name}")
-        clock = MonotonicClock(self.scheduler, booted=booted)
-        loop = self.loops[name] = SimulatedLoop(self.scheduler, name, chance=chance, clock=clock)
+        loop = self.loops[name] = SimulatedLoop(self.scheduler, name, chance=chance, booted=booted)
         return loop
 
     def run(self, main: Callable[[], Awaitable[T]], *, limit: float = 5.0) -> T:

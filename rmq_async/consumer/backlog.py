@@ -1,0 +1,97 @@
+"""What waits for the handler of one subscription, by queue, and the messages of its next call. Pure, without a clock.
+
+A call takes the next message of one queue. Where calls take batches, it takes up to ``batch_size`` messages, of one queue and then
+of the next ones; in an ordered subscription they are consecutive messages of one queue.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import inf
+
+from .held_queue import HeldQueue, Waiting
+from .lines import Lines
+from .subscription import Subscription
+
+__all__ = ["Backlog"]
+
+
+class Backlog:
+    """``turns``: queues with messages that may begin, the next one first. ``running``: calls of the handler. ``size``: messages of
+    a call. ``wait``: seconds for which a batch waits until it is full."""
+
+    __slots__ = ("is_ordered", "lines", "running", "size", "turns", "wait")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.lines: dict[HeldQueue, Lines] = {}
+        self.turns: OrderedDict[HeldQueue, Lines] = OrderedDict()
+        self.running = 0
+        self.is_ordered = subscription.order is not None
+        self.size = subscription.batch_size or 1
+        self.wait = subscription.batch_wait
+
+    def lines_of(self, held: HeldQueue) -> Lines:
+        """Returns the lines of a queue, new ones for a new queue."""
+        lines = self.lines.get(held)
+        if lines is None:
+            lines = self.lines[held] = Lines()
+        return lines
+
+    def check(self, held: HeldQueue, lines: Lines) -> None:
+        """Gives a queue a turn, or takes it, after its lines have changed."""
+        if not lines.ready:
+            self.turns.pop(held, None)
+        elif held not in self.turns:
+            self.turns[held] = lines
+
+    def due(self) -> float:
+        """Returns the monotonic time from which on a call may begin: 0 or less for at once. Only with a queue that has a turn; an
+        ordered one that is due first is the next."""
+        if not self.wait:
+            return 0.0
+        if self.is_ordered:
+            due = {held: self._due_of(lines) for held, lines in self.turns.items()}
+            first = min(due, key=due.__getitem__)
+            self.turns.move_to_end(first, last=False)
+            return due[first]
+        if sum(len(lines.ready) for lines in self.turns.values()) >= self.size:
+            return 0.0
+        return min(lines.ready[0].since for lines in self.turns.values()) + self.wait
+
+    def take(self, now: float) -> tuple[Waiting, ...]:
+        """Removes and returns the messages of the next call. The queue of the last one has its next turn after the others.
+
+        ``now``: monotonic; messages behind the first that are not due stay.
+        """
+        held, lines = next(iter(self.turns.items()))
+        taken = [lines.take()]
+        if self.size > 1:
+            if taken[0].key is None:
+                taken += lines.take_ready(self.size - 1)
+            else:
+                taken += lines.take_behind(taken[0], self.size - 1, now)
+            while len(taken) < self.size and len(self.turns) > 1 and not self.is_ordered:
+                del self.turns[held]
+                held, lines = next(iter(self.turns.items()))
+                taken += lines.take_ready(self.size - len(taken))
+        if lines.ready:
+            self.turns.move_to_end(held)
+        else:
+            del self.turns[held]
+        return tuple(taken)
+
+    def hasten(self, held: HeldQueue | None = None) -> None:
+        """Ends the wait of a queue, or of all, until a batch is full."""
+        if self.wait:
+            for lines in self.turns.values() if held is None else [self.turns[held]] if held in self.turns else []:
+                lines.ready[0].since = -inf
+
+    def forget(self, held: HeldQueue) -> None:
+        self.lines.pop(held, None)
+        self.turns.pop(held, None)
+
+    def _due_of(self, lines: Lines) -> float:
+        first = lines.ready[0]
+        if first.held_since is not None or len(lines) >= self.size:
+            return 0.0
+        return first.since + self.wait

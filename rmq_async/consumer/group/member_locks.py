@@ -1,0 +1,113 @@
+"""The locks of one member: queues of ordered topics under the group's own name, all others under ``handover_group``.
+
+Orderly members of Java's client lock under the group's name, so an ordered queue is one member's at a time in a group of both
+clients. Such a queue is never read without its lock: a member that has crashed keeps it for up to 60 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._asyncio import for_each
+from ...client import ClientInstance
+from ...errors import RocketMQError
+from .queue_locks import QueueLocks, handover_group
+
+__all__ = ["MemberLocks"]
+
+RENEWED_WITHIN: Final = 25.0
+"""Seconds after which a lock that was not renewed is late."""
+
+
+class MemberLocks:
+    """``group``, ``ordered``: names on the wire, ``ordered`` of topics. Methods are as those of QueueLocks."""
+
+    def __init__(self, instance: ClientInstance, group: str, ordered: Collection[str] = ()) -> None:
+        self._ordered = frozenset(ordered)
+        self.handover = QueueLocks(instance, handover_group(group))
+        self.own = QueueLocks(instance, group)
+
+    def is_ordered(self, queue: MessageQueue) -> bool:
+        """Returns whether a queue is locked under the group's own name, and never read without its lock."""
+        return queue.topic in self._ordered
+
+    def locked_at(self, queue: MessageQueue) -> float | None:
+        """Returns the monotonic time of the last request that was granted the lock of ``queue``; None without it."""
+        return self._of(queue).held.get(queue)
+
+    @property
+    def assumed(self) -> frozenset[MessageQueue]:
+        return self.handover.assumed
+
+    @property
+    def errors(self) -> Mapping[str, RocketMQError]:
+        return {**self.handover.errors, **self.own.errors}
+
+    @property
+    def are_late(self) -> bool:
+        """Whether the lock of an ordered queue was not renewed in time: it may end while a call runs."""
+        now = machine.monotonic()
+        return any(now - since > RENEWED_WITHIN for since in self.own.held.values())
+
+    def owns(self, queue: MessageQueue) -> bool:
+        return self._of(queue).owns(queue)
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
+        granted: set[MessageQueue] = set()
+
+        async def ask(locks: QueueLocks, asked: Collection[MessageQueue]) -> None:
+            granted.update(await locks.lock(asked))
+
+        await self._each(queues, ask)
+        return frozenset(granted)
+
+    async def renew(self) -> frozenset[MessageQueue]:
+        lost = await self.handover.renew()
+        return lost | await self.own.renew() if self._ordered else lost
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        await self._each(queues, QueueLocks.unlock)
+
+    def leave(self, queues: Iterable[MessageQueue]) -> None:
+        for queue in queues:
+            self._of(queue).leave([queue])
+
+    async def unlock_all(self) -> None:
+        await self.handover.unlock_all()
+        if self._ordered:
+            await self.own.unlock_all()
+
+    async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
+        """As that of QueueLocks, for queues that are not ordered; others stay with their client."""
+        return await self.handover.seize(self._unordered(queues), client_ids)
+
+    async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """As that of QueueLocks, for queues that are not ordered; others stay locked."""
+        await self.handover.unlock_for(client_id, self._unordered(queues))
+
+    def assume(self, queues: Iterable[MessageQueue]) -> None:
+        """As that of QueueLocks, for queues that are not ordered."""
+        self.handover.assume(self._unordered(queues))
+
+    def _of(self, queue: MessageQueue) -> QueueLocks:
+        return self.own if queue.topic in self._ordered else self.handover
+
+    def _unordered(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        return [queue for queue in queues if queue.topic not in self._ordered]
+
+    async def _each(
+        self, queues: Iterable[MessageQueue], act: Callable[[QueueLocks, Collection[MessageQueue]], Awaitable[None]]
+    ) -> None:
+        """Acts on the queues of either kind, at the same time."""
+        listed = tuple(queues)
+        if not self._ordered:
+            await act(self.handover, listed)
+            return
+        by_locks: dict[QueueLocks, list[MessageQueue]] = {}
+        for queue in listed:
+            by_locks.setdefault(self._of(queue), []).append(queue)
+        await for_each(by_locks, lambda locks: act(locks, by_locks[locks]))

@@ -1,0 +1,179 @@
+"""The messages of one queue that wait for calls of one handler, in lines by key: which of them may begin. Pure, without a clock.
+
+The first message of a line begins when no other one of its line is in a call. One that is to be handled again holds its line until
+it is due. A message without a line begins in its turn. Each step takes the same time however many messages wait, but for ``drop``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+
+from .held_queue import Waiting
+
+__all__ = ["Line", "Lines"]
+
+
+class Line:
+    """Messages with the same key. ``items``: by offset, those that wait behind one that is ready or in a call, or all of them while
+    the line rests. ``rests_until``: time of the next attempt of the first one; None unless the line rests."""
+
+    __slots__ = ("again", "items", "key", "rests_until")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.items: deque[Waiting] = deque()
+        self.again: list[Waiting] = []
+        """Messages of the call under way that are to be handled again."""
+        self.rests_until: float | None = None
+
+
+class Lines:
+    """``ready``: messages that may begin, in turn. ``by_key``: lines with a message that waits or is in a call. Times are of one
+    clock, which the caller reads."""
+
+    __slots__ = ("_size", "by_key", "ready")
+
+    def __init__(self) -> None:
+        self.ready: deque[Waiting] = deque()
+        self.by_key: dict[Hashable, Line] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Number of messages that wait."""
+        return self._size
+
+    def __bool__(self) -> bool:
+        """Whether a message waits, or one with a line is in a call."""
+        return bool(self._size or self.by_key)
+
+    def waiting(self) -> list[Waiting]:
+        """Returns the messages that wait, in no order; may be called from any thread."""
+        found = [*self.ready]
+        for line in [*self.by_key.values()]:
+            found += line.items
+            found += line.again
+        return found
+
+    def resting(self) -> list[Line]:
+        """Returns the lines that wait until a message is due; may be called from any thread."""
+        return [line for line in [*self.by_key.values()] if line.rests_until is not None]
+
+    def add(self, item: Waiting, key: Hashable | None) -> None:
+        """Adds a message behind all others of its key; None for a message without a line."""
+        self._size += 1
+        if key is None:
+            self.ready.append(item)
+            return
+        item.key = key
+        line = self.by_key.get(key)
+        if line is not None:
+            line.items.append(item)
+            return
+        self.by_key[key] = Line(key)
+        self.ready.append(item)
+
+    def take(self) -> Waiting:
+        """Removes the next ready message, whose line waits for its end. Raises IndexError without one."""
+        item = self.ready.popleft()
+        self._size -= 1
+        return item
+
+    def take_ready(self, count: int) -> list[Waiting]:
+        """Removes up to ``count`` ready messages."""
+        taken = [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
+        self._size -= len(taken)
+        return taken
+
+    def take_behind(self, item: Waiting, count: int, now: float) -> list[Waiting]:
+        """Removes up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in the same call."""
+        taken: list[Waiting] = []
+        if item.key is not None:
+            behind = self.by_key[item.key].items
+            while behind and len(taken) < count and behind[0].due <= now:
+                taken.append(behind.popleft())
+        self._size -= len(taken)
+        return taken
+
+    def put_back(self, item: Waiting) -> None:
+        """Takes a message of a call back that is to be handled again; without a line it is ready, in the order of the offsets."""
+        self._size += 1
+        if item.key is not None:
+            self.by_key[item.key].again.append(item)
+            return
+        ready, offset, place = self.ready, item.message.queue_offset, 0
+        while place < len(ready) and ready[place].message.queue_offset < offset:
+            place += 1
+        ready.insert(place, item)
+
+    def ended(self, items: Iterable[Waiting], now: float) -> list[Line]:
+        """Ends a call with ``items``, all settled or put back: their lines go on. Returns those that rest now."""
+        resting = []
+        for key in dict.fromkeys([item.key for item in items if item.key is not None]):
+            line = self.by_key[key]
+            if line.again:
+                line.again.sort(key=_offset)
+                line.items.extendleft(reversed(line.again))
+                line.again.clear()
+            if not line.items:
+                del self.by_key[key]
+            elif (due := line.items[0].due) > now:
+                line.rests_until = due
+                resting.append(line)
+            else:
+                self.ready.append(line.items.popleft())
+        return resting
+
+    def wake(self, line: Line) -> None:
+        """Ends the rest of a line: its first message begins before others that are ready."""
+        line.rests_until = None
+        self.ready.appendleft(line.items.popleft())
+
+    def drop(self, above: int, *, failed: bool = False) -> list[Waiting]:
+        """Removes messages that wait, with offsets above ``above``, and returns them.
+
+        ``failed``: also those that were in a call. Of each line the last ones are removed: the order holds when they are added
+        again.
+        """
+
+        def may_go(item: Waiting) -> bool:
+            return item.message.queue_offset > above and (failed or item.held_since is None)
+
+        dropped = [item for item in self.ready if item.key is None and may_go(item)]
+        heads = {item.key: item for item in self.ready if item.key is not None}
+        for line in [*self.by_key.values()]:
+            dropped += self._drop_last(line, heads.get(line.key), may_go)
+        gone = set(dropped)
+        self.ready = deque([item for item in self.ready if item not in gone])
+        self._size -= len(dropped)
+        return dropped
+
+    def _drop_last(self, line: Line, head: Waiting | None, may_go: Callable[[Waiting], bool]) -> list[Waiting]:
+        """Removes the last messages of a line, as many as may go. ``head``: the one that is ready."""
+        dropped: list[Waiting] = []
+        while line.items and may_go(line.items[-1]):
+            dropped.append(line.items.pop())
+        if line.items:
+            return dropped
+        dropped += filter(may_go, line.again)
+        line.again = [item for item in line.again if not may_go(item)]
+        if head is not None and may_go(head):
+            dropped.append(head)
+            del self.by_key[line.key]
+        elif line.rests_until is not None:
+            line.rests_until = None
+            del self.by_key[line.key]
+        return dropped
+
+    def drop_line(self, line: Line) -> list[Waiting]:
+        """Removes a line that rests, and returns its messages."""
+        dropped = [*line.items]
+        line.items.clear()
+        line.rests_until = None
+        del self.by_key[line.key]
+        self._size -= len(dropped)
+        return dropped
+
+
+def _offset(item: Waiting) -> int:
+    return item.message.queue_offset

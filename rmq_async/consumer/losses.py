@@ -1,0 +1,54 @@
+"""Queues whose lock another member got, or may have got: counted, logged, and named by ``health()`` for a while."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .held_queue import HeldQueue
+
+__all__ = ["LostQueue", "LostQueues"]
+
+logger = logging.getLogger(__name__)
+
+NAMED_FOR: Final = 300.0
+MOST_NAMED: Final = 64
+
+
+class LostQueue(NamedTuple):
+    """``at``: monotonic time. ``running``: messages of it that were in calls."""
+
+    at: float
+    running: int
+
+
+class LostQueues:
+    """``count``: queues that were lost since the start."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ordered: dict[MessageQueue, LostQueue] = {}
+
+    def add(self, held: HeldQueue) -> None:
+        self.count += 1
+        if not held.is_ordered:
+            logger.error("%s was taken over by another member without a handover; running handlers may be repeated", held.shown)
+            return
+        running = len(held.running)
+        while len(self._ordered) >= MOST_NAMED:
+            del self._ordered[next(iter(self._ordered))]
+        self._ordered[held.shown] = LostQueue(machine.monotonic(), running)
+        logger.error(
+            "the lock of %s, an ordered queue, is lost: its calls are cancelled, with %d messages, and another member may "
+            "have begun the same ones",
+            held.shown,
+            running,
+        )
+
+    def recent(self) -> dict[MessageQueue, LostQueue]:
+        """Returns the ordered queues that were lost in the last NAMED_FOR seconds; may be called from any thread."""
+        since = machine.monotonic() - NAMED_FOR
+        return {queue: each for queue, each in [*self._ordered.items()] if each.at > since}
