@@ -28,6 +28,8 @@ __all__ = [
     "check_group",
     "check_int",
     "check_seconds",
+    "check_topic_option",
+    "check_trace",
     "client_options",
     "host_and_port",
     "name_servers",
@@ -316,6 +318,21 @@ def check_int(name: str, value: int, low: int, high: int) -> None:
 def check_flag(name: str, value: bool) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {shown(value)}")
+
+
+def check_topic_option(name: str, topic: str) -> None:
+    try:
+        validation.check_topic(topic)
+    except InvalidMessageError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def check_trace(trace: bool | str) -> None:
+    """Raises ConfigError unless ``trace`` is True, False or the name of a topic."""
+    if isinstance(trace, str):
+        check_topic_option("trace", trace)
+    else:
+        check_flag("trace", trace)
 
 
 def _check_text(name: str, value: str) -> None:

@@ -1,24 +1,27 @@
-"""OpenTelemetry for producers: spans, durations and counts of sends, and trace contexts that travel with messages.
+"""OpenTelemetry: spans, durations and counts of sends and of handler calls, and trace contexts that travel with messages.
 
     producer = Producer("orders", hooks=[OpenTelemetryHook()])
+    consumer = Consumer("billing", hooks=[OpenTelemetryHook()])
     outbox = Outbox(engine, producer, on_status=OutboxGauges())
 
 Needs the extra ``otel`` (opentelemetry-api). Names are those of the semantic conventions for messaging and for RocketMQ as of
 version 1.36; what they have no name for begins with ``rmq_async.``.
 
 Each attempt of a send is a span of its own, a child of the span that was current where the call was made: what a broker stored
-carries the context of the attempt that got it there, and of a retried send one sees where the time went.
+carries the context of the attempt that got it there, and of a retried send one sees where the time went. Each call of a handler is
+the root of a trace, with a link to what each of its messages was sent in: one call may have messages of many senders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
 try:
     from opentelemetry import metrics, propagate, trace
-    from opentelemetry.context import Context
+    from opentelemetry.context import Context, attach, detach
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 except ImportError as missing:
@@ -28,6 +31,7 @@ from rmq_protocol.constants import ResponseCode
 from rmq_protocol.message import Message, MessageExt
 from rmq_protocol.trace import MessageType
 
+from .consumer import DeadLetter, Delivery, Outcome, RetryLater
 from .errors import BrokerError
 from .producer import Hook, SendContext
 
@@ -49,7 +53,7 @@ TYPES: Final = {
 
 
 class OpenTelemetryHook(Hook):
-    """One of a producer's ``hooks``; several producers may share it.
+    """One of the ``hooks`` of a producer or a group consumer; several of both may share it.
 
     Providers and propagator default to the global ones. A message that has a trace context in its properties already keeps it;
     the span then links to that context. With ``inject=False`` nothing is added to messages.
@@ -75,6 +79,16 @@ class OpenTelemetryHook(Hook):
         )
         self._messages = meter.create_counter(
             "messaging.client.sent.messages", unit="{message}", description="Messages that were tried to send."
+        )
+
+        self._processing = meter.create_histogram(
+            "messaging.process.duration",
+            unit="s",
+            description="Duration of the calls of handlers.",
+            explicit_bucket_boundaries_advisory=BOUNDARIES,
+        )
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", unit="{message}", description="Messages that handlers were given."
         )
 
     def before_send(self, context: SendContext) -> None:
@@ -104,12 +118,52 @@ class OpenTelemetryHook(Hook):
         self._duration.record(context.elapsed, attributes, inside)
         self._messages.add(len(_messages(context)), attributes, inside)
 
+    def before_consume(self, delivery: Delivery) -> None:
+        contexts = [_extract(message.properties, self._propagator, Context()) for message in delivery.messages]
+        is_batch = delivery.subscription.batch_size is not None
+        links = [
+            Link(found, {"messaging.message.id": message.msg_id} if is_batch else None)
+            for message, context in zip(delivery.messages, contexts, strict=True)
+            if (found := _span_context(context)) is not None
+        ]
+        shared = _consume_attributes(delivery)
+        began = time_ns()
+        span = self._tracer.start_span(
+            f"process {delivery.topic}",
+            context=Context(),
+            kind=SpanKind.CONSUMER,
+            attributes=shared | _delivery_attributes(delivery, is_batch=is_batch),
+            links=links,
+            start_time=began,
+        )
+        # Baggage of the sender is there for the handler; that of several senders would be mixed up.
+        inside = trace.set_span_in_context(span, Context() if is_batch else contexts[0])
+        delivery.values[self] = span, began, inside, shared, attach(inside)
+
+    def after_consume(self, delivery: Delivery) -> None:
+        begun = delivery.values.pop(self, None)
+        if begun is None:  # before_consume raised
+            return
+        span, began, inside, attributes, token = begun
+        detach(token)
+        elapsed = delivery.elapsed or 0.0
+        if delivery.error is not None:
+            attributes["error.type"] = error_type(delivery.error)
+        elif delivery.outcome is Outcome.ABANDONED:
+            attributes["error.type"] = "CancelledError"
+        try:
+            if span.is_recording():
+                _finish_call(span, delivery, attributes.get("error.type"))
+        finally:  # the text of a user's error may raise
+            span.end(began + round(elapsed * 1e9))
+            self._processing.record(elapsed, attributes, inside)
+            self._consumed.add(len(delivery.messages), attributes, inside)
+
     def _own_context(self, message: Message) -> trace.SpanContext | None:
         """The trace context that the sender gave the message, if any."""
         if not message.properties:
             return None
-        found = trace.get_current_span(_extract(message.properties, self._propagator, Context())).get_span_context()
-        return found if found.is_valid else None
+        return _span_context(_extract(message.properties, self._propagator, Context()))
 
 
 class OutboxGauges:
@@ -148,6 +202,11 @@ def context_of(message: MessageExt, propagator: TextMapPropagator | None = None,
 
 def _extract(properties: Mapping[str, str], propagator: TextMapPropagator | None, context: Context | None) -> Context:
     return (propagator or propagate.get_global_textmap()).extract(properties, context)
+
+
+def _span_context(context: Context) -> trace.SpanContext | None:
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None
 
 
 def error_type(error: BaseException) -> str:
@@ -220,3 +279,54 @@ def _finish(span: Span, context: SendContext, failed: str | None) -> None:
         span.set_attribute("error.type", failed)
         span.set_status(Status(StatusCode.ERROR, str(context.error)))
         span.set_attribute("rmq_async.maybe_stored", getattr(context.error, "maybe_stored", True))
+
+
+def _consume_attributes(delivery: Delivery) -> dict[str, Any]:
+    """Attributes of both spans and metrics of a handler call."""
+    attributes: dict[str, Any] = {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": delivery.topic,
+        "messaging.consumer.group.name": delivery.group,
+    }
+    hosts = {message.store_host for message in delivery.messages}
+    if len(hosts) == 1 and (address := hosts.pop()):
+        host, _, port = address.rpartition(":")
+        attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
+    return attributes
+
+
+def _delivery_attributes(delivery: Delivery, *, is_batch: bool) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"rmq_async.attempt": delivery.attempt}
+    if delivery.namespace:
+        attributes["messaging.rocketmq.namespace"] = delivery.namespace
+    queues = {message.queue for message in delivery.messages}
+    if len(queues) == 1:
+        queue = queues.pop()
+        attributes["messaging.destination.partition.id"] = f"{queue.broker_name}:{queue.queue_id}"
+    if is_batch:
+        attributes["messaging.batch.message_count"] = len(delivery.messages)
+        return attributes
+    message = delivery.messages[0]
+    attributes["messaging.message.id"] = message.msg_id
+    attributes["messaging.message.body.size"] = len(message.body)
+    if message.tags is not None:
+        attributes["messaging.rocketmq.message.tag"] = message.tags
+    if message.keys:
+        attributes["messaging.rocketmq.message.keys"] = list(message.keys)
+    if message.sharding_key is not None:
+        attributes["messaging.rocketmq.message.group"] = message.sharding_key
+    return attributes
+
+
+def _finish_call(span: Span, delivery: Delivery, failed: str | None) -> None:
+    if delivery.outcome is not None:
+        span.set_attribute("rmq_async.outcome", delivery.outcome.value)
+    if failed is None:
+        return
+    span.set_attribute("error.type", failed)
+    error = delivery.error
+    span.set_status(Status(StatusCode.ERROR, "the call was cancelled" if error is None else str(error)))
+    if error is not None and not isinstance(error, RetryLater | DeadLetter):
+        span.record_exception(error)

@@ -28,6 +28,7 @@ from .retry_requests import send_back, send_dead_letter
 from .route_table import RouteTable, TopicRoute
 from .time_search import TOOLS_GROUP, store_time_ms
 from .trace_records import TRACE_TIMEOUT, TraceRecords
+from .trace_requests import send_trace
 from .unique_ids import UniqueIds, longest_id
 from .user import ClientUser
 from .vip import first_port, vip_address
@@ -69,6 +70,7 @@ __all__ = [
     "search_offset",
     "send_back",
     "send_dead_letter",
+    "send_trace",
     "store_time_ms",
     "until_readable",
     "vip_address",

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
-from ..config import ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
+from ..config import ClientConfig, ClientOptions, check_int, check_seconds, check_trace, client_options
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
@@ -108,9 +108,9 @@ class ConsumerConfig:
     queues are given up, before the wait for their handlers; when they are committed and unlocked; when another member has their
     locks. Errors are logged, and the handover goes on.
 
-    ``hooks``: see Hook.
+    ``hooks``: see Hook. ``trace``: True reports the calls of handlers to the brokers' trace topic, a name to that topic.
 
-    Raises ConfigError for values out of range, and for ``mode="pop"``, ``broadcast`` and ``trace``, which are not supported yet.
+    Raises ConfigError for values out of range, and for ``mode="pop"`` and ``broadcast``, which are not supported yet.
     """
 
     mode: Literal["pull", "pop"] = "pull"
@@ -136,7 +136,7 @@ class ConsumerConfig:
     on_lost: AssignmentCallback | None = None
     retry: Retry = field(default_factory=Retry)
     hooks: Sequence[Hook] = ()
-    trace: bool = False
+    trace: bool | str = False
     stuck_after: float = 60.0
 
     def __post_init__(self) -> None:
@@ -149,6 +149,7 @@ class ConsumerConfig:
             check_seconds(name, getattr(self, name))
         check_seconds("stop_timeout", self.stop_timeout, zero=True)
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
+        check_trace(self.trace)
         self._check_choices()
         self._check_unsupported()
 
@@ -175,17 +176,12 @@ class ConsumerConfig:
                 raise ConfigError(f"{name} must be a function of a frozenset of queues or None, not {shown(function)}")
 
     def _check_unsupported(self) -> None:
-        check_flag("trace", self.trace)
         for item in fields(self):
             if item.name in _NOT_YET and getattr(self, item.name) != item.default:
                 raise ConfigError(f"{item.name}={shown(getattr(self, item.name))} is not supported yet")
 
 
-_NOT_YET: Final = frozenset(
-    {
-        "mode", "broadcast", "invisible_time", "max_lease", "trace"
-    }
-)  # fmt: skip
+_NOT_YET: Final = frozenset({"mode", "broadcast", "invisible_time", "max_lease"})
 """Settings of later releases: a value other than the default is refused."""
 
 
@@ -215,7 +211,7 @@ class ConsumerOptions(ClientOptions, total=False):
     on_lost: AssignmentCallback | None
     retry: Retry
     hooks: Sequence[Hook]
-    trace: bool
+    trace: bool | str
     stuck_after: float
 
 

@@ -154,6 +154,7 @@ class Consumer(Control):
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise ConfigError(f"a consumer has at most {MOST_SUBSCRIPTIONS} subscriptions")
         subscription.group = self.group
+        subscription.namespace = self.client_config.namespace or self.client_config.namespace_v2 or ""
         self._subscriptions[wire] = subscription
         return subscription
 

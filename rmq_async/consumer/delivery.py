@@ -77,6 +77,11 @@ class Delivery:
         """The consumer group, as users name it."""
         return self.subscription.group
 
+    @property
+    def namespace(self) -> str:
+        """Of the client's settings; "" for none."""
+        return self.subscription.namespace
+
     def extend(self, seconds: float) -> None:
         """Moves the deadline to ``seconds`` from now.
 

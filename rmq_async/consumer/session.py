@@ -50,6 +50,7 @@ from .settled import SettledLog
 from .settling import Settling
 from .subscription import Subscription
 from .supervisor import Supervisor
+from .tracer import ConsumeTracer
 
 __all__ = ["Session"]
 
@@ -142,7 +143,9 @@ class Session:
             assignment.callback_limit,
         )
         self.calls.ending = self.supervisor.is_ending
-        self.calls.hooks = CallHooks(config.hooks) or None
+        self.tracer = ConsumeTracer(instance, self.group, config.trace) if config.trace else None
+        hooks = config.hooks if self.tracer is None else (*config.hooks, self.tracer)
+        self.calls.hooks = CallHooks(hooks) or None
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
         self.intake.held = lambda: self.assignment.held
@@ -200,6 +203,8 @@ class Session:
     async def close(self, deadline: float) -> None:
         """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic), or in LAST_STEPS seconds."""
         self.assignment.quiesce()
+        if self.tracer is not None:
+            self.tracer.hurry()
         now = machine.monotonic()
         end = max(deadline, now + LAST_STEPS)
         # Out of the list at once: the other members ask for the locks while this one drains.
@@ -304,6 +309,10 @@ class Session:
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.locks.unlock_all()
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
+        if self.tracer is not None:
+            await self.tracer.flush(end)
+            self.tracer.end()
+            await self.tracer.ended()
         await self._leave(0.0)
         for topic in self.topics:
             instance.routes.use.release(topic)

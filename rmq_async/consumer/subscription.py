@@ -42,8 +42,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key", "name", "order",
-        "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
+        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key", "name", "namespace",
+        "order", "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -64,8 +64,8 @@ class Subscription:
         later: dict[str, Any] | None = None,
     ) -> None:
         _refuse_later(later or {})
-        self.group = ""
-        """Of its consumer, as users name it."""
+        self.group = self.namespace = ""
+        """Of its consumer, the group as users name it."""
         self.topic = _checked_topic(topic)
         self.task_name = f"rmq_async {self.topic}"
         """Of the tasks of its calls. They have one name: to make one for each message takes as long as to settle it."""

@@ -11,10 +11,19 @@ from typing import Any, Final, Literal
 from rmq_protocol import compression
 from rmq_protocol.compression import CompressionType
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_BODY_SIZE, MAX_FRAME_SIZE
-from rmq_protocol.errors import InvalidMessageError, shown
-from rmq_protocol.validation import check_topic
+from rmq_protocol.errors import shown
 
-from ..config import LARGEST_FRAME_SIZE, ClientConfig, ClientOptions, check_flag, check_int, check_seconds, client_options
+from ..config import (
+    LARGEST_FRAME_SIZE,
+    ClientConfig,
+    ClientOptions,
+    check_flag,
+    check_int,
+    check_seconds,
+    check_topic_option,
+    check_trace,
+    client_options,
+)
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
@@ -166,13 +175,10 @@ class ProducerConfig:
         if not isinstance(self.batching, bool | Batching):
             raise ConfigError(f"batching must be True, False or a Batching, not {shown(self.batching)}")
         for topic in self.topics:
-            _check_topic("topics", topic)
+            check_topic_option("topics", topic)
         object.__setattr__(self, "topics", tuple(self.topics))
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
-        if isinstance(self.trace, str):
-            _check_topic("trace", self.trace)
-        else:
-            check_flag("trace", self.trace)
+        check_trace(self.trace)
 
     def _check_compression(self) -> None:
         if self.compress_type not in ("zlib", "lz4", "zstd"):
@@ -209,13 +215,6 @@ class ProducerConfig:
     @property
     def compression_kind(self) -> CompressionType:
         return CompressionType[self.compress_type.upper()]
-
-
-def _check_topic(option: str, topic: str) -> None:
-    try:
-        check_topic(topic)
-    except InvalidMessageError as error:
-        raise ConfigError(f"{option}: {error}") from None
 
 
 class ProducerOptions(ClientOptions, total=False):

@@ -13,12 +13,12 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import get_current_span
 
-from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer
+from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer, PullConsumer, RetryLater
 from rmq_async.errors import BrokerError
 from rmq_async.otel import OpenTelemetryHook, context_of
 from rmq_async.testing._jars import find_java, resolve
 from rmq_async.testing.cluster import RealCluster
-from rmq_protocol.trace import TRACE_TOPIC, TraceContext, decode_trace
+from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trace
 
 TOPIC = "trace-real"
 LOGGING = """\
@@ -100,6 +100,39 @@ async def test_mqadmin_finds_both_attempts_of_a_message_and_so_do_we(
         ("trace-real-group", "127.0.0.1", f"{record.cost_time}ms", "success" if record.success else "failed")
         for record in records
     )
+
+
+async def test_mqadmin_shows_the_calls_of_handlers(feature_cluster: RealCluster, topic: str, tmp_path: Path) -> None:
+    """One that asks for the message again, and the next one, which succeeds, under the group and with the number of the retry."""
+    namesrv, group = feature_cluster.namesrv, f"trace-real-readers-{uuid.uuid4().hex[:8]}"
+    attempts: list[int] = []
+
+    async def handle(message: MessageExt) -> None:
+        if message.msg_id == result.msg_id:
+            attempts.append(message.reconsume_times)
+            await asyncio.sleep(0.05)
+            if not message.reconsume_times:
+                raise RetryLater(1)
+
+    consumer = Consumer(group, namesrv=namesrv, trace=True)
+    consumer.subscribe(topic, handle)
+    async with consumer, Producer("trace-real-senders", namesrv=namesrv) as sender:
+        result = await sender.send(Message(topic, b"x", keys=uuid.uuid4().hex))
+        while attempts != [0, 1]:
+            await asyncio.sleep(0.05)
+    before, after = [], []
+    for record in await records_of(namesrv, result.msg_id, result.msg_id, 4):
+        if record.trace_type is TraceType.SUB_BEFORE:
+            before.append((record.group_name, record.region_id, record.beans[0].retry_times))
+        else:
+            after.append((record.group_name, record.success, record.context_code))
+            assert record.cost_time >= 50
+    assert before == [(group, "DefaultRegion", 0), (group, "DefaultRegion", 1)]
+    assert after == [(group, False, 4), (group, True, 0)]
+
+    table = await asyncio.to_thread(mqadmin, namesrv, tmp_path, "queryMsgTraceById", "-i", result.msg_id)
+    rows = [line.split() for line in table.splitlines() if line.startswith("Sub")]
+    assert [(row[1], row[2], row[-1]) for row in rows] == [(group, "127.0.0.1", "failed"), (group, "127.0.0.1", "success")]
 
 
 async def test_trace_contexts_of_messages_and_batches_come_back(feature_cluster: RealCluster, topic: str) -> None:
