@@ -14,11 +14,11 @@ from rmq_protocol.message import MessageExt, MessageQueue
 
 from .._text import printable
 from ..client import ClientInstance
-from ..results import PullResult
+from ..results import PullResult, PullStatus
 from .commits import Commits
 from .config import ConsumerConfig
 from .dispatch import Dispatcher
-from .fetch import Budget, Cause, find_move
+from .fetch import Budget, Cause, ReadMarks, find_move
 from .held_queue import HeldQueue
 from .subscription import Subscription
 
@@ -56,14 +56,18 @@ class Intake:
         self.held: Callable[[], Mapping[MessageQueue, HeldQueue]]
         self.lost = 0
         self.corrupt = 0
+        self.marks = ReadMarks()
         self.stopped: dict[HeldQueue, str] = {}
         """Queues that ``out_of_range="stop"`` has stopped, and why."""
 
-    def accept(self, held: HeldQueue, result: PullResult) -> None:
-        """Buffers the messages of an answer and moves the cursor behind it."""
+    def accept(self, held: HeldQueue, result: PullResult) -> bool:
+        """Buffers the messages of an answer and moves the cursor behind it. Returns False, and does neither, where the queue may
+        have been made anew."""
+        if held.queue in self.marks.doubted:
+            return False
         if result.lost and self._config.out_of_range == "stop":
             self._stop(held, f"messages of {held.shown} are deleted, from offset {result.lost[0].start} on")
-            return
+            return True
         progress, dispatcher, budget = held.progress, self.dispatcher, self._budget
         for corrupt in result.corrupt:
             self.corrupt += 1
@@ -71,6 +75,8 @@ class Intake:
         for missing in result.lost:
             self.lost += len(missing)
             logger.error("%d messages of %s were deleted before they were pulled: %s", len(missing), held.shown, missing)
+        if result.messages:
+            self.marks.read(held.queue, result.messages)
         for message in result.messages:
             if not progress.enter(message.queue_offset):  # pulled again with others that were dropped
                 continue
@@ -91,13 +97,28 @@ class Intake:
         held.cursor = result.next_offset
         held.end = max(result.max_offset, result.next_offset)
         dispatcher.pump()
+        return True
 
     async def move(self, held: HeldQueue, result: PullResult) -> None:
-        """Finds out why the broker does not hold the offset of the pull, and moves the queue."""
-        offset = held.cursor
-        move = await find_move(self._instance, held.queue, offset, result.next_offset, self._config.handover_timeout)
+        """Finds out why the broker does not hold the offset of the pull, or whether it holds other messages now, and moves the
+        queue."""
+        instance, marks, queue, offset = self._instance, self.marks, held.queue, held.cursor
+
+        async def made_anew() -> bool:
+            return await marks.made_anew(instance, queue)
+
+        proposed = result.next_offset
+        if result.status is not PullStatus.OFFSET_ILLEGAL:
+            if not await made_anew():
+                marks.doubted.discard(queue)
+                if held.cursor == offset and held.is_owned:
+                    self.accept(held, result)
+                return
+            proposed = offset
+        move = await find_move(instance, queue, offset, proposed, self._config.handover_timeout, made_anew)
         if held.cursor != offset or not held.is_owned:
             return
+        marks.doubted.discard(queue)
         if move.cause is Cause.OVER:
             return
         shown = held.shown
@@ -110,6 +131,8 @@ class Intake:
         target = move.offset
         log = logger.warning if move.cause is Cause.RESET else logger.error
         log("%s goes on at offset %d instead of %d: %s", shown, target, offset, move.cause.value)
+        if move.cause in (Cause.MADE_ANEW, Cause.BEYOND_END):
+            marks.forget(queue)
         self.withdraw_waiting(held)
         held.restart(target)
         await self._commits.commit_last(held, CONFIRM_WITHIN)

@@ -104,9 +104,7 @@ class Session:
         self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self.calls.begin)
         limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
         self.rebalance = Rebalance(instance, group, self.topics, config.allocate, self._apply)
-        pulling = Pulling(
-            instance, group, limits, self.budget, self.intake.accept, self.intake.move, lambda held: self.rebalance.trigger()
-        )
+        pulling = Pulling(instance, group, limits, self.budget, self.intake.accept, self.intake.move, self._lost_route)
         self.assignment = Assignment(
             instance, subscriptions, self.supervisor, pulling, self.commits, self.outcomes, self.intake
         )
@@ -156,6 +154,7 @@ class Session:
         self.rebalance.left = lambda client_id, queues: self.supervisor.once(
             f"locks of {client_id}", self.takeover.free(client_id, queues)
         )
+        self.rebalance.missing.left = self.intake.marks.doubt
         self.takeover.holders = lambda queues: find_holders(instance, self.group, queues, self.rebalance.others)
         self.budget.full = self._make_room
         pauses, topic_of = self.assignment.pauses, {each: topic for topic, each in self.subscriptions.items()}
@@ -269,6 +268,11 @@ class Session:
             await instance.routes.refresh(self.retry_topic, config.handover_timeout)
         except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again
             logger.debug("no route of the retry topic yet: %s", printable(error, 300))
+
+    def _lost_route(self, held: HeldQueue) -> None:
+        """Called when a broker says that it does not have a queue."""
+        self.intake.marks.doubt([held.queue])
+        self.rebalance.trigger()
 
     async def _first_positions(self, topic: str) -> dict[MessageQueue, int]:
         instance = self.instance

@@ -111,6 +111,49 @@ def test_what_is_committed_at_once_or_when_asked_is_seen_once_and_nothing_else(f
     run(main())
 
 
+def test_commit_of_an_older_copy_leaves_the_newer_one_open(
+    feature_cluster: RealCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that never arrives has stored the half message anew: the commit names the copy before, and ``check`` decides again.
+
+    So a committed message is seen twice after a lost check, as docs/transactions.md says, here and in the simulation.
+    """
+    lost: list[int] = []
+    take = Checks.take
+    monkeypatch.setattr(Checks, "take", lambda self, connection, header, message: lost.append(header.tranStateTableOffset))
+    monkeypatch.setattr("rmq_async.producer.transactions.checks.REMEMBERED_FOR", 0.0)  # as after ten seconds
+
+    async def execute(message: Message, _: object) -> TransactionStatus:
+        await until(lambda: lost, "a check")
+        monkeypatch.setattr(Checks, "take", take)
+        return COMMIT
+
+    checked: list[str] = []
+
+    def check(message: MessageExt) -> TransactionStatus:
+        checked.append(message.msg_id)
+        return COMMIT
+
+    async def main() -> None:
+        topic = await topic_of(feature_cluster)
+        group = f"transactions-{uuid.uuid4().hex[:8]}"
+        async with TransactionProducer(group, execute=execute, check=check, namesrv=feature_cluster.namesrv) as producer:
+            result = await producer.send_in_transaction(Message(topic, b"committed"))
+            assert result.local_status is COMMIT
+            assert [message.msg_id for message in await seen(feature_cluster, topic)] == [result.msg_id]
+            await until(lambda: checked, "a check of the newer copy")
+            deadline = monotonic() + 10
+            while len(found := await seen(feature_cluster, topic)) < 2:
+                assert monotonic() < deadline, "the commit of the newer copy"
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(2.5)  # two rounds of checks
+            found = await seen(feature_cluster, topic)
+        assert [message.msg_id for message in found] == [result.msg_id] * 2
+        assert checked == [result.msg_id]
+
+    run(main())
+
+
 def test_a_real_broker_that_refuses_an_end_is_heard(feature_cluster: RealCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[End] = []
     ending = Checks.ending

@@ -5,5 +5,6 @@ from __future__ import annotations
 from .budget import Budget
 from .illegal_offset import Cause, Move, find_move
 from .pulling import Pulling, PullLimits
+from .read_marks import ReadMarks
 
-__all__ = ["Budget", "Cause", "Move", "PullLimits", "Pulling", "find_move"]
+__all__ = ["Budget", "Cause", "Move", "PullLimits", "Pulling", "ReadMarks", "find_move"]

@@ -1,13 +1,15 @@
 """Where a queue goes on whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21).
 
-There are three causes. An operator has reset the group's offset: the pulled offset exists, and the broker says where to go on. The
+There are four causes. An operator has reset the group's offset: the pulled offset exists, and the broker says where to go on. The
 message is deleted: the offset is below the minimum, and ``out_of_range`` decides. The queue ends below the offset: a new master
-lacks messages, or is not the master yet; that is confirmed three times before the member goes back to the end of the queue.
+lacks messages, or is not the master yet; that is confirmed three times before the member goes back to the end of the queue. Or
+its topic was deleted and made anew (``ReadMarks``): the queue is read from its first message on.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -24,6 +26,7 @@ class Cause(Enum):
     RESET = "the group's offset was reset"
     DELETED = "messages were deleted before they were pulled"
     BEYOND_END = "the queue ends below the offset"
+    MADE_ANEW = "its topic was deleted and made anew"
     OVER = "the broker holds the offset again"
 
 
@@ -34,12 +37,21 @@ class Move(NamedTuple):
     offset: int
 
 
-async def find_move(instance: ClientInstance, queue: MessageQueue, offset: int, proposed: int, patience: float) -> Move:
+async def find_move(
+    instance: ClientInstance,
+    queue: MessageQueue,
+    offset: int,
+    proposed: int,
+    patience: float,
+    made_anew: Callable[[], Awaitable[bool]],
+) -> Move:
     """``offset``: of the pull. ``proposed``: the next offset in the answer. ``patience``: seconds over which an end below
-    ``offset`` is confirmed. Asks the master only; raises the errors of these requests."""
+    ``offset`` is confirmed. ``made_anew``: asks whether the queue was. Asks masters only; raises the errors of the requests."""
     for confirmation in range(CONFIRMATIONS):
         low = await min_offset(instance, queue, any_replica=False)
         high = await max_offset(instance, queue, any_replica=False)
+        if await made_anew():
+            return Move(Cause.MADE_ANEW, low)
         if offset < low:
             return Move(Cause.DELETED, low)
         if offset <= high:

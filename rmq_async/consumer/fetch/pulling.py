@@ -60,8 +60,9 @@ class PullLimits:
 
 
 class Pulling:
-    """``group``: on the wire. ``accept``: takes an answer with or without messages. ``moved``: finds where to go on after an answer
-    that says that the broker does not hold the offset. ``lost_route``: called when a queue seems to have left its topic."""
+    """``group``: on the wire. ``accept``: takes an answer with or without messages, or returns False where its queue may hold other
+    messages than before. ``moved``: finds where to go on then, and after an answer that says that the broker does not hold the
+    offset. ``lost_route``: called when a queue seems to have left its topic."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Pulling:
         group: str,
         limits: PullLimits,
         budget: Budget,
-        accept: Callable[[HeldQueue, PullResult], None],
+        accept: Callable[[HeldQueue, PullResult], bool],
         moved: Callable[[HeldQueue, PullResult], Awaitable[None]],
         lost_route: Callable[[HeldQueue], None],
     ) -> None:
@@ -120,10 +121,8 @@ class Pulling:
         """``offset``: of the pull."""
         if held.cursor != offset:  # it was moved meanwhile, and the answer is of no use
             return
-        if result.status is PullStatus.OFFSET_ILLEGAL:
+        if result.status is PullStatus.OFFSET_ILLEGAL or not self._accept(held, result):
             await self._moved(held, result)
-        else:
-            self._accept(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
         """Waits until the span allows another message; returns how many."""

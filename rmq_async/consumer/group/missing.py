@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from rmq_protocol.message import MessageQueue
@@ -47,6 +47,8 @@ class MissingQueues:
         self._since: dict[MessageQueue, float] = {}
         self._unread: dict[MessageQueue, int] = {}
         self._wake = asyncio.Event()
+        self.left: Callable[[Iterable[MessageQueue]], object] = _nothing
+        """Called with queues that have left their topic's route."""
 
     def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
         """Compares a topic's queues with those of the last look."""
@@ -55,7 +57,9 @@ class MissingQueues:
             if queue in present or now - since >= NAMED_FOR:
                 del self._since[queue]
                 self._unread.pop(queue, None)
-        for queue in sorted(self._known.get(topic, frozenset()) - present):
+        gone = sorted(self._known.get(topic, frozenset()) - present)
+        self.left(gone)
+        for queue in gone:
             if len(self._since) < MOST_NAMED:
                 self._since[queue] = now
                 self._wake.set()
@@ -97,3 +101,7 @@ class MissingQueues:
             return
         if queue in self._since:
             self._unread[queue] = unread
+
+
+def _nothing(_: object) -> None:
+    """No one is to know."""

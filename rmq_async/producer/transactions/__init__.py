@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .checks import Checks
 from .producer import TransactionProducer
 
-__all__ = ["TransactionProducer"]
+__all__ = ["Checks", "TransactionProducer"]

@@ -22,9 +22,9 @@ __all__ = ["KINDS", "Effect", "Faults", "Injector"]
 KINDS: Final = (
     "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-expire", "broker-jitter",
     "broker-move", "broker-overload", "broker-pause", "broker-power-loss", "broker-resize", "broker-slices", "broker-slow-disk",
-    "broker-truncate", "client-move", "client-pause", "client-slow", "clock-drift", "clock-jump", "link-cut", "link-early-close",
-    "link-half-cut", "link-hang", "link-reset", "link-slow", "name-server-crash", "name-server-disagree", "name-server-forget",
-    "name-server-move", "name-server-pause",
+    "broker-truncate", "client-move", "client-pause", "client-slow", "clock-drift", "clock-jump", "clock-rate", "link-cut",
+    "link-early-close", "link-half-cut", "link-hang", "link-reset", "link-slow", "name-server-crash", "name-server-disagree",
+    "name-server-forget", "name-server-move", "name-server-pause",
 )  # fmt: skip
 """Names of the kinds of faults."""
 MEAN_DURATION: Final = 2.0

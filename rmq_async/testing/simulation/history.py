@@ -11,11 +11,13 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rmq_protocol.message import Message
+from rmq_protocol.message import Message, MessageExt
 
 from ...errors import SendError
 from ...producer import Producer, TransactionProducer
+from ...producer.transactions import Checks
 from ...results import SendResult
+from ...transport import Connection
 from .leaks import Leaks
 
 __all__ = ["Call", "Event", "History", "Recording", "digest"]
@@ -57,7 +59,11 @@ class Call:
     retry_codes: Collection[int] = ()
     ordered_by: str | None = None
     """The key, sharding key or queue that the call gave."""
+    clock: float = 0.0
+    """What the monotonic clock of its machine showed at the beginning."""
     ended: float | None = None
+    took: float | None = None
+    """Seconds from the beginning to the end, by that clock."""
     results: tuple[SendResult, ...] = ()
     error: BaseException | None = None
 
@@ -87,14 +93,18 @@ class Call:
 
 
 class History:
-    """``now``: returns the seconds since the beginning; ``current``: the name of the machine whose code runs."""
+    """``now``: returns the seconds since the beginning; ``clock``: those of the monotonic clock of the machine whose code runs;
+    ``current``: its name."""
 
-    def __init__(self, now: Callable[[], float], current: Callable[[], str]) -> None:
+    def __init__(self, now: Callable[[], float], clock: Callable[[], float], current: Callable[[], str]) -> None:
         self.calls: list[Call] = []
         self.happened: list[Event] = []
+        self.checks: dict[str, list[float]] = {}
+        """Times at which clients took checks of transactions, by the unique id of the message."""
         self.open = True
         """False while the coroutines of a dead process end: what they do in their last steps has not happened."""
         self._now = now
+        self._clock = clock
         self._current = current
         self._producers: dict[Producer, int] = {}
         self.leaks = Leaks(now)
@@ -123,16 +133,21 @@ class History:
             producer.config.async_retries if what.endswith("_async") else producer.config.retries,
             producer.config.retry_codes,
             None if by is None else str(by),
+            self._clock(),
         )
         if self.open:
             self.calls.append(call)
             self.leaks.look(producer, call.machine, what)
         return call
 
+    def took_check(self, unique_id: str) -> None:
+        self.checks.setdefault(unique_id, []).append(self._now())
+
     def end(self, call: Call, result: Any, error: BaseException | None) -> None:
         if not self.open:
             return
         call.ended, call.error = self._now(), error
+        call.took = self._clock() - call.clock
         results = getattr(result, "results", None)
         if isinstance(result, SendResult):
             call.results = (result,)
@@ -152,6 +167,7 @@ class Recording(AbstractContextManager["Recording"]):
             self._replace(owner, name, self._coroutine)
         for owner, name in _CALLBACKS:
             self._replace(owner, name, self._callback)
+        self._replace(Checks, "take", self._check)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -197,6 +213,16 @@ class Recording(AbstractContextManager["Recording"]):
             return future
 
         return recorded
+
+    def _check(self, _: str, method: Callable[..., None]) -> Callable[..., None]:
+        history = self._history
+
+        @wraps(method)
+        def taken(self: Checks, connection: Connection, header: Any, message: MessageExt) -> None:
+            history.took_check(message.msg_id)
+            method(self, connection, header, message)
+
+        return taken
 
 
 def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:

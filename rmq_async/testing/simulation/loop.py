@@ -19,9 +19,10 @@ from random import Random
 from types import CoroutineType
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
+from .clock import MonotonicClock
 from .errors import SimulationError
 from .refused import Refused
-from .scheduler import Call, Scheduler, nanoseconds
+from .scheduler import Call, Scheduler
 
 __all__ = ["Network", "SimulatedLoop"]
 
@@ -55,7 +56,7 @@ class Network(Protocol):
 
 
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
-    """``name``: of the process, in errors. ``booted``: monotonic time of the process when the simulation began, in seconds.
+    """``name``: of the process, in errors. ``clock``: of its machine, by which its timers run.
 
     ``entered`` is called before calls of this loop run, when those of another one ran before; ``connecting`` when a connect to a
     host and port begins.
@@ -67,7 +68,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         name: str,
         *,
         chance: Random,
-        booted: float = 0.0,
+        clock: MonotonicClock | None = None,
         network: Network | None = None,
         entered: Callable[[], None] | None = None,
         connecting: Callable[[str, int], object] = lambda host, port: None,
@@ -84,7 +85,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self.turns = 0
         """Number of turns that took time."""
         self._scheduler = scheduler
-        self._booted = nanoseconds(booted)
+        self._clock = MonotonicClock(scheduler) if clock is None else clock
         self._chance = chance
         self._network = network
         self._entered = entered
@@ -114,13 +115,18 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self.call_exception_handler({"message": f"Exception in callback {call!r}", "exception": error})
 
     def clock(self, at: int) -> float:
-        return (at + self._booted) / 1e9
+        return self._clock.seconds(at)
 
     # -- time and calls
 
     def time(self) -> float:
         """Returns the monotonic time of the process, in seconds."""
-        return (self._scheduler.now + self._booted) / 1e9
+        return self._clock.time()
+
+    def set_drift(self, drift: float) -> None:
+        """Changes how fast the machine's clock runs. Timers that are set fire when it shows their time; a turn goes on as it is."""
+        now, turn, stretch = self._scheduler.now, self._next_turn, self._clock.set_drift(drift)
+        self._scheduler.retime(self, lambda at: at if at == turn else now + int((at - now) * stretch) + 1)
 
     def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
         if self.longest_turn or self._next_turn:
@@ -137,8 +143,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        at = nanoseconds(when) - self._booted
-        return self._scheduler.call_at(at, self, callback, args, context)  # type: ignore[return-value]
+        return self._scheduler.call_at(self._clock.at(when), self, callback, args, context)  # type: ignore[return-value]
 
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None

@@ -11,14 +11,18 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from ... import machine as library
+from .clock import MonotonicClock
 from .errors import SimulationError
 from .loop import Network, SimulatedLoop
 from .scheduler import Scheduler, nanoseconds
 
-__all__ = ["EPOCH", "Host", "Machine", "World", "check_awaitable", "check_callable"]
+__all__ = ["EPOCH", "USUAL_DRIFT", "Host", "Machine", "World", "check_awaitable", "check_callable"]
 
 EPOCH: Final = 1_750_000_000.0
 """Seconds since the epoch at which each simulation begins."""
+USUAL_DRIFT: Final = 200e-6
+"""Seconds that a monotonic clock gains or loses in each second, at most, as quartz crystals do without correction."""
+LARGEST_DRIFT: Final = 0.5
 LONGEST_UPTIME: Final = 1_000_000.0
 """Seconds that a machine has been up at most when the simulation begins."""
 FIRST_PROCESS_ID: Final = 1000
@@ -51,6 +55,9 @@ class World(Protocol):
 
     def generator(self, name: str) -> Random:
         """Returns a new generator, seeded with the seed of the run and ``name``."""
+
+    def usual_drift(self, name: str) -> float:
+        """Returns the seconds that the monotonic clock of a machine gains in each second when nothing is wrong with it."""
 
     def entered(self, machine: Machine) -> None:
         """Makes a machine the one whose code runs."""
@@ -107,7 +114,10 @@ class Machine:
         self._world = world
         self._host = host
         self._chance = world.generator(f"machine {name}")
-        self._booted = self._chance.random() * LONGEST_UPTIME
+        self._usual_drift = world.usual_drift(name)
+        self._clock = MonotonicClock(world.scheduler, booted=self._chance.random() * LONGEST_UPTIME, drift=self._usual_drift)
+        self.monotonic = self._clock.time
+        """Returns seconds of a clock that is never set."""
         self._skew = 0.0
         self._drift = 0.0
         self._drifts_since = 0.0
@@ -145,10 +155,6 @@ class Machine:
 
     # -- clocks
 
-    def monotonic(self) -> float:
-        """Returns seconds of a clock that is never set."""
-        return self._booted + self._world.scheduler.now / 1e9
-
     def time(self) -> float:
         """Returns seconds since the epoch, as this machine's clock shows them."""
         now = self._now()
@@ -170,6 +176,23 @@ class Machine:
         now = self._now()
         self._skew += self._drift * (now - self._drifts_since)
         self._drift, self._drifts_since = rate, now
+
+    def drift_monotonic(self, rate: float | None) -> None:
+        """Makes the machine's monotonic clock, by which its timers run, gain (or lose, below 0) so many seconds in each second.
+
+        None: as many as usual, which each machine draws. Raises SimulationError for a rate beyond a half.
+        """
+        drift = self._usual_drift if rate is None else rate
+        self._check_clock("made to drift by a number", drift)
+        if abs(drift) > LARGEST_DRIFT:
+            raise SimulationError(
+                f"the monotonic clock of {self.name} gains at most {LARGEST_DRIFT} s in each second, not {drift!r}"
+            )
+        self._world.record(self.name, "drift_monotonic", rate=rate)
+        if self._loop is None:
+            self._clock.set_drift(drift)
+        else:
+            self._loop.set_drift(drift)
 
     def _check_clock(self, what: str, number: float) -> None:
         if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
@@ -277,7 +300,7 @@ class Machine:
             self._world.scheduler,
             name,
             chance=self._chance,
-            booted=self._booted,
+            clock=self._clock,
             network=self._host,
             entered=lambda: self._world.entered(self),
             connecting=lambda host, port: self._world.connecting(self, f"{host}:{port}"),

@@ -40,9 +40,9 @@ def early(calls: Iterable[Call]) -> list[str]:
     found: list[str] = []
     for call in calls:
         errors = _errors(call)
-        if not errors or call.ended is None or not all(_allows_another(error, call) for error in errors):
+        if not errors or call.took is None or not all(_allows_another(error, call) for error in errors):
             continue
-        took = call.ended - call.began
+        took = call.took
         counted = sum(_counts(error) for error in errors)
         if counted <= call.retries and call.budget - took > SLACK + 2 * took:
             found.append(

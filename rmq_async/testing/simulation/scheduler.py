@@ -146,6 +146,17 @@ class Scheduler:
             heapify(self._timers)
             self._cancelled = 0
 
+    def retime(self, runner: Runner, at: Callable[[int], int]) -> None:
+        """Moves the runner's timers: each one from its time in nanoseconds to ``at`` of it, or to now where that has passed."""
+        timers = []
+        for entry in self._timers:
+            call = entry[2]
+            if call.runner is runner:
+                call.at = max(self.now, at(call.at))
+            timers.append((call.at, entry[1], call))
+        heapify(timers)
+        self._timers = timers
+
     def resume(self, runner: Runner) -> None:
         """Makes ready what the runner has held back."""
         runner.suspended = False

@@ -22,7 +22,7 @@ from .group_checkers import Troubles, group_violations
 from .group_log import GroupLog
 from .history import Event, History, Recording
 from .loop import SimulatedLoop
-from .machines import Machine, check_awaitable, check_callable
+from .machines import USUAL_DRIFT, Machine, check_awaitable, check_callable
 from .network import Link, SimulatedNetwork
 from .retry_checkers import contradictory, early, returned
 from .running import run_task
@@ -70,7 +70,7 @@ class Simulation:
         self._numbers = brokers, name_servers
         self._faults = drawn_faults(seed, Faults.none() if faults is None else faults)
         self._trace = Trace(print_frames=trace)
-        self._history = History(lambda: self.now, lambda: self._current.name)
+        self._history = History(lambda: self.now, self.monotonic, lambda: self._current.name)
         self._leaks = self._history.leaks
         self._connects = Connects(lambda: self.now)
         self.group = GroupLog(lambda: self.now, lambda: self.brokers)
@@ -261,6 +261,10 @@ class Simulation:
         """Returns a new generator, seeded with the seed of the run and ``name``."""
         return seeded_generator(self.seed, name)
 
+    def usual_drift(self, name: str) -> float:
+        """Returns 0 for the machine of ``run``'s function, which measures by the time of the simulation."""
+        return 0.0 if name == MAIN else self.generator(f"clock of {name}").uniform(-USUAL_DRIFT, USUAL_DRIFT)
+
     def entered(self, machine: Machine) -> None:
         current = self._current
         if current is not machine:
@@ -374,7 +378,7 @@ class Simulation:
         ends = {machine.name: machine.ends for machine in self._machines.values()}
         return [
             *lost(calls, stored, excused),
-            *copies(calls, stored, restarts=any(broker.ends or broker.lost for broker in self.brokers)),
+            *copies(calls, stored, self._history.checks, restarts=any(broker.ends or broker.lost for broker in self.brokers)),
             *surprises(calls, stored),
             *renamed(calls, stored),
             *undone(calls, stored, reused),

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer
+from rmq_async import Admin, Message, MessageQueue, Producer, PullConsumer, TransactionProducer, TransactionStatus
 from rmq_async.errors import RequestTimeoutError, RocketMQError
 from rmq_async.testing.simulation import KINDS, Faults, Simulation, SimulationError
 from rmq_async.testing.simulation.effects import beginnings, machines, storage
@@ -262,6 +262,36 @@ def test_clock_drifts_until_it_is_set_right() -> None:
             machine.drift(None)  # type: ignore[arg-type]
 
     quiet().run(main)
+
+
+def test_commit_after_a_lost_check_is_stored_twice_and_no_violation() -> None:
+    """The schedule that showed it: a check goes to a connection that is lost, and the commit names the copy before."""
+
+    async def main(simulation: Simulation) -> None:
+        async def service() -> None:
+            async def execute(message: Message, _: object) -> TransactionStatus:
+                link = simulation.link("shop", "broker-a")
+                await asyncio.sleep(29.0)
+                link.cut(one_way="broker-a")
+                await asyncio.sleep(3.0)  # the broker checks 30 s after its start
+                link.drop()
+                link.heal()
+                await asyncio.sleep(1.0)
+                return TransactionStatus.COMMIT
+
+            async with TransactionProducer(
+                "shop", execute=execute, check=lambda message: TransactionStatus.COMMIT, namesrv=simulation.namesrv
+            ) as producer:
+                result = await producer.send_in_transaction(Message("T", b"17"))
+                assert result.attempts == 1
+                await asyncio.sleep(100.0)
+
+        await simulation.machine("shop").run(service)
+
+    simulation = quiet()
+    simulation.run(main)
+    simulation.check()
+    assert sum(message.topic == "T" for message in simulation.brokers[0].stored()) == 2
 
 
 def test_slow_loop_takes_time_for_each_turn_and_keeps_the_order_of_calls() -> None:

@@ -13,6 +13,7 @@ import pytest
 from rmq_async import Message, Producer, machine
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import SimulatedLoop
+from rmq_async.testing.simulation.clock import MonotonicClock
 from rmq_async.transport.sockets import unread
 
 from .networks import Hosts
@@ -33,7 +34,7 @@ class Cluster(Hosts):
             self.scheduler,
             name,
             chance=Random(f"{self.seed} process {name}"),
-            booted=1000.0,
+            clock=MonotonicClock(self.scheduler, booted=1000.0),
             network=self.hosts[name],
             entered=self._enter(name),
         )

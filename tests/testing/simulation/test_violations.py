@@ -13,7 +13,7 @@ from rmq_async import BrokerNotFoundError, MessageQueue, SendError
 from rmq_async.errors import Attempt, ConnectError, GoAwayError, RequestTimeoutError, SystemBusyError
 from rmq_async.results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
 from rmq_async.testing.simulation import Simulation
-from rmq_async.testing.simulation.checkers import HALF_TOPIC, Stored, lost, undone
+from rmq_async.testing.simulation.checkers import HALF_TOPIC, Stored, copies, lost, undone
 from rmq_async.testing.simulation.connects import MOST, Connects
 from rmq_async.testing.simulation.history import Call, Event
 from rmq_async.testing.simulation.retry_checkers import contradictory, early, returned
@@ -34,7 +34,7 @@ def test_every_violation_is_in_the_tables_of_the_docs() -> None:
 
 def call(error: BaseException | None = None, *, began: float = 10.0, took: float = 0.1, **changes: Any) -> Call:
     return Call(began, "m", **{"what": "send", "producer": 0, "topic": "T", "bodies": (b"1",), "budget": 3.0, "retry_codes": (1, 2),
-                               "ended": began + took, "error": error, **changes})  # fmt: skip
+                               "ended": began + took, "took": took, "error": error, **changes})  # fmt: skip
 
 
 def sent(broker: str) -> SendResult:
@@ -117,6 +117,20 @@ def test_a_committed_transaction_that_no_consumer_can_read_is_lost() -> None:
     assert undone([rolled_back], [whole], ())
     assert not undone([rolled_back], [half], ())
     assert not undone([rolled_back], [whole], ["broker-a"])
+
+
+def test_a_check_that_did_not_arrive_may_have_its_message_committed_twice() -> None:
+    result = TransactionSendResult(
+        SendStatus.SEND_OK, "id", "", MessageQueue("T", "broker-a", 0), 0, local_status=TransactionStatus.COMMIT
+    )
+    half, whole = (Stored("broker-a", topic, 0, 0, "id", b"1") for topic in (HALF_TOPIC, "T"))
+    calls = [call(what="send_in_transaction", results=(result,))]  # ends at 10.1 s
+    twice = [half, half, whole, whole]
+    assert not copies(calls, twice, {}, restarts=False)
+    assert not copies(calls, twice, {"id": [12.0]}, restarts=False)  # it arrived when the transaction had ended
+    assert copies(calls, twice, {"id": [10.05]}, restarts=False)
+    assert copies(calls, [half, whole, whole], {}, restarts=False)  # there was no check
+    assert copies(calls, [*twice, whole, whole], {}, restarts=False)
 
 
 def test_many_connects_within_a_second_are_a_storm() -> None:

@@ -7,6 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from rmq_async.testing.simulation import Scheduler, SimulatedLoop, run_task
+from rmq_async.testing.simulation.clock import MonotonicClock
 
 T = TypeVar("T")
 
@@ -21,7 +22,8 @@ class Processes:
 
     def process(self, name: str, *, booted: float = 100.0) -> SimulatedLoop:
         chance = Random(f"{self.seed} {name}")
-        loop = self.loops[name] = SimulatedLoop(self.scheduler, name, chance=chance, booted=booted)
+        clock = MonotonicClock(self.scheduler, booted=booted)
+        loop = self.loops[name] = SimulatedLoop(self.scheduler, name, chance=chance, clock=clock)
         return loop
 
     def run(self, main: Callable[[], Awaitable[T]], *, limit: float = 5.0) -> T:

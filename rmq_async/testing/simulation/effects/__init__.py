@@ -40,6 +40,7 @@ def beginnings(cluster: Cluster) -> dict[str, Begin]:
         **_of_storage(cluster),
         "clock-drift": on(lambda: [*cluster.clients, *cluster.brokers], machines.clock_drift),
         "clock-jump": on(lambda: [*cluster.clients, *cluster.brokers], machines.clock_jump),
+        "clock-rate": on(lambda: [*cluster.clients, *cluster.brokers, *cluster.name_servers], machines.clock_rate),
     }
 
 

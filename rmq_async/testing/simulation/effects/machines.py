@@ -10,12 +10,14 @@ from ..machines import Machine
 from ..servers import BrokerMachine, ServerMachine
 from .effect import Cluster, Done, once
 
-__all__ = ["clock_drift", "clock_jump", "crash", "move_client", "move_server", "pause", "power_loss", "slow"]
+__all__ = ["clock_drift", "clock_jump", "clock_rate", "crash", "move_client", "move_server", "pause", "power_loss", "slow"]
 
 LARGEST_JUMP: Final = 60.0
 """Seconds."""
 LARGEST_DRIFT: Final = 0.2
 """Seconds that a clock gains or loses in each second."""
+LARGEST_RATE: Final = 0.02
+"""Seconds that a monotonic clock gains or loses in each second, as in virtual machines whose time source is wrong."""
 TURNS: Final = (0.0002, 0.0006, 0.002)
 """Seconds of a turn of a slow loop, at most: about as long as a segment is on its way."""
 
@@ -67,6 +69,12 @@ def clock_drift(chance: Random, machine: Machine) -> Effect:
     """The wall clock runs too fast or too slowly, and is set right at the end."""
     machine.drift(chance.uniform(-LARGEST_DRIFT, LARGEST_DRIFT))
     return Done(lambda: machine.skew(0.0), lambda: machine.running)
+
+
+def clock_rate(chance: Random, machine: Machine) -> Effect:
+    """The monotonic clock, and with it all time-outs, runs too fast or too slowly."""
+    machine.drift_monotonic(chance.uniform(-LARGEST_RATE, LARGEST_RATE))
+    return Done(lambda: machine.drift_monotonic(None), lambda: machine.running)
 
 
 def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:

@@ -22,7 +22,7 @@ PATIENCE: Final = 120.0
 
 SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS})
 """By name, which is also that of the machine."""
-HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump"})
+HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
 """Kinds of faults that fail no call."""
 
 

@@ -1,0 +1,61 @@
+"""How far this member has read queues, to recognise one that was made anew: its topic was deleted, and is there again.
+
+Brokers do not say so: offsets begin at 0 again, and a member that goes on at its old one would leave messages out. But the messages
+of a queue are stored in the order of their offsets. So a queue was made anew if its first message was stored after one that was
+read at the same offset or a higher one. A broker that says for a moment that it does not know a topic has kept its first message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ...client import ClientInstance, earliest_store_time_ms, min_offset
+
+__all__ = ["ReadMarks"]
+
+MOST_KEPT: Final = 16_384
+
+
+class ReadMarks:
+    """Of each queue the highest offset that was read, and when its message was stored, in ms since the epoch; of the newest queues.
+
+    ``doubted``: queues that are to be looked at before an answer of a pull is believed.
+    """
+
+    __slots__ = ("_marks", "doubted")
+
+    def __init__(self) -> None:
+        self._marks: dict[MessageQueue, tuple[int, int]] = {}
+        self.doubted: set[MessageQueue] = set()
+
+    def read(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
+        """Notes the messages of an answer, by offset."""
+        marks, last = self._marks, messages[-1]
+        known = marks.get(queue)
+        if known is None:
+            while len(marks) >= MOST_KEPT:
+                self.forget(next(iter(marks)))
+        elif known[0] >= last.queue_offset:
+            return
+        marks[queue] = last.queue_offset, last.store_time_ms
+
+    def doubt(self, queues: Iterable[MessageQueue]) -> None:
+        """Has queues looked at that have left their topic, or whose topic their broker does not know: it may have been deleted."""
+        self.doubted.update(queue for queue in queues if queue in self._marks)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Forgets a queue whose messages up to the mark are gone."""
+        self._marks.pop(queue, None)
+        self.doubted.discard(queue)
+
+    async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
+        """Asks the broker whether a queue was made anew since it was read. Raises the errors of the requests."""
+        mark = self._marks.get(queue)
+        if mark is None:
+            return False
+        offset, stored = mark
+        first_stored = await earliest_store_time_ms(instance, queue)
+        return first_stored > stored and await min_offset(instance, queue, any_replica=False) <= offset

@@ -1,0 +1,44 @@
+"""The monotonic clock of one machine, which runs a little faster or slower than the time of the simulation."""
+
+from __future__ import annotations
+
+from .scheduler import Scheduler
+
+__all__ = ["MonotonicClock"]
+
+
+class MonotonicClock:
+    """``booted``: what the clock showed when the simulation began, in seconds. ``drift``: seconds that it gains in each second."""
+
+    __slots__ = ("_base", "_pace", "_scheduler", "_since", "drift")
+
+    def __init__(self, scheduler: Scheduler, *, booted: float = 0.0, drift: float = 0.0) -> None:
+        self.drift = drift
+        self._scheduler = scheduler
+        self._base = booted
+        self._since = 0
+        self._pace = (1.0 + drift) / 1e9
+        """Seconds that the clock moves in a nanosecond of the simulation."""
+
+    def time(self) -> float:
+        """Returns what the clock shows, in seconds."""
+        return self._base + (self._scheduler.now - self._since) * self._pace
+
+    def seconds(self, at: int) -> float:
+        """Returns what the clock shows at a time of the simulation, in nanoseconds."""
+        return self._base + (at - self._since) * self._pace
+
+    def at(self, seconds: float) -> int:
+        """Returns the time of the simulation, in nanoseconds, from which on the clock shows at least ``seconds``."""
+        at = self._since + int((seconds - self._base) / self._pace)
+        return at if self._base + (at - self._since) * self._pace >= seconds else at + 1
+
+    def set_drift(self, drift: float) -> float:
+        """Changes how fast the clock runs from now on; what it shows does not jump.
+
+        Returns by which factor the time is longer that it takes to show a later second.
+        """
+        before = self._pace
+        self._base, self._since = self.time(), self._scheduler.now
+        self.drift, self._pace = drift, (1.0 + drift) / 1e9
+        return before / self._pace
