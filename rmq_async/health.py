@@ -23,6 +23,7 @@ ProblemCode = Literal[
     "broker_silent",
     "no_credits",
     "handler_stuck",
+    "handler_blocks",
     "queue_stopped",
     "queue_unreadable",
     "queue_missing",

@@ -67,6 +67,8 @@ class AssignmentCallbacks:
         self._limit = limit
         self._waiting: deque[Event] = deque()
         self._running: asyncio.Task[None] | None = None
+        self._name = ""
+        """Of the function that runs, or has run last."""
         self._changed = asyncio.Event()
         """Set at the end of a call, and where ``limit`` has come closer."""
         self.idle = asyncio.Event()
@@ -98,6 +100,10 @@ class AssignmentCallbacks:
         """Returns whether ``task`` is that of a call."""
         return task is not None and task is self._running
 
+    def name_of(self, task: asyncio.Task[Any]) -> str | None:
+        """Returns the name of the function that ``task`` calls; None for another task. From any thread."""
+        return self._name if task is self._running else None
+
     def look_at_limit(self) -> None:
         """Looks at ``limit`` again."""
         self._changed.set()
@@ -120,6 +126,7 @@ class AssignmentCallbacks:
         function, kind = self._functions[event.kind], event.kind
         work = _called(kind, function, frozenset(event.queues))
         began = machine.monotonic()
+        self._name = f"{kind} {handler_name(function)}"
         self._running = task = asyncio.get_running_loop().create_task(
             work, name=f"rmq_async {kind}", context=self._context.copy()
         )
@@ -132,7 +139,7 @@ class AssignmentCallbacks:
                 await asyncio.wait([task], timeout=GRACE)
                 state = "was cancelled" if task.done() else "was cancelled, and runs on,"
                 took = machine.monotonic() - began
-                logger.warning("%s %s %s after %.1f s; the handover goes on", kind, handler_name(function), state, took)
+                logger.warning("%s %s after %.1f s; the handover goes on", self._name, state, took)
             self._running = None
 
     async def _ended(self, task: asyncio.Task[None], event: Event, began: float) -> None:

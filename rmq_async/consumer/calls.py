@@ -105,6 +105,13 @@ class HandlerCalls:
         """Returns whether ``task`` is that of a call."""
         return any(delivery.task is task for delivery in self.running)
 
+    def name_of(self, task: asyncio.Task[Any]) -> str | None:
+        """Returns the name of the handler that ``task`` calls; None for another task. From any thread."""
+        for delivery in list(self.running):
+            if delivery.task is task and delivery.state == "running":
+                return f"handler {delivery.subscription.name}"
+        return None
+
     async def cut_off(self, timeout: float) -> None:
         """Cancels all calls, and waits until they have ended, up to ``timeout`` seconds; threads run on, and are named."""
         self._closing = True

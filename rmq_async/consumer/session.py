@@ -22,6 +22,7 @@ from ..client import ClientInstance, TopicRoute
 from ..errors import RocketMQError, SubscriptionConflictError, TopicNotFoundError
 from ..hooks import request_hooks
 from .assignment import Assignment
+from .blocking import Block, LoopWatch
 from .broker_requests import BrokerRequests
 from .call_hooks import CallHooks
 from .callbacks import AssignmentCallbacks
@@ -116,6 +117,7 @@ class Session:
         self.conflicts: tuple[SubscriptionConflict, ...] = ()
         """With the subscriptions of other members, by the last look."""
         self._connect_rooms(context)
+        self._watch: LoopWatch | None = None
         self._request_hooks = request_hooks(config.hooks)
         self._registered = False
         self._assigned = asyncio.Event()
@@ -172,10 +174,20 @@ class Session:
         """Returns whether ``task`` is that of a handler call or of a callback."""
         return self.calls.is_own_task(task) or self.assignment.callbacks.is_own_task(task)
 
+    def blocking(self, task: asyncio.Task[Any]) -> str | None:
+        """Returns the name of the user's function that ``task`` calls; None for another task. From any thread."""
+        return self.calls.name_of(task) or self.assignment.callbacks.name_of(task)
+
+    @property
+    def blocked(self) -> Block | None:
+        """The newest function of the user that has blocked the event loop. From any thread."""
+        return None if self._watch is None else self._watch.newest(self.blocking)
+
     async def open(self, starting: StopScope) -> None:
         """Joins the group. Raises the errors of the brokers that keep positions; nothing is left behind then."""
         instance = self.instance
         instance.group_requests.add(self.group, self)
+        self._watch = LoopWatch.join(self.blocking, instance.loop_monitor.late)
         for hook in self._request_hooks:
             instance.pool.hooks.add(hook)
         for topic in self.topics:
@@ -322,6 +334,8 @@ class Session:
             instance.routes.use.release(topic)
         self.calls.close()
         self.dispatcher.close()
+        if self._watch is not None:
+            self._watch.leave(self.blocking)
         for hook in self._request_hooks:
             instance.pool.hooks.remove(hook)
         for subscription in self.subscriptions.values():

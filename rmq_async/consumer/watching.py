@@ -22,6 +22,9 @@ __all__ = ["ConsumerHealth", "ConsumerStats", "Lag", "health_of", "lag_of", "sta
 MOST_NAMED: Final = 16
 """Keys and queues that are held, in one list of problems."""
 
+BLOCK_SHOWN: Final = 60.0
+"""Seconds for which a function that has blocked the event loop is a problem."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lag:
@@ -118,6 +121,10 @@ def health_of(session: Session) -> ConsumerHealth:
         name = oldest.subscription.name
         text = f"handler {name} has been running for {oldest.age:.0f} s on message {oldest.messages[0].msg_id}"
         problems.append(Problem("handler_stuck", text))
+    block = session.blocked
+    if block is not None and now - block.at < BLOCK_SHOWN:
+        text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {now - block.at:.0f} s ago"
+        problems.append(Problem("handler_blocks", text))
     progress = max((each.settled_at for each in held), default=None)
     return ConsumerHealth(
         live=blocked is None and not any(_hangs(delivery) for delivery in list(session.calls.running)),

@@ -1,0 +1,136 @@
+"""Names the handler that blocks the event loop, from a thread: nothing on the loop can.
+
+The client's loop monitor is a timer. While it is overdue, the loop has not finished the turn in which it was due, and in one turn
+each task takes one step. So a task that is the current one in two looks, with the timer overdue since the first of them, has not
+let go of the loop between them. The thread looks each POLL seconds, and asks which task is the current one only while the timer is
+overdue; calls of handlers pay nothing. One thread serves all consumers of a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from os.path import basename
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from .. import machine
+from .._text import printable
+
+__all__ = ["Block", "LoopWatch"]
+
+logger = logging.getLogger(__name__)
+
+POLL: Final = 0.25
+"""Seconds between two looks."""
+THRESHOLD: Final = 1.0
+"""Seconds for which one task holds the loop, at least, when it is named."""
+REPORT_EVERY: Final = 10.0
+"""Seconds between two warnings about one function."""
+MOST_REPORTED: Final = 1024
+
+Find = Callable[[asyncio.Task[Any]], str | None]
+"""Returns a text for a task that calls a function of the user; None for another task."""
+
+
+class Block(NamedTuple):
+    """A function of the user that holds the loop, or has held it. ``seconds``: at least. ``at``: monotonic time of the last look
+    that found it."""
+
+    name: str
+    seconds: float
+    at: float
+
+
+class LoopWatch:
+    """Watches one loop, for those who have joined. Make it by ``join``."""
+
+    _running: Final[dict[asyncio.AbstractEventLoop, LoopWatch]] = {}
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._loop_thread = threading.get_ident()
+        self._finders: dict[Find, Callable[[], float]] = {}
+        """And of each the seconds by which its timer is overdue."""
+        self._blocks: dict[Find, Block] = {}
+        """The newest that each has named."""
+        self._reported: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq_async loop watch", daemon=True)
+
+    @classmethod
+    def join(cls, find: Find, overdue: Callable[[], float]) -> LoopWatch | None:
+        """Watches the running loop until ``leave(find)``; returns None in a simulation, which has no threads.
+
+        ``overdue``: returns the seconds by which a timer of the loop is overdue, 0 for none.
+        """
+        if machine.executor is not None:
+            return None
+        loop = asyncio.get_running_loop()
+        watch = cls._running.get(loop)
+        if watch is None:
+            watch = cls._running[loop] = cls(loop)
+            watch._thread.start()
+        watch._finders[find] = overdue
+        return watch
+
+    def leave(self, find: Find) -> None:
+        """Ends a ``join``; the last one ends the thread."""
+        self._finders.pop(find, None)
+        self._blocks.pop(find, None)
+        if not self._finders and self._running.pop(self._loop, None) is not None:
+            self._over.set()
+            self._thread.join()
+
+    def newest(self, find: Find) -> Block | None:
+        """Returns the newest block that ``find`` has named; from any thread."""
+        return self._blocks.get(find)
+
+    def _run(self) -> None:
+        held: tuple[asyncio.Task[Any], float] | None = None
+        while not self._over.wait(POLL):
+            overdue = max((each() for each in tuple(self._finders.values())), default=0.0)
+            task = asyncio.current_task(self._loop) if overdue > 0 else None
+            now = machine.monotonic()
+            if task is None:
+                held = None
+            elif held is None or held[0] is not task or overdue < now - held[1]:
+                held = task, now
+            elif now - held[1] >= THRESHOLD:
+                try:
+                    self._name(task, now - held[1])
+                except Exception:
+                    logger.exception("the task that blocks the event loop could not be named")
+            del task
+
+    def _name(self, task: asyncio.Task[Any], seconds: float) -> None:
+        for find in tuple(self._finders):
+            name = find(task)
+            if name is None:
+                continue
+            now = machine.monotonic()
+            self._blocks[find] = Block(name, seconds, now)
+            if now - self._reported.get(name, -REPORT_EVERY) < REPORT_EVERY:
+                return
+            while len(self._reported) >= MOST_REPORTED:
+                del self._reported[next(iter(self._reported))]
+            self._reported[name] = now
+            logger.warning(
+                "%s has blocked the event loop for %.1f s%s: heartbeats, locks and commits wait for it; await in it, or make it a "
+                "plain function, which runs in a thread",
+                name,
+                seconds,
+                _place(sys._current_frames().get(self._loop_thread)),
+            )
+            return
+
+
+def _place(frame: FrameType | None) -> str:
+    """Returns where the loop's thread is: the innermost line of Python."""
+    if frame is None:
+        return ""
+    code = frame.f_code
+    return f", at {printable(basename(code.co_filename), 100)}:{frame.f_lineno} in {printable(code.co_name, 100)}"
