@@ -24,6 +24,7 @@ from .message import is_blank
 
 __all__ = [
     "NOT_ALLOWED_SEND_TOPICS",
+    "SYSTEM_GROUPS",
     "SYSTEM_TOPICS",
     "broker_group_remark",
     "broker_topic_remark",
@@ -31,6 +32,7 @@ __all__ = [
     "check_message",
     "check_topic",
     "is_not_allowed_send_topic",
+    "is_system_group",
     "is_system_topic",
 ]
 
@@ -64,6 +66,25 @@ _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 def is_system_topic(topic: str) -> bool:
     """Whether the topic belongs to the system and cannot be created by a user."""
     return topic in SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
+
+
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+"""Those that a broker has from its first start on (``SubscriptionGroupManager.init``)."""
+_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+
+def is_system_group(group: str) -> bool:
+    """Whether the group belongs to the system."""
+    return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
 
 
 def is_not_allowed_send_topic(topic: str) -> bool:

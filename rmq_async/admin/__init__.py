@@ -1,4 +1,4 @@
-"""Topics, offsets, messages and clients, from the outside: what an operator or a test sets up and looks at.
+"""Topics, offsets, messages, clients and groups, from the outside: what an operator or a test sets up and looks at.
 
 ``__all__`` are the public names; ``cluster_info`` is for the Spark source.
 """
@@ -7,6 +7,27 @@ from __future__ import annotations
 
 from .admin import Admin
 from .requests import cluster_info as cluster_info
-from .results import ClientConnection, ConsumerConnections, QueueStats, SyncedTopic, TopicStats
+from .results import (
+    ClientConnection,
+    ConsumerConnections,
+    GroupLag,
+    GroupMember,
+    OffsetChange,
+    QueueLag,
+    QueueStats,
+    SyncedTopic,
+    TopicStats,
+)
 
-__all__ = ["Admin", "ClientConnection", "ConsumerConnections", "QueueStats", "SyncedTopic", "TopicStats"]
+__all__ = [
+    "Admin",
+    "ClientConnection",
+    "ConsumerConnections",
+    "GroupLag",
+    "GroupMember",
+    "OffsetChange",
+    "QueueLag",
+    "QueueStats",
+    "SyncedTopic",
+    "TopicStats",
+]

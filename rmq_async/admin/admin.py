@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, Unpack
 
-from rmq_protocol.bodies import TopicList
+from rmq_protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, TopicList
 from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import Perm, RequestCode
@@ -26,10 +26,11 @@ from ..client import ClientUser, Names, earliest_store_time_ms, epoch_ms, known_
 from ..config import ClientConfig, ClientOptions, check_group, client_options
 from ..errors import ConfigError
 from ..options import lists_options
-from . import clients, messages
+from . import clients, dead_letters, group_offsets, messages
+from . import groups as group_settings
 from . import topics as topic_settings
 from .requests import check, cluster_info
-from .results import ClientConnection, ConsumerConnections, SyncedTopic, TopicStats
+from .results import ClientConnection, ConsumerConnections, GroupLag, GroupMember, OffsetChange, SyncedTopic, TopicStats
 
 __all__ = ["Admin"]
 
@@ -37,6 +38,8 @@ _MAX_QUEUES: Final = 65535
 _PERMISSIONS: Final = (Perm.WRITE, Perm.READ, Perm.READ | Perm.WRITE)
 _MAX_FOUND: Final = 65535
 _MAX_ID_LENGTH: Final = 1024
+_MEMBER_TIME: Final = 11.0
+"""Seconds for an answer of a member: brokers wait 10 s for it."""
 
 
 @lists_options(ClientConfig)
@@ -227,8 +230,7 @@ class Admin(ClientUser):
         when it is first sent to.
         """
         async with self._call() as instance:
-            check_group(group)
-            return await clients.producers(instance, self._names.wire(group), self._deadline())
+            return await clients.producers(instance, self._wire_group(group), self._deadline())
 
     async def consumer_connections(self, group: str) -> ConsumerConnections:
         """The clients that consume as ``group``, once for each broker they are connected to, and what they subscribe to.
@@ -236,10 +238,128 @@ class Admin(ClientUser):
         Raises GroupNotOnlineError when no broker knows one.
         """
         async with self._call() as instance:
-            check_group(group)
-            return await clients.consumers(instance, self._names.wire(group), self._deadline())
+            return await clients.consumers(instance, self._wire_group(group), self._deadline())
+
+    async def groups(self) -> tuple[str, ...]:
+        """Names of all consumer groups that the brokers have settings of, those of the system included, sorted; with
+        ``namespace`` of those in it. A broker that may creates a group at its first heartbeat."""
+        async with self._call() as instance:
+            return await group_settings.list_groups(instance, self._deadline())
+
+    async def create_group(
+        self,
+        group: str,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+        **settings: Unpack[group_settings.GroupSettings],
+    ) -> None:
+        """Creates a consumer group, or replaces all its settings: those that are not given get their defaults.
+
+        ``cluster``, ``broker``: as for ``create_topic``. ``settings``: such as ``retry_max_times`` (16), attempts after the first
+        one before a message is dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has
+        all of them.
+
+        Raises InvalidGroupError, TypeError for an unknown setting or a value of another type, BrokerNotFoundError, and BrokerError
+        when a broker refuses.
+        """
+        async with self._call() as instance:
+            config = group_settings.group_config(self._wire_group(group), settings)
+            await group_settings.create(instance, config, cluster, broker, self._deadline())
+
+    async def delete_group(self, group: str) -> None:
+        """Deletes a consumer group on all brokers: its settings, its offsets, its retry topic and **its dead letters**.
+
+        Raises ClientStateError while it has members, whose next heartbeats would create it again.
+        """
+        async with self._call() as instance:
+            await group_settings.delete(instance, self._wire_group(group), self._deadline())
+
+    async def group_members(self, group: str) -> tuple[GroupMember, ...]:
+        """The clients that consume as ``group``, by client id. Raises GroupNotOnlineError when no broker knows one."""
+        async with self._call() as instance:
+            return await group_settings.members(instance, self._wire_group(group), self._deadline())
+
+    async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
+        """How far ``group`` is in each queue of ``topic``, or of all topics that it has offsets for (while members are connected,
+        that they subscribe to), and in its retry topic: what ``mqadmin consumerProgress`` shows.
+
+        Raises SubscriptionGroupNotExistError for a group without any offset.
+        """
+        async with self._call() as instance:
+            wire = None if topic is None else self._wire(topic)
+            return await group_offsets.lag(instance, self._wire_group(group), wire, self._deadline())
+
+    async def reset_offsets(
+        self, group: str, topic: str, to: group_offsets.Target, *, dry_run: bool = False
+    ) -> tuple[OffsetChange, ...]:
+        """Moves the offsets of ``group`` in ``topic``, whether it has members or not; returns the changes, by queue.
+
+        ``to``: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or
+        offsets by queue; an offset outside of a queue becomes its first or last one. ``dry_run``: only returns what would change.
+        Members go on from there within some 20 s. What they have in hand may be committed over it meanwhile, so the offsets are
+        read afterwards, for up to 15 s while there are members: see ``OffsetChange.verified``.
+
+        Raises ConfigError for another ``to``, TopicNotFoundError, SubscriptionGroupNotExistError, and ClientStateError for offsets
+        where a group has members and the broker resets by time only (before 5.2.0, or without ``useServerSideResetOffset``).
+        """
+        async with self._call() as instance:
+            wire = self._wire_group(group), self._wire(topic)
+            return await group_offsets.reset(instance, *wire, to, self._deadline(), dry_run=dry_run)
+
+    async def clone_offsets(self, source: str, target: str, topic: str) -> tuple[OffsetChange, ...]:
+        """Gives ``target`` the offsets that ``source`` has in ``topic``; returns the changes, by queue.
+
+        Raises ClientStateError while ``target`` has members, SubscriptionGroupNotExistError when it does not exist or ``source``
+        has no offset in the topic, TopicNotFoundError.
+        """
+        async with self._call() as instance:
+            names = self._wire_group(source), self._wire_group(target), self._wire(topic)
+            return await group_offsets.clone(instance, *names, self._deadline())
+
+    async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
+        """The dead letters of ``group`` that were not sent again, ``limit`` at most, by broker and offset."""
+        async with self._call() as instance:
+            _check_number("limit", limit, _MAX_FOUND)
+            found = await dead_letters.read(instance, self._wire_group(group), limit, self._deadline())
+            return self._names.shown_messages(found)
+
+    async def resend_dead_letters(self, group: str, *, limit: int | None = None) -> int:
+        """Sends the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
+        properties; returns how many, ``limit`` at most.
+
+        All groups of these topics get them, not only ``group``. How many were sent again is kept at the brokers, so that the next
+        call goes on after them; one that was sent when a call failed is sent twice. Raises what the first failed request raises.
+        """
+        async with self._call() as instance:
+            if limit is not None:
+                _check_number("limit", limit, 2**31 - 1)
+            return await dead_letters.resend(instance, self._wire_group(group), limit, self.config.request_timeout)
+
+    async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
+        """Lets a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
+
+        ``message``: as it was read. Brokers wait 10 s for the member. Raises BrokerError without that member.
+        """
+        async with self._call() as instance:
+            deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
+            return await group_settings.consume_directly(instance, self._wire_group(group), client_id, message, deadline)
+
+    async def consumer_status(self, group: str, client_id: str) -> ConsumerRunningInfo:
+        """What a member of ``group`` says of itself: its queues with their offsets and buffers, subscriptions and rates.
+
+        Raises GroupNotOnlineError without that member.
+        """
+        async with self._call() as instance:
+            deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
+            return await group_settings.running_info(instance, self._wire_group(group), client_id, deadline)
 
     # -- inside
+
+    def _wire_group(self, group: str) -> str:
+        """The group as servers know it."""
+        check_group(group)
+        return self._names.wire(group)
 
     def _deadline(self) -> float:
         return machine.monotonic() + self.config.request_timeout

@@ -11,7 +11,17 @@ from rmq_protocol.heartbeat import SubscriptionData
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfig
 
-__all__ = ["ClientConnection", "ConsumerConnections", "QueueStats", "SyncedTopic", "TopicStats"]
+__all__ = [
+    "ClientConnection",
+    "ConsumerConnections",
+    "GroupLag",
+    "GroupMember",
+    "OffsetChange",
+    "QueueLag",
+    "QueueStats",
+    "SyncedTopic",
+    "TopicStats",
+]
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -64,3 +74,58 @@ class SyncedTopic(msgspec.Struct, frozen=True):
     topic: str
     action: Literal["create", "update", "same"]
     config: TopicConfig
+
+
+class GroupMember(msgspec.Struct, frozen=True):
+    """A client that consumes as a group. ``address``: "ip:port" of one of its connections; ``brokers``: names of those it is
+    connected to. ``version``: as in ClientConnection."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+    brokers: tuple[str, ...]
+
+
+class QueueLag(msgspec.Struct, frozen=True):
+    """Progress of a group in one queue. ``committed``: the group's offset, 0 without one; ``end``: offset after the last message.
+    ``inflight``: messages that were pulled and are not committed, 0 where the broker does not count them (before 5.0).
+    ``last_store_time_ms``: when the last committed message was stored, epoch ms; 0 for none."""
+
+    committed: int
+    end: int
+    inflight: int
+    last_store_time_ms: int
+
+    @property
+    def messages(self) -> int:
+        """Messages that are not committed; those that a filter leaves out and deleted ones count too."""
+        return max(self.end - self.committed, 0)
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """Progress of a group. ``queues``: of its topics; ``retry_queues``: of its retry topic, whose messages failed before."""
+
+    queues: Mapping[MessageQueue, QueueLag]
+    retry_queues: Mapping[MessageQueue, QueueLag]
+
+    @property
+    def messages(self) -> int:
+        """Messages of the topics that are not committed."""
+        return sum(each.messages for each in self.queues.values())
+
+    @property
+    def retries(self) -> int:
+        """Messages of the retry topic that are not committed; those whose delay has not passed are not in it yet."""
+        return sum(each.messages for each in self.retry_queues.values())
+
+
+class OffsetChange(msgspec.Struct, frozen=True):
+    """A change of a group's offset in a queue. ``before``: None where the group had none. ``verified``: whether the broker
+    showed ``after``, or what members have committed from there on, when it was asked afterwards. False in a dry run, and where
+    members had gone back and passed the former offset again before it could be seen: their lag shows how far they are."""
+
+    queue: MessageQueue
+    before: int | None
+    after: int
+    verified: bool = False

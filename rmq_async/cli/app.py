@@ -28,6 +28,7 @@ COMMANDS: Final = MappingProxyType(
     {
         "bench": ".bench",
         "demo": ".demo.command",
+        "group": ".group",
         "message": ".message",
         "outbox": ".outbox",
         "pull": ".pull",

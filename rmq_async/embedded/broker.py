@@ -63,6 +63,10 @@ class BrokerSettings(NamedTuple):
     server_side_reset: bool = True
     property_filter: bool = True
 
+    def as_config(self) -> dict[str, bool]:
+        """Those that a real broker has, too, by its names."""
+        return {"useServerSideResetOffset": self.server_side_reset, "enablePropertyFilter": self.property_filter}
+
 
 class Broker(BaseService):
     """A broker on its disk. One alone, with a name server that it registers with::
@@ -127,7 +131,7 @@ class Broker(BaseService):
             **LockProcessor(self.state.locks).handlers(),
             **AssignmentProcessor(self.state).handlers(),
             **TopicProcessor(self.state, self.held).handlers(),
-            **StatisticsProcessor(self.state).handlers(),
+            **StatisticsProcessor(self.state, settings.as_config()).handlers(),
             **RelayProcessor(self.state, self.calls, self._reply).handlers(),
         }
 

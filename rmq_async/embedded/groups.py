@@ -16,6 +16,7 @@ from rmq_protocol.bodies import (
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import DeleteSubscriptionGroupRequestHeader, GetSubscriptionGroupConfigRequestHeader
+from rmq_protocol.validation import SYSTEM_GROUPS
 
 from .names import group_refusal
 from .offsets import OffsetTable
@@ -29,16 +30,6 @@ MAX_GROUPS: Final = 10_000
 """Besides the broker's own."""
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 """Of the settings of all groups, as JSON."""
-_OWN: Final = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
-)
 
 
 class SubscriptionGroups:
@@ -50,7 +41,7 @@ class SubscriptionGroups:
         self._size = 0
         self.changes = 0
         self.get = self._groups.get
-        for name in _OWN:
+        for name in SYSTEM_GROUPS:
             self._put(SubscriptionGroupConfig(name), 0)
 
     def __len__(self) -> int:
@@ -81,7 +72,7 @@ class SubscriptionGroups:
         """New settings, of new groups or of those that are there: all or, with Refused (29, 1), none."""
         checked = [(config, self._check(config)) for config in configs]
         new = [config for config, _ in checked if config.group_name not in self._groups]
-        if len(self._groups) + len(new) - len(_OWN) > MAX_GROUPS:
+        if len(self._groups) + len(new) - len(SYSTEM_GROUPS) > MAX_GROUPS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_GROUPS} groups, it takes no more")
         grown = sum(size - self._sizes.get(config.group_name, 0) for config, size in checked)
         if grown > 0 and self._size + grown > MAX_GROUP_BYTES:
@@ -95,7 +86,7 @@ class SubscriptionGroups:
             self.changes += 1
 
     def _is_full(self) -> bool:
-        return len(self._groups) - len(_OWN) >= MAX_GROUPS
+        return len(self._groups) - len(SYSTEM_GROUPS) >= MAX_GROUPS
 
     def _check(self, config: SubscriptionGroupConfig) -> int:
         remark = group_refusal(config.group_name)

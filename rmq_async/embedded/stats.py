@@ -1,7 +1,8 @@
-"""Serves statistics of topics and groups (202, 208, 300, 343, 345), and of the broker itself (28)."""
+"""Serves statistics of topics and groups (202, 208, 300, 343, 345), and of the broker itself (26, 28)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from rmq_protocol.bodies import (
@@ -39,10 +40,11 @@ MAX_QUEUES_SHOWN: Final = 65_536
 
 
 class StatisticsProcessor:
-    """Rates are not measured: they are always 0."""
+    """Rates are not measured: they are always 0. ``config``: settings of a real broker that have a counterpart here."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, config: Mapping[str, bool]) -> None:
         self._state = state
+        self._config = config
         self._started = machine.time()
 
     def handlers(self) -> dict[int, Handler]:
@@ -53,6 +55,7 @@ class StatisticsProcessor:
             RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            RequestCode.GET_BROKER_CONFIG: self.broker_config,
         }
 
     def topic_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -116,6 +119,11 @@ class StatisticsProcessor:
         subscription = None if group is None else group.subscriptions.get(topic)
         body = QuerySubscriptionResponseBody(header.group, topic, subscription)
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+
+    def broker_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """The form of a properties file, as Java writes it."""
+        lines = [f"brokerName={self._state.name}", *(f"{name}={str(value).lower()}" for name, value in self._config.items())]
+        return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """The names admin tools read; 0 for what does not exist here (queues of thread pools, disks, timers)."""

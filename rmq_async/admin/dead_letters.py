@@ -1,0 +1,115 @@
+"""Dead letters of a group: read from its ``%DLQ%`` topic, and sent to their topics again.
+
+The offset of TOOLS_CONSUMER in that topic, a group that every broker has for tools, says which were sent again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, DLQ_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, to_ext
+from rmq_protocol.message import Message, MessageExt, MessageQueue
+from rmq_protocol.properties import message_properties
+from rmq_protocol.pull_codec import pull_header
+from rmq_protocol.stored import decode_pull
+
+from .. import machine
+from ..broker_answers import broker_error
+from ..client import TOOLS_GROUP, ClientInstance, commit_offset, committed_offset, max_offset, min_offset
+from ..errors import TopicNotFoundError
+
+__all__ = ["read", "resend"]
+
+PULL_SIZE: Final = 32
+_PULLED: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+
+
+async def read(instance: ClientInstance, group: str, limit: int, deadline: float) -> tuple[MessageExt, ...]:
+    """See ``Admin.dead_letters``."""
+    found: list[MessageExt] = []
+    for queue in await _queues(instance, group, deadline):
+        offset: int | None = await _begin(instance, queue)
+        while offset is not None and len(found) < limit:
+            messages, offset = await _pull(instance, queue, offset, limit - len(found), deadline)
+            found += messages
+    return tuple(found)
+
+
+async def resend(instance: ClientInstance, group: str, limit: int | None, timeout: float) -> int:
+    """See ``Admin.resend_dead_letters``. ``timeout``: seconds for each message."""
+    sent = 0
+    for queue in await _queues(instance, group, machine.monotonic() + timeout):
+        offset: int | None = await _begin(instance, queue)
+        while offset is not None and (limit is None or sent < limit):
+            left = PULL_SIZE if limit is None else min(limit - sent, PULL_SIZE)
+            messages, offset = await _pull(instance, queue, offset, left, machine.monotonic() + timeout)
+            for message in messages:
+                await _send(instance, group, message, machine.monotonic() + timeout)
+                await commit_offset(instance, TOOLS_GROUP, queue, message.queue_offset + 1)
+                sent += 1
+    return sent
+
+
+async def _queues(instance: ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
+    """Returns the queues of the dead-letter topic; none where nothing was dead-lettered yet."""
+    try:
+        route = await instance.routes.fetch(DLQ_TOPIC_PREFIX + group, max(deadline - machine.monotonic(), 0.0))
+    except TopicNotFoundError:
+        return []
+    counts = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.data.queue_datas}
+    return [MessageQueue(route.topic, name, number) for name, count in sorted(counts.items()) for number in range(count)]
+
+
+async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
+    """Returns the offset of the first dead letter that was not sent again."""
+    return max(await committed_offset(instance, TOOLS_GROUP, queue) or 0, await min_offset(instance, queue))
+
+
+async def _pull(
+    instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
+) -> tuple[tuple[MessageExt, ...], int | None]:
+    """Returns messages and the offset after them; None at the end of the queue."""
+    if offset >= await max_offset(instance, queue):
+        return (), None
+    header = pull_header(TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, min(size, PULL_SIZE))
+    command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
+    timeout = max(deadline - machine.monotonic(), 0.0)
+    response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
+    if response.code not in _PULLED:
+        raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
+    after = max(from_ext(PullMessageResponseHeader, response.ext_fields).nextBeginOffset, offset)
+    if response.code != ResponseCode.SUCCESS:
+        return (), after if after > offset else None
+    decoded = decode_pull(response.body, queue, max_decompressed_size=instance.config.max_decompressed_size)
+    if decoded.corrupt:
+        raise decoded.corrupt[0]
+    messages = tuple(each for each in decoded.messages if each.queue_offset >= offset)
+    return messages, after if after > offset else None
+
+
+async def _send(instance: ClientInstance, group: str, received: MessageExt, deadline: float) -> None:
+    """Sends a copy to the topic that the message was first sent to, with its id; the broker chooses the queue."""
+    message = Message.from_received(received)
+    route = await instance.routes.fetch(message.topic, max(deadline - machine.monotonic(), 0.0))
+    brokers = sorted({queue.broker_name for queue in route.publish_queues})
+    if not brokers:
+        raise TopicNotFoundError(f"topic {instance.names.display_name(message.topic)} has no queue to write to")
+    broker = received.queue.broker_name if received.queue.broker_name in brokers else brokers[0]
+    properties = message_properties(message, received.unique_id or received.offset_msg_id)
+    header = SendMessageRequestHeaderV2(
+        a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=-1, f=0, g=round(machine.time() * 1000), h=message.flag,
+        i=properties, j=0, k=False, l=None, m=False, n=broker,
+    )  # fmt: skip
+    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=message.body)
+    response, address = await instance.ask_broker(broker, message.topic, command, max(deadline - machine.monotonic(), 0.0))
+    if response.code != ResponseCode.SUCCESS:
+        raise broker_error(response.code, response.remark, request="SEND_MESSAGE_V2", broker=broker, address=address)

@@ -1,0 +1,246 @@
+"""Offsets of consumer groups: how far each is, and moves of them by time, by offset, or to those of another group.
+
+A broker resets offsets in one of two ways. From 5.2.0 on, unless ``useServerSideResetOffset`` is off, it keeps the new offsets
+until a member pulls. Older ones send them to the connected members, by time only, and answer 206 where there are none: the new
+offsets are committed then, as mqadmin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+from rmq_protocol.bodies import ConsumeStats, KVTable
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.errors import shown
+from rmq_protocol.headers import GetConsumeStatsRequestHeader, ResetOffsetRequestHeader, to_ext
+from rmq_protocol.json_body import decode_body
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from .._asyncio import for_each
+from ..client import (
+    ClientInstance,
+    commit_offset,
+    committed_offset,
+    epoch_ms,
+    known_queue,
+    max_offset,
+    min_offset,
+    search_offset,
+)
+from ..errors import ConfigError, SubscriptionGroupNotExistError
+from .groups import check_offline, is_online
+from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
+from .results import GroupLag, OffsetChange, QueueLag
+
+__all__ = ["Target", "clone", "lag", "reset"]
+
+Target = int | Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
+
+_BY_SERVER_FROM: Final = (5, 2, 0)
+_BY_SERVER: Final = re.compile(r"^\s*useServerSideResetOffset\s*=\s*true\s*$", re.MULTILINE)
+_NO_OFFSET: Final = "not exist"
+"""In the remark of a broker of before 5.2 for a group that lacks an offset of a queue."""
+_MEMBERS_TIME: Final = 15.0
+_LOOK_EVERY: Final = 0.05
+_AT_ONCE: Final = 16
+
+
+async def lag(instance: ClientInstance, group: str, topic: str | None, deadline: float) -> GroupLag:
+    """See ``Admin.group_lag``."""
+    brokers = masters_of(await cluster_info(instance, deadline))
+    code, retry_topic = RequestCode.GET_CONSUME_STATS, RETRY_TOPIC_PREFIX + group
+    asked = [None] if topic is None else [topic, retry_topic]
+    found: dict[MessageQueue, QueueLag] = {}
+    for each in asked:
+        header = GetConsumeStatsRequestHeader(consumerGroup=group, topic=each)
+        command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+        for name, response in (await everywhere(instance, brokers, command, deadline)).items():
+            check(response, code, name, brokers[name])
+            for queue, offsets in decode_body(ConsumeStats, response.body).offset_table.items():
+                committed = offsets.consumer_offset
+                inflight = max(offsets.pull_offset - committed, 0)
+                found[queue] = QueueLag(committed, offsets.broker_offset, inflight, offsets.last_timestamp)
+    if not found:
+        where, name = ", ".join(brokers), instance.names.display_name(group)
+        of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
+        raise SubscriptionGroupNotExistError(f"group {name} has no offsets{of_topic} on {where}", request=code.name)
+    queues = {instance.names.shown_queue(queue): found[queue] for queue in sorted(found) if queue.topic != retry_topic}
+    retries = {instance.names.shown_queue(queue): found[queue] for queue in sorted(found) if queue.topic == retry_topic}
+    return GroupLag(queues, retries)
+
+
+# -- resets
+
+
+async def reset(
+    instance: ClientInstance, group: str, topic: str, to: Target, deadline: float, *, dry_run: bool
+) -> tuple[OffsetChange, ...]:
+    """See ``Admin.reset_offsets``."""
+    queues = await _queues(instance, topic, to, deadline)
+    after = await for_each(queues, lambda queue: _target(instance, queue, to), at_once=_AT_ONCE)
+    before = await for_each(queues, lambda queue: committed_offset(instance, group, queue), at_once=_AT_ONCE)
+    changes = [OffsetChange(queue, before[queue], after[queue]) for queue in queues]
+    if not dry_run:
+        changes = await _Reset(instance, group, topic, to, deadline).apply(changes)
+    names = instance.names
+    return tuple(OffsetChange(names.shown_queue(each.queue), each.before, each.after, each.verified) for each in changes)
+
+
+async def _queues(instance: ClientInstance, topic: str, to: Target, deadline: float) -> list[MessageQueue]:
+    route = await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
+    if not isinstance(to, Mapping):
+        return sorted(route.subscribe_queues)
+    chosen = [await known_queue(instance, queue) for queue in to]
+    for queue in chosen:
+        if queue.topic != topic:
+            raise ConfigError(f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of the topic to reset")
+    return sorted(chosen)
+
+
+async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> int:
+    """Returns the new offset of a queue: within what it holds."""
+    if isinstance(to, datetime):
+        return await search_offset(instance, queue, epoch_ms(to) / 1000)
+    low, high = await min_offset(instance, queue), await max_offset(instance, queue)
+    if to == "earliest":
+        return low
+    if to == "latest":
+        return high
+    given = to[instance.names.shown_queue(queue)] if isinstance(to, Mapping) else to
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        raise ConfigError(
+            f'to must be an offset, "earliest", "latest", an aware datetime or offsets by queue, not {shown(given)}'
+        )
+    return min(max(given, low), high)
+
+
+class _Reset:
+    """One reset. ``group``, ``topic``: names on the wire."""
+
+    def __init__(self, instance: ClientInstance, group: str, topic: str, to: Target, deadline: float) -> None:
+        self._instance = instance
+        self._group = group
+        self._topic = topic
+        self._to = to
+        self._deadline = deadline
+
+    async def apply(self, changes: Sequence[OffsetChange]) -> list[OffsetChange]:
+        """Resets, and looks at what the brokers show afterwards."""
+        await self._reset(changes)
+        verified = await self._look(changes)
+        return [OffsetChange(each.queue, each.before, each.after, verified[each.queue]) for each in changes]
+
+    async def _reset(self, changes: Sequence[OffsetChange]) -> None:
+        route = await self._instance.routes.fetch(self._topic, max(self._deadline - machine.monotonic(), 0.0))
+        for broker, address in brokers_of(route.data).items():
+            of_broker = [each for each in changes if self._instance.routes.broker_of(each.queue) == broker]
+            if not of_broker:
+                continue
+            timestamp = _timestamp_of(self._to)
+            if timestamp is None:
+                taken = await self._reset_by_offset(of_broker, broker, address)
+            else:
+                taken = await self._ask(broker, address, timestamp=timestamp)
+            if not taken:  # no member is connected
+                await for_each(of_broker, self._commit, at_once=_AT_ONCE)
+
+    async def _commit(self, change: OffsetChange) -> None:
+        await commit_offset(self._instance, self._group, change.queue, change.after)
+
+    async def _reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
+        """Returns False where the broker resets by time only, and no member is connected. Raises ClientStateError with members."""
+        if not await _resets_by_server(self._instance, broker, address, self._deadline):
+            why = f"broker {broker} sends members new offsets by time only; or give a time"
+            await check_offline(self._instance, self._group, why, self._deadline)
+            return False
+        for each in changes:
+            await self._ask(broker, address, queue_id=each.queue.queue_id, offset=each.after)
+        return True
+
+    async def _ask(
+        self, broker: str, address: str, *, timestamp: int = 0, queue_id: int = -1, offset: int | None = None
+    ) -> bool:
+        """Returns False where the broker knows no member to send the offsets to."""
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        header = ResetOffsetRequestHeader(
+            group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
+        )
+        command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+        response = await ask_at(self._instance, broker, address, command, self._deadline)
+        if response.code == ResponseCode.CONSUMER_NOT_ONLINE or _NO_OFFSET in (response.remark or ""):
+            return False
+        check(response, code, broker, address)
+        return True
+
+    async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
+        """Asks for the offsets until the brokers show the new ones; members need up to ten seconds to commit what they are sent."""
+        until = machine.monotonic() + _MEMBERS_TIME
+        found: dict[MessageQueue, bool] = {}
+        while True:
+            for each in changes:
+                if not found.get(each.queue):
+                    found[each.queue] = _shows(each, await committed_offset(self._instance, self._group, each.queue))
+            if all(found.values()) or machine.monotonic() >= until or not await is_online(self._instance, self._group):
+                return found
+            await asyncio.sleep(_LOOK_EVERY)
+
+
+def _shows(change: OffsetChange, offset: int | None) -> bool:
+    """Returns whether a group's offset shows that a reset has come through: members go on from there at once. Where they are past
+    the former offset again, the offset shows nothing."""
+    if offset is None:
+        return False
+    if change.before is not None and change.after < change.before:
+        return change.after <= offset < change.before
+    return offset >= change.after
+
+
+def _timestamp_of(to: Target) -> int | None:
+    """Returns the time of a reset, ms since the epoch, as brokers take it; None for one by offset."""
+    if isinstance(to, datetime):
+        return epoch_ms(to)
+    return {"earliest": 0, "latest": -1}.get(to) if isinstance(to, str) else None
+
+
+async def _resets_by_server(instance: ClientInstance, broker: str, address: str, deadline: float) -> bool:
+    """Whether the broker keeps new offsets until members pull, and so takes one for each queue."""
+    code = RequestCode.GET_BROKER_RUNTIME_INFO
+    response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
+    check(response, code, broker, address)
+    text = decode_body(KVTable, response.body).table.get("brokerVersionDesc", "")
+    if tuple(int(number) for number in re.findall(r"\d+", text)[:3]) < _BY_SERVER_FROM:
+        return False
+    code = RequestCode.GET_BROKER_CONFIG
+    response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
+    check(response, code, broker, address)
+    return _BY_SERVER.search(response.body.decode(errors="replace")) is not None
+
+
+# -- copies
+
+
+async def clone(instance: ClientInstance, source: str, target: str, topic: str, deadline: float) -> tuple[OffsetChange, ...]:
+    """See ``Admin.clone_offsets``."""
+    await check_offline(instance, target, "their commits would overwrite the offsets", deadline)
+    route = await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
+    changes = []
+    for queue in sorted(route.subscribe_queues):
+        offset = await committed_offset(instance, source, queue)
+        if offset is None:
+            continue
+        before = await committed_offset(instance, target, queue)
+        await commit_offset(instance, target, queue, offset)
+        verified = await committed_offset(instance, target, queue) == offset
+        changes.append(OffsetChange(instance.names.shown_queue(queue), before, offset, verified))
+    if not changes:
+        name, of_topic = instance.names.display_name(source), instance.names.display_name(topic)
+        raise SubscriptionGroupNotExistError(
+            f"group {name} has no offsets for topic {of_topic}", request="QUERY_CONSUMER_OFFSET"
+        )
+    return tuple(changes)

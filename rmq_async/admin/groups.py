@@ -1,0 +1,196 @@
+"""Consumer groups: their settings on all brokers, their members, and what one member says of itself."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import msgspec
+
+from rmq_protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+)
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, RequestCode
+from rmq_protocol.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    to_ext,
+)
+from rmq_protocol.json_body import decode_body, encode_body
+from rmq_protocol.message import MessageExt
+
+from .. import machine
+from .._text import printable
+from ..client import ClientInstance
+from ..errors import BrokerNotFoundError, ClientStateError, GroupNotOnlineError, TopicNotFoundError
+from . import topics as topic_settings
+from .clients import consumers
+from .requests import ask_at, check, cluster_info, everywhere, masters_of
+from .results import GroupMember
+
+__all__ = [
+    "GroupSettings",
+    "check_offline",
+    "consume_directly",
+    "create",
+    "delete",
+    "group_config",
+    "is_online",
+    "list_groups",
+    "members",
+    "running_info",
+]
+
+
+class GroupSettings(TypedDict, total=False):
+    """Settings of a consumer group; their meanings and defaults are those of SubscriptionGroupConfig."""
+
+    consume_enable: bool
+    consume_from_min_enable: bool
+    consume_broadcast_enable: bool
+    consume_message_orderly: bool
+    retry_queue_nums: int
+    retry_max_times: int
+    group_retry_policy: GroupRetryPolicy
+    broker_id: int
+    which_broker_when_consume_slowly: int
+    notify_consumer_ids_changed_enable: bool
+    group_sys_flag: int
+    consume_timeout_minute: int
+    attributes: dict[str, str]
+
+
+async def list_groups(instance: ClientInstance, deadline: float) -> tuple[str, ...]:
+    """See ``Admin.groups``."""
+    found: set[str] = set()
+    brokers = masters_of(await cluster_info(instance, deadline))
+    code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+    for name, response in (await everywhere(instance, brokers, RemotingCommand(code=code), deadline)).items():
+        check(response, code, name, brokers[name])
+        found.update(decode_body(SubscriptionGroupWrapper, response.body).subscription_group_table)
+    names = instance.names
+    return tuple(sorted(names.shown(each) for each in found if names.owns(each)))
+
+
+def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig:
+    """Returns the settings of a group. Raises TypeError for an unknown one, and for a value of another type than it must have."""
+    unknown = sorted(settings.keys() - GroupSettings.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"a group has no setting {', '.join(unknown)}; there are {', '.join(GroupSettings.__annotations__)}")
+    config = SubscriptionGroupConfig(group, **settings)
+    try:
+        return msgspec.convert(msgspec.to_builtins(config), SubscriptionGroupConfig)
+    except (msgspec.ValidationError, TypeError, NotImplementedError) as error:
+        raise TypeError(f"a setting of group {group} has a value of another type: {error}") from None
+
+
+async def create(
+    instance: ClientInstance, config: SubscriptionGroupConfig, cluster: str | None, broker: str | None, deadline: float
+) -> None:
+    """See ``Admin.create_group``."""
+    brokers = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    command = RemotingCommand(code=code, body=encode_body(config))
+    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
+        check(response, code, name, brokers[name])
+
+
+async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
+    """See ``Admin.delete_group``."""
+    await check_offline(instance, group, "they would create it again", deadline)
+    brokers = masters_of(await cluster_info(instance, deadline))
+    code = RequestCode.DELETE_SUBSCRIPTIONGROUP
+    header = DeleteSubscriptionGroupRequestHeader(groupName=group, cleanOffset=True)
+    fields: dict[str, str | None] = {**to_ext(header), "removeOffset": "true"}  # the name of cleanOffset in 4.9
+    command = RemotingCommand(code=code, ext_fields=fields)
+    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
+        check(response, code, name, brokers[name])
+    for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
+        try:
+            await topic_settings.delete(instance, prefix + group, None, deadline)
+        except TopicNotFoundError:
+            continue  # no message of the group has failed
+
+
+async def members(instance: ClientInstance, group: str, deadline: float) -> tuple[GroupMember, ...]:
+    """See ``Admin.group_members``."""
+    found = await consumers(instance, group, deadline)
+    merged: dict[str, GroupMember] = {}
+    for each in found.connections:
+        known = merged.get(each.client_id)
+        brokers = (each.broker,) if known is None else (*known.brokers, each.broker)
+        address = each.address if known is None else known.address
+        merged[each.client_id] = GroupMember(each.client_id, address, each.language, each.version, tuple(sorted(set(brokers))))
+    return tuple(merged[client_id] for client_id in sorted(merged))
+
+
+async def check_offline(instance: ClientInstance, group: str, why: str, deadline: float) -> None:
+    """Raises ClientStateError where the group has members."""
+    try:
+        found = await members(instance, group, deadline)
+    except GroupNotOnlineError:
+        return
+    some = printable(", ".join(each.client_id for each in found[:3]))
+    raise ClientStateError(
+        f"group {instance.names.display_name(group)} has {len(found)} members ({some}), and {why}: stop them first"
+    )
+
+
+async def is_online(instance: ClientInstance, group: str) -> bool:
+    """Returns whether a member of the group is connected to a broker."""
+    try:
+        await members(instance, group, machine.monotonic() + instance.config.request_timeout)
+    except GroupNotOnlineError:
+        return False
+    return True
+
+
+async def running_info(instance: ClientInstance, group: str, client_id: str, deadline: float) -> ConsumerRunningInfo:
+    """See ``Admin.consumer_status``."""
+    broker, address = await _broker_of_member(instance, group, client_id, deadline)
+    code = RequestCode.GET_CONSUMER_RUNNING_INFO
+    header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
+    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    response = await ask_at(instance, broker, address, command, deadline)
+    check(response, code, broker, address)
+    return decode_body(ConsumerRunningInfo, response.body)
+
+
+async def consume_directly(
+    instance: ClientInstance, group: str, client_id: str, message: MessageExt, deadline: float
+) -> ConsumeMessageDirectlyResult:
+    """See ``Admin.consume_directly``."""
+    masters = masters_of(await cluster_info(instance, deadline))
+    queue = instance.names.wire_queue(message.queue)
+    stored_at = [name for name, address in masters.items() if address == message.store_host]
+    broker = stored_at[0] if stored_at else queue.broker_name
+    address = masters.get(broker)
+    code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+    if address is None:
+        raise BrokerNotFoundError(f"no name server knows a master of broker {printable(broker)}", broker=broker)
+    header = ConsumeMessageDirectlyResultRequestHeader(
+        consumerGroup=group, clientId=client_id, msgId=message.offset_msg_id, brokerName=broker, topic=queue.topic
+    )
+    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    response = await ask_at(instance, broker, address, command, deadline)
+    check(response, code, broker, address)
+    return decode_body(ConsumeMessageDirectlyResult, response.body)
+
+
+async def _broker_of_member(instance: ClientInstance, group: str, client_id: str, deadline: float) -> tuple[str, str]:
+    """Returns name and address of a broker that the member is connected to. Raises GroupNotOnlineError without one."""
+    masters = masters_of(await cluster_info(instance, deadline))
+    for each in await members(instance, group, deadline):
+        if each.client_id == client_id:
+            for broker in each.brokers:
+                if broker in masters:
+                    return broker, masters[broker]
+    shown = instance.names.display_name(group)
+    raise GroupNotOnlineError(
+        f"group {shown} has no member {printable(client_id)}", request=RequestCode.GET_CONSUMER_RUNNING_INFO.name
+    )

@@ -1,0 +1,270 @@
+"""``rmq group``: consumer groups: their lag, their members, their offsets and their dead letters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+import click
+
+from rmq_async import Admin
+from rmq_async.admin import OffsetChange
+from rmq_protocol.validation import is_system_group
+
+from .options import MOMENT, ClientOptions, client_config, client_options, moment_help, needs_command, pass_options
+from .output import Output, plain_table
+from .records import fields_of, headline, moment
+from .topic import with_admin
+
+__all__ = ["group"]
+
+Target = int | Literal["earliest", "latest"] | datetime
+_NAME: Final = click.argument("name", metavar="GROUP")
+_YES: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.group(invoke_without_command=True, short_help="Look at consumer groups, move their offsets, send dead letters again.")
+@click.pass_context
+def group(context: click.Context) -> int:
+    """Consumer groups of a cluster."""
+    return needs_command(context)
+
+
+@group.command("list", short_help="Print the names of all groups.")
+@click.option("--system", is_flag=True, help="Those of the system too.")
+@client_options
+def list_groups(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print the names of all consumer groups that the brokers have settings of."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        for name in await admin.groups():
+            if system or not is_system_group(name):
+                output.record({"group": name})
+                output.line(name)
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@group.command(short_help="Print the connected members of a group.")
+@_NAME
+@client_options
+def members(name: str, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print the clients that consume as GROUP."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        table = plain_table("client id", "address", "language", "brokers")
+        for each in await admin.group_members(name):
+            output.record(
+                {
+                    "group": name,
+                    "client_id": each.client_id,
+                    "address": each.address,
+                    "language": each.language,
+                    "version": each.version,
+                    "brokers": each.brokers,
+                }
+            )
+            table.add_row(each.client_id, each.address, each.language, " ".join(each.brokers))
+        output.table(table)
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@group.command(short_help="Print how far a group is behind, by queue.")
+@_NAME
+@click.option("--topic", metavar="TOPIC", help="In this topic; default: in all that it has offsets for.")
+@client_options
+def lag(name: str, topic: str | None, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print committed offset, end and lag of each queue of GROUP. Retries, and their sum, stand apart."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        found = await admin.group_lag(name, topic)
+        table = plain_table("topic", "queue", committed=True, end=True, lag=True, inflight=True, last=False)
+        for queue, each in {**found.queues, **found.retry_queues}.items():
+            output.record(
+                {
+                    "group": name,
+                    "topic": queue.topic,
+                    "broker": queue.broker_name,
+                    "queue_id": queue.queue_id,
+                    "committed": each.committed,
+                    "end": each.end,
+                    "lag": each.messages,
+                    "inflight": each.inflight,
+                    "last_store_time_ms": each.last_store_time_ms,
+                    "retry": queue in found.retry_queues,
+                }
+            )
+            place, numbers = f"{queue.broker_name}:{queue.queue_id}", (each.committed, each.end, each.messages, each.inflight)
+            table.add_row(queue.topic, place, *map(str, numbers), moment(each.last_store_time_ms))
+        output.table(table)
+        output.line(f"{found.messages} messages and {found.retries} retries to go")
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@group.command(short_help="Create a group, or replace its settings.")
+@_NAME
+@click.option(
+    "--retries", type=click.IntRange(0), default=16, show_default=True, metavar="N",
+    help="Attempts after the first one; then a message is dead-lettered.",
+)  # fmt: skip
+@click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
+@click.option("--broker", metavar="NAME", help="On this broker.")
+@client_options
+def create(
+    name: str, retries: int, cluster: str | None, broker: str | None, namesrv: str | None, timeout: float, as_json: bool
+) -> int:
+    """Create GROUP. One that is there gets these settings, and the defaults of all others."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        await admin.create_group(name, retry_max_times=retries, cluster=cluster, broker=broker)
+        output.record({"group": name, "retries": retries})
+        output.line(f"{name} is created")
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@group.command(short_help="Delete a group, its offsets, retries and dead letters.")
+@_NAME
+@_YES
+@client_options
+def delete(name: str, yes: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Delete GROUP on all brokers: its settings, offsets, retries and dead letters. Refused while it has members."""
+    output = Output(as_json=as_json)
+    _confirm(f"Delete group {name} with its offsets, retries and dead letters?", yes=yes)
+
+    async def work(admin: Admin) -> None:
+        await admin.delete_group(name)
+        output.record({"group": name, "deleted": True})
+        output.line(f"{name} is deleted")
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ResetOptions(ClientOptions):
+    name: str
+    topic: str
+    target: Target
+    dry_run: bool
+    yes: bool
+
+
+@group.command(short_help="Move the offsets of a group.")
+@_NAME
+@click.argument("topic", metavar="TOPIC")
+@click.option("--to", "target", type=MOMENT, required=True, help=f"{moment_help}.")
+@click.option("--dry-run", is_flag=True, help="Only print what would change.")
+@_YES
+@client_options
+@pass_options(_ResetOptions)
+def reset(options: _ResetOptions) -> int:
+    """Move the offsets of GROUP in TOPIC, with or without members, and print them before and after.
+
+    Members go on from there within some 20 s. "verified" says that the new offset was seen afterwards.
+    """
+    output = Output(as_json=options.as_json)
+    where = options.name, options.topic, options.target
+
+    async def work(admin: Admin) -> None:
+        changes = await admin.reset_offsets(*where, dry_run=True)
+        if not options.dry_run:
+            if not options.as_json:
+                _print_changes(output, changes, verified=False)
+            _confirm(f"Reset the offsets of group {options.name}?", yes=options.yes)
+            changes = await admin.reset_offsets(*where)
+        _print_changes(output, changes, verified=not options.dry_run)
+        if options.dry_run:
+            output.line("Nothing was done.")
+
+    return with_admin(client_config(options.namesrv, options.timeout), work)
+
+
+@group.command(short_help="Give a group the offsets of another one.")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.argument("topic", metavar="TOPIC")
+@_YES
+@client_options
+def clone(source: str, target: str, topic: str, yes: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Give group TO the offsets that group FROM has in TOPIC. Refused while TO has members."""
+    output = Output(as_json=as_json)
+    _confirm(f"Replace the offsets of group {target} in topic {topic} by those of {source}?", yes=yes)
+
+    async def work(admin: Admin) -> None:
+        _print_changes(output, await admin.clone_offsets(source, target, topic), verified=True)
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@group.command("dead-letters", short_help="Print the dead letters of a group.")
+@_NAME
+@click.option("--limit", type=click.IntRange(1, 65535), default=100, show_default=True, metavar="N", help="Messages, at most.")
+@client_options
+def dead_letters(name: str, limit: int, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Print the dead letters of GROUP that were not sent again."""
+    output = Output(as_json=as_json)
+
+    async def work(admin: Admin) -> None:
+        for message in await admin.dead_letters(name, limit=limit):
+            output.record(fields_of(message))
+            output.line(headline(message))
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+@group.command(short_help="Send the dead letters of a group to their topics again.")
+@_NAME
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Messages, at most; default: all.")
+@_YES
+@client_options
+def resend(name: str, limit: int | None, yes: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
+    """Send the dead letters of GROUP to the topics that they were first sent to.
+
+    All groups that subscribe to these topics get them. What was sent is not sent again by the next call.
+    """
+    output = Output(as_json=as_json)
+    _confirm(f"Send the dead letters of group {name} to their topics again?", yes=yes)
+
+    async def work(admin: Admin) -> None:
+        count = await admin.resend_dead_letters(name, limit=limit)
+        output.record({"group": name, "sent": count})
+        output.line(f"{count} sent again")
+
+    return with_admin(client_config(namesrv, timeout), work)
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Asks on the terminal. Raises click.Abort for a no, UsageError where there is no terminal."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} There is no terminal to ask on: give --yes")
+    click.confirm(question, abort=True, err=True)
+
+
+def _print_changes(output: Output, changes: Sequence[OffsetChange], *, verified: bool) -> None:
+    table = plain_table("topic", "queue", before=True, after=True, verified=False)
+    for each in changes:
+        output.record(
+            {
+                "topic": each.queue.topic,
+                "broker": each.queue.broker_name,
+                "queue_id": each.queue.queue_id,
+                "before": each.before,
+                "after": each.after,
+                "verified": each.verified,
+            }
+        )
+        before = "-" if each.before is None else str(each.before)
+        place = f"{each.queue.broker_name}:{each.queue.queue_id}"
+        table.add_row(each.queue.topic, place, before, str(each.after), ("yes" if each.verified else "no") if verified else "")
+    output.table(table)

@@ -1,0 +1,279 @@
+"""Consumer groups from the outside, on embedded brokers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, MessageQueue, Producer
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import (
+    BrokerError,
+    ClientStateError,
+    ConfigError,
+    GroupNotOnlineError,
+    InvalidGroupError,
+    SubscriptionGroupNotExistError,
+    TopicNotFoundError,
+)
+
+from ..consumer.group.support import until
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedRocketMQ]:
+    async with EmbeddedRocketMQ(brokers=2) as started:
+        yield started
+
+
+@pytest.fixture
+async def admin(server: EmbeddedRocketMQ) -> AsyncIterator[Admin]:
+    async with Admin(namesrv=server.namesrv) as started:
+        await started.create_topic("OrderTopic", queues=2)
+        await started.create_group("billing")
+        yield started
+
+
+async def send(server: EmbeddedRocketMQ, *bodies: bytes) -> None:
+    async with Producer("orders", namesrv=server.namesrv) as producer:
+        for number, body in enumerate(bodies):
+            queues = await producer.fetch_publish_queues("OrderTopic")
+            await producer.send(Message("OrderTopic", body, tags="paid", keys=f"k{number}"), queue=queues[number % len(queues)])
+
+
+def worker(server: EmbeddedRocketMQ, group: str = "billing", **options: Any) -> tuple[Consumer, list[bytes]]:
+    consumer, handled = Consumer(group, namesrv=server.namesrv, start_from="earliest", **options), []
+
+    @consumer.handler("OrderTopic")
+    async def handle(message: MessageExt) -> None:
+        handled.append(message.body)
+        if message.body.startswith(b"bad"):
+            raise DeadLetter("bad")
+
+    return consumer, handled
+
+
+# -- settings and members
+
+
+async def test_create_group_with_settings_shows_them_on_all_brokers(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await admin.create_group("shipping", retry_max_times=3, consume_broadcast_enable=False)
+    assert {"billing", "shipping"} <= set(await admin.groups())
+    with pytest.raises(TypeError, match="a group has no setting retries; there are consume_enable"):
+        await admin.create_group("shipping", retries=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="a setting of group shipping has a value of another type"):
+        await admin.create_group("shipping", retry_max_times="3")  # type: ignore[arg-type]
+    with pytest.raises(InvalidGroupError):
+        await admin.create_group("a group")
+
+
+async def test_delete_group_with_members_is_refused_and_without_them_done(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await send(server, b"bad 1")
+    consumer, _ = worker(server)
+    async with consumer:
+        await consumer.wait_settled(1)
+        with pytest.raises(ClientStateError, match=r"group billing has 1 members .*: stop them first"):
+            await admin.delete_group("billing")
+    assert "%DLQ%billing" in await admin.topics()
+    await admin.delete_group("billing")
+    assert "billing" not in await admin.groups()
+    assert not [topic for topic in await admin.topics() if topic.endswith("%billing")]
+    with pytest.raises(SubscriptionGroupNotExistError, match="group billing has no offsets on broker-a, broker-b"):
+        await admin.group_lag("billing")
+
+
+async def test_group_members_names_each_client_once(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    with pytest.raises(GroupNotOnlineError):
+        await admin.group_members("billing")
+    one, _ = worker(server, instance_name="one")
+    two, _ = worker(server, instance_name="two")
+    async with one, two:
+        members = await admin.group_members("billing")
+        assert [member.client_id.rpartition("@")[2] for member in members] == ["one", "two"]
+        assert {member.brokers for member in members} == {("broker-a", "broker-b")}
+        status = await admin.consumer_status("billing", members[0].client_id)
+        assert {queue.topic for queue in status.mq_table} == {"OrderTopic", "%RETRY%billing"}
+        with pytest.raises(GroupNotOnlineError, match="group billing has no member absent@here"):
+            await admin.consumer_status("billing", "absent@here")
+
+
+async def test_consume_directly_calls_the_handler_beside_all_others(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await send(server, b"good", b"bad")
+    consumer, handled = worker(server)
+    async with consumer:
+        await consumer.wait_settled(2)
+        (member,) = await admin.group_members("billing")
+        results = [
+            (await admin.consume_directly("billing", member.client_id, message)).consume_result
+            for message in sorted(server.messages("OrderTopic"), key=lambda message: message.body)
+        ]
+        assert results == ["CR_LATER", "CR_SUCCESS"]
+        assert sorted(handled) == [b"bad", b"bad", b"good", b"good"]
+        with pytest.raises(BrokerError, match="not online"):
+            await admin.consume_directly("billing", "absent@here", server.messages("OrderTopic")[0])
+
+
+# -- lag
+
+
+async def test_group_lag_counts_topics_and_retries_apart(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await send(server, *(b"%d" % number for number in range(8)))
+    consumer, _ = worker(server)
+    async with consumer:
+        await consumer.wait_settled(8)
+    await send(server, *(b"%d" % number for number in range(6)))
+    lag = await admin.group_lag("billing")
+    assert (lag.messages, lag.retries) == (6, 0)
+    assert [each.committed for each in lag.queues.values()] == [2, 2, 2, 2]
+    assert sorted(each.messages for each in lag.queues.values()) == [1, 1, 2, 2]
+    assert {queue.topic for queue in lag.retry_queues} == {"%RETRY%billing"}
+    assert (await admin.group_lag("billing", "OrderTopic")).queues == lag.queues
+    assert (await admin.group_lag("shipping", "OrderTopic")).messages == 14  # never consumed: counts whole
+
+
+# -- resets
+
+
+async def offsets(admin: Admin) -> list[int]:
+    return [each.committed for each in (await admin.group_lag("billing", "OrderTopic")).queues.values()]
+
+
+@pytest.mark.parametrize("by_server", [True, False], ids=["by the server", "by members"])
+async def test_reset_offsets_without_members_moves_the_offsets(by_server: bool) -> None:
+    async with EmbeddedRocketMQ(server_side_reset=by_server) as server, Admin(namesrv=server.namesrv) as admin:
+        await admin.create_topic("OrderTopic", queues=2)
+        await admin.create_group("billing")
+        await send(server, *(b"%d" % number for number in range(10)))
+        one, two = (MessageQueue("OrderTopic", "broker-a", number) for number in range(2))
+        for to, expected in (
+            ("latest", [5, 5]),
+            ("earliest", [0, 0]),
+            (3, [3, 3]),
+            ({two: 1}, [3, 1]),
+            (datetime.now(UTC) + timedelta(hours=1), [5, 5]),
+            (datetime.now(UTC) - timedelta(hours=1), [0, 0]),
+            ({one: 4711}, [5, 0]),
+        ):
+            before = await offsets(admin)
+            planned = await admin.reset_offsets("billing", "OrderTopic", to, dry_run=True)  # type: ignore[arg-type]
+            assert await offsets(admin) == before
+            changes = await admin.reset_offsets("billing", "OrderTopic", to)  # type: ignore[arg-type]
+            assert await offsets(admin) == expected
+            assert all(change.verified for change in changes)
+            assert [(each.queue, each.before, each.after) for each in planned] == [
+                (each.queue, each.before, each.after) for each in changes
+            ]
+
+
+@pytest.mark.parametrize("by_server", [True, False], ids=["by the server", "by members"])
+async def test_reset_offsets_with_members_makes_them_read_again(by_server: bool) -> None:
+    async with EmbeddedRocketMQ(server_side_reset=by_server) as server, Admin(namesrv=server.namesrv) as admin:
+        await admin.create_topic("OrderTopic", queues=2)
+        await send(server, *(b"%d" % number for number in range(6)))
+        consumer, handled = worker(server)
+        async with consumer:
+            await consumer.wait_settled(6)
+            await consumer.commit()
+            changes = await admin.reset_offsets("billing", "OrderTopic", "earliest")
+            await send(server, b"wakes", b"wakes")  # a pull that waits takes the reset when it ends
+            await until(lambda: len(handled) >= 14, 30.0)
+            await consumer.wait_idle()
+        assert [(each.before, each.after) for each in changes] == [(3, 0), (3, 0)]
+        if by_server:  # the members of the others may have handled all again before the first look
+            assert all(change.verified for change in changes)
+        assert sorted(handled) == sorted([*(b"%d" % number for number in range(6))] * 2 + [b"wakes"] * 2)
+
+
+async def test_reset_offsets_by_offset_of_members_that_need_a_time_is_refused() -> None:
+    async with EmbeddedRocketMQ(server_side_reset=False) as server, Admin(namesrv=server.namesrv) as admin:
+        await admin.create_topic("OrderTopic", queues=1)
+        consumer, _ = worker(server)
+        async with consumer:
+            with pytest.raises(ClientStateError, match="new offsets by time only; or give a time"):
+                await admin.reset_offsets("billing", "OrderTopic", 0)
+
+
+async def test_reset_offsets_with_bad_arguments_raises(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    for bad in (-1, "newest", True, 1.5, None, {MessageQueue("OrderTopic", "broker-a", 0): "x"}):
+        with pytest.raises(
+            ConfigError, match='to must be an offset, "earliest", "latest", an aware datetime or offsets by queue'
+        ):
+            await admin.reset_offsets("billing", "OrderTopic", bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no time zone"):
+        await admin.reset_offsets("billing", "OrderTopic", datetime(2026, 1, 1))
+    with pytest.raises(TopicNotFoundError):
+        await admin.reset_offsets("billing", "NoTopic", "latest")
+    await admin.create_topic("OtherTopic", queues=1)
+    with pytest.raises(ConfigError, match="is not of the topic to reset"):
+        await admin.reset_offsets("billing", "OrderTopic", {MessageQueue("OtherTopic", "broker-a", 0): 0})
+    with pytest.raises(SubscriptionGroupNotExistError):
+        await admin.reset_offsets("shipping", "OrderTopic", "latest")
+
+
+async def test_clone_offsets_gives_a_group_those_of_another(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await admin.create_group("audit")
+    await send(server, *(b"%d" % number for number in range(8)))
+    with pytest.raises(SubscriptionGroupNotExistError, match="group billing has no offsets for topic OrderTopic"):
+        await admin.clone_offsets("billing", "audit", "OrderTopic")
+    await admin.reset_offsets("billing", "OrderTopic", 1)
+    changes = await admin.clone_offsets("billing", "audit", "OrderTopic")
+    assert [(each.before, each.after, each.verified) for each in changes] == [(None, 1, True)] * 4
+    assert (await admin.group_lag("audit", "OrderTopic")).messages == 4
+    with pytest.raises(SubscriptionGroupNotExistError):
+        await admin.clone_offsets("billing", "unknown", "OrderTopic")
+    consumer, _ = worker(server, "audit")
+    async with consumer:
+        with pytest.raises(ClientStateError, match="would overwrite the offsets: stop them first"):
+            await admin.clone_offsets("billing", "audit", "OrderTopic")
+
+
+# -- dead letters
+
+
+async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    assert await admin.dead_letters("billing") == ()
+    assert await admin.resend_dead_letters("billing") == 0
+    await send(server, *(b"bad %d" % number for number in range(5)))
+    consumer, handled = worker(server)
+    async with consumer:
+        await consumer.wait_settled(5)
+    found = await admin.dead_letters("billing")
+    assert sorted(message.body for message in found) == [b"bad %d" % number for number in range(5)]
+    assert len(await admin.dead_letters("billing", limit=2)) == 2
+    assert await admin.resend_dead_letters("billing", limit=2) == 2
+    assert len(await admin.dead_letters("billing")) == 3
+    assert await admin.resend_dead_letters("billing") == 3
+    assert await admin.dead_letters("billing") == ()
+    again = server.messages("OrderTopic")
+    assert len(again) == 10
+    ids = {message.body: message.unique_id for message in again[:5]}
+    for message in again:
+        assert (message.tags, message.unique_id) == ("paid", ids.get(message.body, message.unique_id))
+        assert message.keys == (f"k{message.body.split()[1].decode()}",)
+    assert {message.unique_id for message in again if message.body == b"bad 1"} == {
+        message.unique_id for message in found if message.body == b"bad 1"
+    }
+    assert (await admin.group_lag("billing")).messages == 5
+    assert len(handled) == 5
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "x"])
+async def test_dead_letters_with_a_bad_limit_raises(limit: Any, admin: Admin) -> None:
+    for call in (admin.dead_letters, admin.resend_dead_letters):
+        with pytest.raises(ConfigError, match="limit must be from 1"):
+            await call("billing", limit=limit)
+
+
+async def test_groups_in_a_namespace_have_the_users_names(server: EmbeddedRocketMQ) -> None:
+    async with Admin(namesrv=server.namesrv, namespace="shop") as admin:
+        await admin.create_topic("OrderTopic", queues=1)
+        await admin.create_group("billing")
+        assert "billing" in await admin.groups()
+        changes = await admin.reset_offsets("billing", "OrderTopic", "earliest")
+        assert {each.queue.topic for each in changes} == {"OrderTopic"}
+        assert {queue.topic for queue in (await admin.group_lag("billing", "OrderTopic")).queues} == {"OrderTopic"}
+    async with Admin(namesrv=server.namesrv) as admin:
+        assert "shop%billing" in await admin.groups()

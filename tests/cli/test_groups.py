@@ -1,0 +1,119 @@
+"""``rmq group``: groups as people and programs see them, and nothing that is done without a question."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+
+from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer
+from rmq_async.embedded import EmbeddedRocketMQ
+
+from .support import START, Rmq, environment, one_line
+
+
+def served(server: EmbeddedRocketMQ, group: str, *bodies: bytes) -> None:
+    """Sends messages to the topic of a group's name, and handles them as that group; "bad" ones are dead-lettered."""
+
+    async def main() -> None:
+        async with Admin(namesrv=server.namesrv) as admin, Producer("p", namesrv=server.namesrv) as producer:
+            await admin.create_topic(group, queues=1, broker="broker-a")
+            for body in bodies:
+                await producer.send(Message(group, body, keys="k"))
+        consumer = Consumer(group, namesrv=server.namesrv, start_from="earliest")
+
+        @consumer.handler(group)
+        async def handle(message: MessageExt) -> None:
+            if message.body == b"bad":
+                raise DeadLetter("bad")
+
+        async with consumer:
+            await consumer.wait_settled(len(bodies))
+
+    asyncio.run(main())
+
+
+def test_a_group_from_creation_to_deletion(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+    assert rmq_here("group", "create", "billing", "--retries", "3") == (0, "billing is created\n", "")
+    assert "billing" in rmq_here("group", "list").out.splitlines()
+    assert "TOOLS_CONSUMER" not in rmq_here("group", "list").out
+    assert "TOOLS_CONSUMER" in rmq_here("group", "list", "--system").out
+    served(server, "billing", b"1", b"bad", b"3")
+
+    heading, *rows, total = rmq_here("group", "lag", "billing").out.splitlines()
+    assert heading.split() == ["topic", "queue", "committed", "end", "lag", "inflight", "last"]
+    assert rows[0].split()[:6] == ["billing", "broker-a:0", "3", "3", "0", "0"]
+    assert total == "0 messages and 0 retries to go"
+    first, *_ = rmq_here("group", "lag", "billing", "--topic", "billing", "--json").records
+    assert (first["committed"], first["end"], first["lag"], first["retry"]) == (3, 3, 0, False)
+
+    dead = rmq_here("group", "dead-letters", "billing", "--json").records
+    assert [each["body"] for each in dead] == ["bad"]
+    assert "keys=k" in one_line(rmq_here("group", "dead-letters", "billing").out)
+    assert rmq_here("group", "resend", "billing", "--yes") == (0, "1 sent again\n", "")
+    assert rmq_here("group", "resend", "billing", "--yes", "--json").records == [{"group": "billing", "sent": 0}]
+
+    ended = rmq_here("group", "members", "billing")
+    assert (ended.code, ended.out) == (1, "")
+    assert "no consumer of group billing is connected" in one_line(ended.err)
+    assert rmq_here("group", "delete", "billing", "--yes") == (0, "billing is deleted\n", "")
+    assert "billing" not in rmq_here("group", "list").out.splitlines()
+
+
+def test_reset_shows_offsets_before_and_after(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
+    served(server, "moved", b"1", b"2", b"3")
+    arguments = ("group", "reset", "moved", "moved", "--to")
+    ended = rmq_here(*arguments, "earliest", "--dry-run")
+    assert [line.split() for line in ended.out.splitlines()] == [
+        ["topic", "queue", "before", "after", "verified"],
+        ["moved", "broker-a:0", "3", "0"],
+        ["Nothing", "was", "done."],
+    ]
+    ended = rmq_here(*arguments, "earliest")
+    assert (ended.code, ended.err) == (
+        2,
+        "rmq group reset: Reset the offsets of group moved? There is no terminal to ask on: give --yes "
+        "(see rmq group reset --help)\n",
+    )
+    assert rmq_here("group", "lag", "moved", "--json").records[0]["committed"] == 3
+    (change,) = rmq_here(*arguments, "earliest", "--yes", "--json").records
+    assert change == {
+        "topic": "moved", "broker": "broker-a", "queue_id": 0, "before": 3, "after": 0, "verified": True,
+    }  # fmt: skip
+    assert rmq_here(*arguments, "2", "--yes").out.splitlines()[-1].split()[-3:] == ["0", "2", "yes"]
+    assert rmq_here(*arguments, "2020-01-01T00:00:00Z", "--yes", "--json").records[0]["after"] == 0
+    ended = rmq_here(*arguments, "yesterday", "--yes")
+    assert ended.code == 2
+    assert "'yesterday' is not one of" in one_line(ended.err)
+
+    assert rmq_here("group", "create", "copied").code == 0
+    (copy,) = rmq_here("group", "clone", "moved", "copied", "moved", "--yes", "--json").records
+    assert (copy["before"], copy["after"], copy["verified"]) == (None, 0, True)
+
+
+def test_reset_on_a_terminal_asks(server: EmbeddedRocketMQ) -> None:
+    served(server, "asked", b"1", b"2")
+
+    async def answered(answer: bytes) -> tuple[int, str]:
+        theirs, ours = pty.openpty()
+        try:
+            command = [*START, "group", "reset", "asked", "asked", "--to", "earliest", "--namesrv", server.namesrv]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=ours,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment(),
+            )
+            os.write(theirs, answer)
+            out, err = await asyncio.wait_for(process.communicate(), 30.0)
+            assert b"Reset the offsets of group asked?" in err
+            return process.returncode or 0, out.decode()
+        finally:
+            os.close(theirs)
+            os.close(ours)
+
+    code, out = asyncio.run(answered(b"n\n"))
+    assert (code, len(out.splitlines())) == (130, 2)
+    code, out = asyncio.run(answered(b"y\n"))
+    assert (code, out.splitlines()[-1].split()[-3:]) == (0, ["2", "0", "yes"])

@@ -1,0 +1,151 @@
+"""Groups from the outside on real brokers: the figures of mqadmin, and changes with and without members."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer, Retry
+from rmq_async.errors import ClientStateError, SubscriptionGroupNotExistError
+from rmq_async.testing.cluster import OLD_VERSION, RealCluster
+
+from ..consumer.group.support import until
+from ..java.program import require_javac
+from .test_group_tools_real import mqadmin
+
+
+async def test_group_lag_equals_what_mqadmin_shows(cluster: RealCluster, tmp_path: Path) -> None:
+    require_javac()
+    topic = group = f"Lag_{uuid.uuid4().hex}"
+    consumer = Consumer(group, namesrv=cluster.namesrv, start_from="earliest", retry=Retry(delays=(3600.0,)))
+
+    @consumer.handler(topic)
+    async def handle(message: MessageExt) -> None:
+        if message.body == b"3":
+            raise ValueError(message.body)
+
+    async with (
+        Admin(namesrv=cluster.namesrv) as admin,
+        Producer("p", namesrv=cluster.namesrv) as producer,
+        mqadmin(cluster.namesrv, tmp_path) as tools,
+    ):
+        await admin.create_topic(topic, queues=2)
+        for number in range(6):
+            await producer.send(Message(topic, b"%d" % number))
+        async with consumer:
+            await consumer.wait_settled(6)
+        for number in range(5):
+            await producer.send(Message(topic, b"later %d" % number))
+        lag = await admin.group_lag(group)
+        shown = await tools.run("consumerProgress", "-g", group)
+        rows = {
+            (words[0], words[1], int(words[2])): tuple(map(int, words[3:5]))
+            for line in shown.splitlines()
+            if len(words := line.split()) > 6 and words[0].endswith(group)
+        }
+        ours = {tuple(queue): (each.end, each.committed) for queue, each in {**lag.queues, **lag.retry_queues}.items()}
+        assert ours == rows
+        total = re.search(r"Consume Diff Total: (\d+)", shown)
+        assert total is not None
+        assert (lag.messages, lag.messages + lag.retries) == (5, int(total[1]))
+
+
+async def test_group_settings_members_and_copies_of_offsets(each_cluster: RealCluster) -> None:
+    topic = group = f"Groups_{uuid.uuid4().hex}"
+    other = f"{group}_copy"
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=2)
+        await admin.create_group(group, retry_max_times=3)
+        await admin.create_group(other)
+        assert {group, other} <= set(await admin.groups())
+        for number in range(6):
+            await producer.send(Message(topic, b"%d" % number))
+        changes = await admin.reset_offsets(group, topic, 1)
+        assert {(each.before, each.after, each.verified) for each in changes} == {(None, 1, True)}
+        copies = await admin.clone_offsets(group, other, topic)
+        assert {(each.after, each.verified) for each in copies} == {(1, True)}
+        lags = [await admin.group_lag(name, topic) for name in (group, other)]
+        assert lags[0].messages == lags[1].messages == 6 - len(changes)
+
+        consumer = Consumer(group, namesrv=each_cluster.namesrv, instance_name="one")
+        consumer.subscribe(topic, lambda message: None)
+        async with consumer:
+            (member,) = await admin.group_members(group)
+            assert member.client_id.endswith("@one")
+            status = await admin.consumer_status(group, member.client_id)
+            assert {queue.topic for queue in status.mq_table} >= {topic}
+            message = await admin.view_message(topic, (await producer.send(Message(topic, b"now"))).offset_msg_id)
+            assert (await admin.consume_directly(group, member.client_id, message)).consume_result == "CR_SUCCESS"
+            with pytest.raises(ClientStateError, match="1 members"):
+                await admin.delete_group(group)
+            with pytest.raises(ClientStateError, match="1 members"):
+                await admin.clone_offsets(other, group, topic)
+        await admin.delete_group(group)
+        assert group not in await admin.groups()
+        with pytest.raises(SubscriptionGroupNotExistError):
+            await admin.group_lag(group)
+
+
+async def test_reset_offsets_with_and_without_members(each_cluster: RealCluster) -> None:
+    topic = group = f"Reset_{uuid.uuid4().hex}"
+    handled: list[bytes] = []
+    by_server = each_cluster.version != OLD_VERSION
+    consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest", commit_interval=0.2)
+
+    @consumer.handler(topic)
+    async def handle(message: MessageExt) -> None:
+        handled.append(message.body)
+
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=2)
+        for number in range(6):
+            await producer.send(Message(topic, b"%d" % number))
+        async with consumer:
+            await consumer.wait_settled(6)
+            await consumer.commit()
+            changes = await admin.reset_offsets(group, topic, "earliest")
+            for _ in range(4):  # else the pulls that the broker holds end after 15 s
+                await producer.send(Message(topic, b"wakes a pull"))
+            await until(lambda: all(handled.count(b"%d" % number) == 2 for number in range(6)), 30.0)
+            await consumer.wait_idle()
+        assert all(each.after == 0 for each in changes)
+        if by_server:  # members of the others may have handled all again before the first look
+            assert all(each.verified for each in changes)
+        for to in ("latest", "earliest", 2, datetime.now(UTC)):
+            changes = await admin.reset_offsets(group, topic, to)  # type: ignore[arg-type]
+            assert all(each.verified for each in changes)
+            committed = {queue: each.committed for queue, each in (await admin.group_lag(group, topic)).queues.items()}
+            assert committed == {each.queue: each.after for each in changes}
+
+
+async def test_dead_letters_are_sent_to_their_topic_again(each_cluster: RealCluster) -> None:
+    topic = group = f"Dead_{uuid.uuid4().hex}"
+    consumer = Consumer(group, namesrv=each_cluster.namesrv, start_from="earliest")
+
+    @consumer.handler(topic)
+    async def handle(message: MessageExt) -> None:
+        if consumer.stats().dead_lettered < 3:
+            raise DeadLetter("not today")
+
+    async with Admin(namesrv=each_cluster.namesrv) as admin, Producer("p", namesrv=each_cluster.namesrv) as producer:
+        await admin.create_topic(topic, queues=1)
+        sent = [await producer.send(Message(topic, b"%d" % number, tags="t", keys=f"k{number}")) for number in range(3)]
+        async with consumer:
+            await consumer.wait_settled(3, timeout=20.0)
+            found: tuple[MessageExt, ...] = ()
+            async with asyncio.timeout(10.0):
+                while len(found) < 3:  # readable a moment after it is stored
+                    found = await admin.dead_letters(group)
+            assert sorted(each.unique_id or "" for each in found) == sorted(each.msg_id for each in sent)
+            assert await admin.resend_dead_letters(group, limit=1) == 1
+            assert await admin.resend_dead_letters(group) == 2
+            assert await admin.dead_letters(group) == ()
+            again = await consumer.wait_settled(3, timeout=20.0)
+        assert sorted((each.message.unique_id, each.message.tags, each.message.keys) for each in again) == sorted(
+            (each.msg_id, "t", (f"k{number}",)) for number, each in enumerate(sent)
+        )
