@@ -406,7 +406,7 @@ class Assignment:
 
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
         """Waits until every call of the queue has ended, and messages without a handler are given back; returns False at
-        ``deadline``, and where the stop leaves no time for it.
+        ``deadline``, where the stop leaves no time for it, and where nothing will take what waits.
 
         ``retry``: whether failed messages of an ordered queue are handled again meanwhile, if they are due in time.
         """
@@ -418,7 +418,7 @@ class Assignment:
             if not (held.running or held.returning or self.dispatcher.is_busy(held)):
                 return True
             left = min(deadline, self._drain_until) - machine.monotonic()
-            if left <= 0 or self._aborted:
+            if left <= 0 or self._aborted or (not held.running and self.dispatcher.is_stalled(held)):
                 return False
             held.changed.clear()
             with suppress(TimeoutError):

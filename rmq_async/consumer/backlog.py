@@ -54,26 +54,32 @@ class Backlog:
             first = min(due, key=due.__getitem__)
             self.turns.move_to_end(first, last=False)
             return due[first]
-        if sum(len(lines.ready) for lines in self.turns.values()) >= self.size:
+        if self.ready >= self.size:
             return 0.0
         return min(lines.ready[0].since for lines in self.turns.values()) + self.wait
 
-    def take(self, now: float) -> tuple[Waiting, ...]:
+    @property
+    def ready(self) -> int:
+        """Number of messages that may begin."""
+        return sum(len(lines.ready) for lines in self.turns.values())
+
+    def take(self, now: float, size: int = 0) -> tuple[Waiting, ...]:
         """Removes and returns the messages of the next call. The queue of the last one has its next turn after the others.
 
-        ``now``: monotonic; messages behind the first that are not due stay.
+        ``now``: monotonic; messages behind the first that are not due stay. ``size``: where it is not that of all calls.
         """
+        size = size or self.size
         held, lines = next(iter(self.turns.items()))
         taken = [lines.take()]
-        if self.size > 1:
+        if size > 1:
             if taken[0].key is None:
-                taken += lines.take_ready(self.size - 1)
+                taken += lines.take_ready(size - 1)
             else:
-                taken += lines.take_behind(taken[0], self.size - 1, now)
-            while len(taken) < self.size and len(self.turns) > 1 and not self.is_ordered:
+                taken += lines.take_behind(taken[0], size - 1, now)
+            while len(taken) < size and len(self.turns) > 1 and not self.is_ordered:
                 del self.turns[held]
                 held, lines = next(iter(self.turns.items()))
-                taken += lines.take_ready(self.size - len(taken))
+                taken += lines.take_ready(size - len(taken))
         if lines.ready:
             self.turns.move_to_end(held)
         else:

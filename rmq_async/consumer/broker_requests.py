@@ -34,6 +34,7 @@ from ..client import ClientInstance
 from ..errors import ProtocolError
 from ..transport import not_supported
 from .assignment import Assignment
+from .by_hand import ByHand
 from .calls import HandlerCalls
 from .held_queue import HeldQueue
 from .outcome import DeadLetter, RetryLater
@@ -58,7 +59,7 @@ class BrokerRequests:
         data: Callable[[], ConsumerData],
         subscriptions: Mapping[str, Subscription],
         assignment: Assignment,
-        calls: HandlerCalls,
+        calls: HandlerCalls | ByHand,
         supervisor: Supervisor,
     ) -> None:
         self._instance = instance

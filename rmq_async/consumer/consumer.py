@@ -10,7 +10,6 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Final, Literal, TypeVar, Unpack
 
-from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from ..client import ClientInstance, LifeState
@@ -20,7 +19,7 @@ from ..health import Problem, ProblemCode
 from ..options import lists_options
 from ..transport import generation
 from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
-from .control import Control
+from .reader import Reader, subscriptions_of
 from .session import Session
 from .subscription import Handler, Subscription
 from .watching import ConsumerHealth, ConsumerStats, Lag, health_of, lag_of, stats_of
@@ -41,7 +40,7 @@ _NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
 
 
 @lists_options(ConsumerConfig, ClientConfig)
-class Consumer(Control):
+class Consumer(Reader):
     """A member of the group ``group``. Its members share the queues of the topics that they subscribe to.
 
         consumer = Consumer("billing", namesrv="127.0.0.1:9876")
@@ -56,8 +55,9 @@ class Consumer(Control):
     by a handler, say more. Handlers of one consumer run at the same time, messages of one queue in no order,
     unless their subscription has ``order="key"`` or ``order="queue"``.
 
-    All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: for reading without
-    handlers, which is not supported yet. ``options``: any field of ConsumerConfig or ClientConfig.
+    All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: a topic,
+    topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead of by handlers.
+    ``options``: any field of ConsumerConfig or ClientConfig.
 
     Raises InvalidGroupError for a bad group name, ConfigError for a value that cannot work, TypeError for an unknown option.
     """
@@ -73,9 +73,11 @@ class Consumer(Control):
         **options: Unpack[ConsumerOptions],
     ) -> None:
         client_config, consumer_config = split_options(type(self).__name__, namesrv, client, config, options)
-        if topics:
-            raise ConfigError(f"topics={shown(topics)} is not supported yet; subscribe with a handler")
         super().__init__(group, client_config, consumer_config)
+        for subscription in subscriptions_of(topics):
+            self._add(subscription)
+        if self._subscriptions and self.config.trace:
+            raise ConfigError("trace records the calls of handlers: it cannot be set where topics= are read by hand")
         self._last_stats = ConsumerStats()
         self._stopping: asyncio.Task[None] | None = None
         """A stop that a handler has asked for."""
@@ -128,6 +130,8 @@ class Consumer(Control):
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start()")
+        if any(subscription.is_by_hand for subscription in self._subscriptions.values()):
+            raise ConfigError(f"{self._label} reads topics by hand: topics= and handlers exclude each other")
         if isinstance(batch_size, int) and batch_size > self.config.buffered_limit:
             raise ConfigError(
                 f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead"
@@ -148,7 +152,11 @@ class Consumer(Control):
             batch_wait=batch_wait,
             later=later,
         )
-        wire = self._names.wire(subscription.topic)
+        self._add(subscription)
+        return subscription
+
+    def _add(self, subscription: Subscription) -> None:
+        topic, wire = subscription.topic, self._names.wire(subscription.topic)
         if wire in self._subscriptions:
             raise ConfigError(f"topic {topic} is subscribed to already, by handler {self._subscriptions[wire].name}")
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
@@ -156,7 +164,6 @@ class Consumer(Control):
         subscription.group = self.group
         subscription.namespace = self.client_config.namespace or self.client_config.namespace_v2 or ""
         self._subscriptions[wire] = subscription
-        return subscription
 
     def handler(self, topic: str, **options: Any) -> Callable[[F], F]:
         """Returns a decorator that subscribes a function to ``topic``, and returns the function unchanged.
@@ -184,7 +191,9 @@ class Consumer(Control):
         offsets raise. Nothing is left behind then.
         """
         if not self._subscriptions:
-            raise ConfigError(f"{self._label} has no subscription: subscribe() a handler first")
+            raise ConfigError(
+                f"{self._label} has no subscription: subscribe() a handler first, or give topics= to read by hand"
+            )
         await super().start()
 
     async def stop(self, timeout: float | None = None) -> None:
@@ -192,16 +201,21 @@ class Consumer(Control):
 
         ``timeout``: seconds, default ``stop_timeout``; running handlers get at most ``handover_timeout`` of it, and are cancelled
         1 s before its end. The last commits and unlocks have 1 s also where ``timeout`` is less. A plain function cannot be
-        cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler or a callback it
-        begins the stop and returns at once. Harmless when not started or stopped already.
+        cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a handler or a callback, or in
+        the body of an iteration, it begins the stop and returns at once. Harmless when not started or stopped already.
+
+        By hand: messages of iterators that go on, and those that other tasks have received, are waited for as running handlers are.
         """
         session = self._session
         if self._over is not None:
             self._over.set()
         if session is not None and session.is_own_task(asyncio.current_task()):
             if self._stopping is None:
+                session.quiesce()
                 self._stopping = asyncio.get_running_loop().create_task(self.stop(timeout), name=f"rmq_async stop {self.group}")
             return
+        if session is not None and session.by_hand is not None:
+            session.by_hand.let_go(asyncio.current_task(), received=True)
         await super().stop(timeout)
 
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:

@@ -84,10 +84,12 @@ class Control(LifeCycle):
 
         Raises QueueLostError for a queue that this member does not read, also where it goes to another one meanwhile; ConfigError
         for an offset outside of the queue; ClientStateError unless running, and in a handler, which it would wait for; and the
-        errors of the requests for offsets.
+        errors of the requests for offsets. Inside the body of an iteration, a message of the queue in hand is given up.
         """
         held, session = self._held(queue), self._running_session()
-        if session.calls.is_own_task(asyncio.current_task()):
+        if session.by_hand is not None:
+            session.by_hand.let_go(asyncio.current_task(), held)
+        elif session.calls.is_own_task(asyncio.current_task()):
             raise ClientStateError("seek() waits for running handlers: call it from another task")
         offset = await offset_at(session.instance, held.queue, to)
         await session.assignment.reset(held, offset, "seek() was called")

@@ -32,7 +32,7 @@ class Delivery:
 
     __slots__ = (
         "__weakref__", "_values", "attempt", "began", "cut", "deadline", "elapsed", "error", "marks", "messages", "moved",
-        "outcome", "state", "subscription", "task", "timed_out", "topic",
+        "outcome", "state", "subscription", "taken_away", "task", "timed_out", "topic",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> None:
@@ -55,6 +55,8 @@ class Delivery:
         self.moved: Callable[[Delivery], object] | None = None
         """Called when the deadline has moved, from any thread."""
         self.task: asyncio.Task[None] | None = None
+        self.taken_away: Callable[[Delivery], object] | None = None
+        """Called when messages that were handed out by hand are cut off; None for a call."""
 
     def __repr__(self) -> str:
         more = f" and {len(self.messages) - 1} more" if len(self.messages) > 1 else ""
@@ -96,8 +98,10 @@ class Delivery:
 
 
 def cut_off(delivery: Delivery) -> None:
-    """Cancels a call for good: it neither settles its message nor gives it back."""
+    """Cancels a call for good, or takes messages out of hand: they are neither settled nor given back."""
     delivery.cut = True
+    if delivery.taken_away is not None:
+        delivery.taken_away(delivery)
     if delivery.task is not None:
         delivery.task.cancel()
 

@@ -189,6 +189,25 @@ class Dispatcher:
             self.running += 1
             self._begin(subscription, backlog.take(now))
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether messages wait whose subscription is not paused."""
+        return any(backlog.turns and not self.paused(subscription) for subscription, backlog in self._backlogs.items())
+
+    def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
+        """Removes and returns up to ``limit`` messages of the next subscription of which ``at_least`` wait, without a slot."""
+        for subscription, backlog in self._backlogs.items():
+            if backlog.turns and not self.paused(subscription):
+                if at_least > 1 and backlog.ready < at_least:
+                    continue
+                self._backlogs.move_to_end(subscription)
+                return subscription, backlog.take(0.0, limit)
+        return None
+
+    def is_stalled(self, held: HeldQueue) -> bool:
+        """Returns whether messages of a queue wait, and nothing will take them."""
+        return False
+
     def ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         """Takes the slot of a call back, lets the lines of its messages go on, and starts the next one. ``taken``: its messages."""
         backlog = self._backlogs[subscription]

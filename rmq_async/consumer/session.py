@@ -24,6 +24,7 @@ from ..hooks import request_hooks
 from .assignment import Assignment
 from .blocking import Block, LoopWatch
 from .broker_requests import BrokerRequests
+from .by_hand import ByHand, HandDispatcher
 from .call_hooks import CallHooks
 from .callbacks import AssignmentCallbacks
 from .calls import HandlerCalls
@@ -101,8 +102,15 @@ class Session:
         self.commits = Commits(instance, group, lambda: self.assignment.owned(), self.locks.owns)
         self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
         settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again)
-        self.calls = HandlerCalls(config.concurrency, settling, self._call_ended, context)
-        self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self.calls.begin)
+        self.by_hand: ByHand | None = None
+        self.calls: HandlerCalls | ByHand
+        self.dispatcher: Dispatcher
+        if any(subscription.is_by_hand for subscription in subscriptions.values()):
+            self.dispatcher = dispatcher = HandDispatcher(subscriptions.values())
+            self.calls = self.by_hand = dispatcher.room = ByHand(settling, dispatcher, self.supervisor.once, self.locks.owns)
+        else:
+            self.calls = calls = HandlerCalls(config.concurrency, settling, self._call_ended, context)
+            self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, calls.begin)
         limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
         self.rebalance = Rebalance(instance, group, self.topics, config.allocate, self._apply)
         pulling = Pulling(instance, group, limits, self.budget, self.intake.accept, self.intake.move, self._lost_route)
@@ -142,10 +150,11 @@ class Session:
             self.supervisor.once,
             assignment.callback_limit,
         )
-        self.calls.ending = self.supervisor.is_ending
         self.tracer = ConsumeTracer(instance, self.group, config.trace) if config.trace else None
         hooks = config.hooks if self.tracer is None else (*config.hooks, self.tracer)
-        self.calls.hooks = CallHooks(hooks) or None
+        if isinstance(self.calls, HandlerCalls):
+            self.calls.ending = self.supervisor.is_ending
+            self.calls.hooks = CallHooks(hooks) or None
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
         self.intake.held = lambda: self.assignment.held
@@ -211,9 +220,15 @@ class Session:
             await self.close(machine.monotonic())
             raise
 
+    def quiesce(self) -> None:
+        """Begins to stop: pulls end, and what has not begun is dropped."""
+        if self.by_hand is not None:
+            self.by_hand.quiesce()
+        self.assignment.quiesce()
+
     async def close(self, deadline: float) -> None:
         """Leaves the group, drains all queues, commits and unlocks them, by ``deadline`` (monotonic), or in LAST_STEPS seconds."""
-        self.assignment.quiesce()
+        self.quiesce()
         if self.tracer is not None:
             self.tracer.hurry()
         now = machine.monotonic()

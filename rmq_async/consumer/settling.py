@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -75,22 +75,30 @@ class Settling:
         done = [item for item, cause in causes.items() if cause is None]
         if done:
             self.done(delivery, done)
-        decided: Decided = {
-            item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items() if cause is not None
-        }
-        self._log(delivery, decided, error)
+        return self.judge(delivery, {item: cause for item, cause in causes.items() if cause is not None}, error)
+
+    def judge(self, delivery: Delivery, causes: Mapping[Waiting, BaseException], shared: BaseException | None) -> Decided:
+        """Decides about messages that are not done, and logs it. ``shared``: the cause that belongs to all, not to single ones."""
+        decided: Decided = {item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items()}
+        self._log(delivery, decided, shared)
         return decided
 
-    async def carry_out(self, delivery: Delivery, decided: Decided) -> None:
-        """Gives the messages back, or handles them again; those that have their outcome are removed from ``decided``."""
+    async def carry_out(self, delivery: Delivery, decided: Decided) -> bool:
+        """Gives the messages back, or handles them again; those that have their outcome are removed from ``decided``.
+
+        Returns False where the queue of one is no longer this member's.
+        """
+        all_taken = True
 
         async def settle(item: Waiting) -> None:
+            nonlocal all_taken
             decision, error = decided[item]
             outcome = decision.outcome
             if decision.in_place is None:
                 outcome = await self._outcomes.settle(delivery.topic, item, decision)
             del decided[item]
             is_here = item.held.running.pop(item, None) is not None
+            all_taken &= outcome is not Outcome.ABANDONED
             _count(delivery, outcome)
             if decision.in_place is not None and is_here:
                 item.attempt += 1
@@ -107,6 +115,7 @@ class Settling:
             await settle(items[0])
         else:
             await for_each(items, settle, at_once=AT_ONCE)
+        return all_taken
 
     def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
         """Ends a call that was cut off, without outcomes: a message whose queue stays with this member is handled again.

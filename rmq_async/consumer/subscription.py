@@ -19,7 +19,7 @@ from ..timeouts import checked_timeout
 from .batch import Batch
 from .config import MAX_CONCURRENCY, Retry
 
-__all__ = ["Handler", "Subscription", "handler_name"]
+__all__ = ["Handler", "Subscription", "by_hand", "handler_name"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
@@ -74,7 +74,7 @@ class Subscription:
         if not callable(handler):
             raise ConfigError(f"handler must be a function of one message, or of a batch, not {shown(handler)}")
         self.handler = handler
-        self.name = handler_name(handler)
+        self.name = "by hand" if handler is by_hand else handler_name(handler)
         self.is_async = _is_async(handler)
         self.order = _checked_order(order)
         self.key = _checked_key(key, order)
@@ -116,6 +116,11 @@ class Subscription:
         return None if key == "" else key
 
     @property
+    def is_by_hand(self) -> bool:
+        """Whether the topic is read by hand, without a handler."""
+        return self.handler is by_hand
+
+    @property
     def concurrency(self) -> int | None:
         """Calls of the handler at a time; None for the consumer's."""
         return self._concurrency
@@ -126,6 +131,10 @@ class Subscription:
             check_int("concurrency", value, 1, MAX_CONCURRENCY)
         self._concurrency = value
         self.wake()
+
+
+async def by_hand(_: MessageExt) -> None:
+    """Stands for the handler of topics that are read by hand; never called."""
 
 
 def handler_name(handler: Callable[..., object]) -> str:

@@ -69,7 +69,7 @@ class ConsumerHealth:
     ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain function
     runs in its thread for twice its timeout. ``ready``: the consumer runs, its first share is known and was read, and it does not
     stop. ``problems``: all there are. ``last_progress_age``: seconds since a message was settled, or, if none was, since the first
-    queue was taken; None without a queue. ``oldest_unfinished``: the handler call that has run longest.
+    queue was taken; None without a queue. ``oldest_unfinished``: the handler call that has run longest, or what is in hand longest.
     """
 
     live: bool
@@ -118,9 +118,7 @@ def health_of(session: Session) -> ConsumerHealth:
     problems += _group_problems(session)
     oldest = min(list(session.calls.running), key=lambda delivery: delivery.began, default=None)
     if oldest is not None and oldest.age > session.config.stuck_after:
-        name = oldest.subscription.name
-        text = f"handler {name} has been running for {oldest.age:.0f} s on message {oldest.messages[0].msg_id}"
-        problems.append(Problem("handler_stuck", text))
+        problems.append(_stuck_problem(oldest))
     block = session.blocked
     if block is not None and now - block.at < BLOCK_SHOWN:
         text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {now - block.at:.0f} s ago"
@@ -133,6 +131,15 @@ def health_of(session: Session) -> ConsumerHealth:
         last_progress_age=None if progress is None else max(now - progress, 0.0),
         oldest_unfinished=oldest,
     )
+
+
+def _stuck_problem(oldest: Delivery) -> Problem:
+    subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
+    if subscription.is_by_hand:
+        text = f"message {first} has been in hand for {age:.0f} s, and was neither settled nor given back"
+    else:
+        text = f"handler {subscription.name} has been running for {age:.0f} s on message {first}"
+    return Problem("handler_stuck", text)
 
 
 def _hangs(delivery: Delivery) -> bool:

@@ -53,7 +53,6 @@ async def handler(message: MessageExt) -> None:
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
         ({"retry": 3}, "retry must be a Retry, not 3"),
         ({"allocate": "AVG"}, "allocate must be a function"),
-        ({"topics": "T"}, "topics='T' is not supported yet"),
         ({"heartbeat_interval": -1}, "heartbeat_interval must be above 0"),
     ],
 )

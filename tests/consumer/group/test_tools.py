@@ -116,6 +116,25 @@ async def test_message_that_a_tool_sends_to_a_member() -> None:
         assert seen.bodies == {b"1": 2}
 
 
+async def test_message_that_a_tool_sends_to_a_member_that_reads_by_hand() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with Consumer("g", namesrv=server.namesrv, instance_name="one", topics="T") as consumer:
+            await send(server.namesrv, b"1")
+            (message,) = await consumer.receive()
+            ext: dict[str, str | None] = {
+                "consumerGroup": "g",
+                "clientId": member_id(consumer),
+                "msgId": message.offset_msg_id,
+                "brokerName": "broker-a",
+            }
+            response = await ask(server.namesrv, RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
+            result = decode_body(ConsumeMessageDirectlyResult, response.body)
+            assert result.consume_result == "CR_THROW_EXCEPTION"
+            assert "reads by hand" in (result.remark or "")
+            assert consumer.done(message)
+
+
 async def test_reset_of_a_members_offset() -> None:
     """The request of brokers before 5.2; offsets that are not this member's are ignored."""
     async with EmbeddedRocketMQ() as server:

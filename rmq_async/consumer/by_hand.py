@@ -1,0 +1,342 @@
+"""Messages that iterators and ``receive()`` have in hand, instead of handler calls.
+
+Nothing is begun ahead: a message leaves the buffer when it is asked for, and is in hand until it is settled, given back, or put
+back into the buffer. What one step hands out has one Delivery, so that deadlines, health and drains see it as they see a call. A
+step takes its messages in the same turn of the loop in which it returns them: one that is cancelled while it waits has taken
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from math import inf
+from typing import Any, Final
+
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from .. import machine
+from .._asyncio import WaitTable
+from ..errors import HandlerTimeoutError
+from ..transport import check_not_forked, generation
+from .batch import Batch, Marks
+from .deadlines import CallDeadlines
+from .delivery import Delivery
+from .dispatch import Dispatcher
+from .held_queue import HeldQueue, Waiting
+from .outcome import DeadLetter, RetryLater
+from .settling import Settling
+from .subscription import Subscription
+
+__all__ = ["ByHand", "HandDispatcher", "InHand"]
+
+REFUSED: Final = "messages of receive() are settled with done(), retry() or dead_letter() of the consumer, not by marks"
+MARKED_LATE: Final = "this batch is no longer in hand, what is to be done with its messages is decided"
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+Place = tuple[MessageQueue, int]
+"""Queue and offset of a message."""
+
+
+class HandDispatcher(Dispatcher):
+    """Messages that wait until they are asked for; none begins by itself."""
+
+    def __init__(self, subscriptions: Iterable[Subscription]) -> None:
+        super().__init__(subscriptions, 0, _begin_nothing)
+        self.room: ByHand
+
+    def pump(self) -> None:
+        self.room.arrived()
+
+    def hasten(self, held: HeldQueue | None = None) -> None:
+        self.room.hasten()
+
+    def is_stalled(self, held: HeldQueue) -> bool:
+        return self.waits(held) and not self.room.is_read()
+
+
+class InHand:
+    """What one step has handed out. ``left``: messages without an outcome that are not being given back. ``iterated``: whether it
+    belongs to an iterator. ``task``: that asked for it."""
+
+    __slots__ = ("delivery", "iterated", "left", "returning", "task")
+
+    def __init__(self, delivery: Delivery, taken: tuple[Waiting, ...], *, iterated: bool) -> None:
+        self.delivery = delivery
+        self.left = dict.fromkeys(taken)
+        self.iterated = iterated
+        self.returning = 0
+        """Messages that are being given back."""
+        self.task = asyncio.current_task()
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(self.delivery.messages, self.delivery.marks or Marks(MARKED_LATE))
+
+
+class ByHand:
+    """``running``: what is in hand, or being given back. ``owns``: whether this member may write the offset of a queue."""
+
+    concurrency: Final = 1
+
+    def __init__(
+        self, settling: Settling, dispatcher: HandDispatcher, spawn: Spawn, owns: Callable[[MessageQueue], bool]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._generation = generation()
+        self._settling = settling
+        self._dispatcher = dispatcher
+        self._spawn = spawn
+        self._owns = owns
+        self._waits: WaitTable[bool] = WaitTable()
+        self._asking: dict[asyncio.Future[bool | None], None] = {}
+        self._hurries = 0
+        """How often messages were to be handed out without waiting for full batches."""
+        self._places: dict[Place, tuple[InHand, Waiting]] = {}
+        self.running: dict[Delivery, InHand] = {}
+        self._deadlines = CallDeadlines(self.running, self._expire)
+        self.closing = False
+        """Whether the consumer stops: what is left below settled messages is handed out, then steps end."""
+
+    # -- steps
+
+    async def ask(self, limit: int, wait: float = 0.0, until: float = inf, *, iterated: bool) -> InHand | None:
+        """Hands out up to ``limit`` messages of one topic. Returns None at ``until`` (monotonic), and where the consumer stops.
+
+        ``wait``: seconds for which the first of them waits for more.
+        """
+        full_until, hurries = inf if wait else 0.0, self._hurries
+        while True:
+            now = machine.monotonic() if wait or until < inf else 0.0
+            filling = now < full_until and hurries == self._hurries and not self.closing
+            found = self._dispatcher.take(limit, limit if filling else 1)
+            if found is not None:
+                return self._hand_out(*found, iterated=iterated)
+            if self.closing or now >= until:
+                return None
+            if full_until == inf and wait and self._dispatcher.has_turn:
+                full_until = now + wait
+            await self._wait(min(until, full_until or inf))
+
+    async def _wait(self, until: float) -> None:
+        future = self._waits.join(until)
+        self._asking[future] = None
+        try:
+            await future
+        finally:
+            self._asking.pop(future, None)
+            self._waits.leave(future)
+
+    def arrived(self) -> None:
+        """Wakes all steps that wait, in the order in which they came."""
+        asking, self._asking = self._asking, {}
+        for future in asking:
+            if not future.done():
+                future.set_result(True)
+
+    def hasten(self) -> None:
+        """Hands out what is there, without waiting for full batches."""
+        self._hurries += 1
+        self.arrived()
+
+    def is_read(self) -> bool:
+        """Returns whether an iterator takes messages: it waits for one, or has one in hand and will ask for the next."""
+        return bool(self._asking) or any(hand.iterated and hand.left for hand in self.running.values())
+
+    def check(self) -> None:
+        """Raises ForkedError in a forked child."""
+        check_not_forked(self._generation)
+
+    def _hand_out(self, subscription: Subscription, taken: tuple[Waiting, ...], *, iterated: bool) -> InHand:
+        delivery = Delivery(subscription, tuple([item.message for item in taken]), max([item.attempt for item in taken]))
+        delivery.marks = Marks(None if iterated else REFUSED)
+        delivery.taken_away = self._taken_away
+        hand = self.running[delivery] = InHand(delivery, taken, iterated=iterated)
+        for item in taken:
+            item.held.running[item] = delivery
+            self._places[item.message.queue, item.message.queue_offset] = hand, item
+        delivery.moved = self._deadlines.moved
+        if delivery.deadline is not None:
+            self._deadlines.look_at(delivery.deadline)
+        self._dispatcher.running += 1
+        return hand
+
+    # -- outcomes
+
+    def done(self, messages: Iterable[MessageExt]) -> bool:
+        """Settles messages; returns whether all of them were in hand, of queues that are still this member's."""
+        all_owned = True
+        for message in messages:
+            found = self._places.get((message.queue, message.queue_offset))
+            all_owned &= found is not None and self._settle(found[0], [found[1]])
+        return all_owned
+
+    async def give_back(self, message: MessageExt, cause: RetryLater | DeadLetter) -> bool:
+        """Gives a message back; returns whether its broker has taken it, False for one that is not this member's."""
+        found = self._places.get((message.queue, message.queue_offset))
+        if found is None:
+            return False
+        hand, item = found
+        if not self._is_owned(item):
+            self._abandon(hand, [item])
+            return False
+        taken: list[bool] = []
+        await asyncio.wait([self._begin_return(hand, {item: cause}, cause, taken)])
+        return bool(taken) and all(taken)
+
+    async def finish(self, hand: InHand) -> None:
+        """Settles what an iterator still has in hand of its last step; messages with marks are given back first."""
+        marks = hand.delivery.marks
+        if marks is None or not marks.by_place:
+            self._settle(hand, list(hand.left))
+            return
+        marks.refused = MARKED_LATE
+        places = {
+            (message.queue, message.queue_offset): marks.by_place[place]
+            for place, message in enumerate(hand.delivery.messages)
+            if place in marks.by_place
+        }
+        causes: dict[Waiting, BaseException] = {}
+        for item in hand.left:
+            cause = places.get((item.message.queue, item.message.queue_offset))
+            if cause is not None and self._is_owned(item):
+                causes[item] = cause
+        self._settle(hand, [item for item in hand.left if item not in causes])
+        if causes:
+            await asyncio.wait([self._begin_return(hand, causes, None, [])])
+
+    def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
+        """Puts what is in hand back into the buffer, in front of what was pulled later. ``held``: of this queue only."""
+        self._leave(hand, [item for item in hand.left if held is None or item.held is held], closing=self.closing)
+        self._dispatcher.pump()
+
+    def let_go(self, task: asyncio.Task[Any] | None, held: HeldQueue | None = None, *, received: bool = False) -> None:
+        """Puts back what a task has in hand, which will not come to settle it. ``received``: only what no iterator has."""
+        for hand in [*self.running.values()]:
+            if hand.task is task and hand.left and not (received and hand.iterated):
+                self.put_back(hand, held)
+
+    # -- the part of handler calls
+
+    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Returns whether ``task`` is in the body of an iteration."""
+        return any(hand.task is task and hand.iterated and hand.left for hand in self.running.values())
+
+    def name_of(self, task: asyncio.Task[Any]) -> str | None:
+        """Returns a name for the body of the iteration that ``task`` is in; None for another task. From any thread."""
+        for hand in list(self.running.values()):
+            if hand.task is task and hand.iterated and hand.left:
+                return f"the iteration over topic {hand.delivery.topic} in task {task.get_name()}"
+        return None
+
+    async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
+        """Returns an error: no iterator takes a message of a tool."""
+        return RuntimeError("this member reads by hand, it has no handler that could be called")
+
+    def quiesce(self) -> None:
+        """Called when the consumer begins to stop."""
+        self.closing = True
+        self.arrived()
+
+    async def cut_off(self, timeout: float) -> None:
+        """Ends all steps. What is in hand stays unsettled."""
+        self.quiesce()
+        for hand in [*self.running.values()]:
+            self._leave(hand, list(hand.left), closing=True)
+
+    def close(self) -> None:
+        self._deadlines.close()
+
+    # -- inside
+
+    def _is_owned(self, item: Waiting) -> bool:
+        held = item.held
+        return held.is_owned and item in held.running and self._owns(held.queue)
+
+    def _settle(self, hand: InHand, items: Collection[Waiting]) -> bool:
+        """Settles messages in hand; returns whether all of them are still this member's."""
+        owned = [item for item in items if self._is_owned(item)]
+        if owned:
+            self._forget(hand, owned)
+            hand.delivery.elapsed = hand.delivery.age
+            self._settling.done(hand.delivery, owned)
+            self._ended(hand)
+        if len(owned) < len(items):
+            self._abandon(hand, [item for item in items if item in hand.left])
+        return len(owned) == len(items)
+
+    def _abandon(self, hand: InHand, items: Collection[Waiting]) -> None:
+        self._leave(hand, items, closing=True)
+
+    def _leave(self, hand: InHand, items: Collection[Waiting], *, closing: bool) -> None:
+        self._forget(hand, items)
+        self._settling.leave(hand.delivery, items, closing=closing)
+        self._ended(hand)
+
+    def _forget(self, hand: InHand, items: Iterable[Waiting]) -> None:
+        for item in items:
+            del hand.left[item]
+            place = item.message.queue, item.message.queue_offset
+            if self._places.get(place, (None,))[0] is hand:  # else the queue was moved, and the message handed out again
+                del self._places[place]
+
+    def _ended(self, hand: InHand) -> None:
+        """Ends a delivery without messages in hand, or that are being given back."""
+        delivery = hand.delivery
+        if hand.left or delivery.state == "finished":
+            return
+        if delivery.state == "running":
+            delivery.state = "settling"
+            delivery.marks.refused = MARKED_LATE  # type: ignore[union-attr]
+        if not hand.returning:
+            delivery.state = "finished"
+            delivery.task = None
+            del self.running[delivery]
+            self._dispatcher.running -= 1
+
+    def _begin_return(
+        self, hand: InHand, causes: dict[Waiting, BaseException], shared: BaseException | None, taken: list[bool]
+    ) -> asyncio.Task[None]:
+        """Begins to give messages back, in a task of its own: the caller may be cancelled. ``taken``: gets whether brokers have
+        taken them."""
+        hand.returning += len(causes)
+        self._forget(hand, causes)
+        self._ended(hand)
+        name = f"{next(iter(causes)).message.msg_id} back"
+        task = hand.delivery.task = self._spawn(name, self._return(hand, causes, shared, taken))
+        return task
+
+    async def _return(
+        self, hand: InHand, causes: dict[Waiting, BaseException], shared: BaseException | None, taken: list[bool]
+    ) -> None:
+        decided = self._settling.judge(hand.delivery, causes, shared)
+        count = len(causes)
+        try:
+            taken.append(await self._settling.carry_out(hand.delivery, decided))
+        finally:
+            self._settling.leave(hand.delivery, list(decided), closing=True)
+            hand.returning -= count
+            self._ended(hand)
+            self._dispatcher.pump()
+
+    def _expire(self, delivery: Delivery) -> None:
+        """Gives back what is in hand for longer than the timeout."""
+        delivery.timed_out = True
+        hand = self.running[delivery]
+        error = HandlerTimeoutError(
+            f"message was in hand for longer than {delivery.age:.6g} s, and neither settled nor given back"
+        )
+        owned = [item for item in hand.left if self._is_owned(item)]
+        self._abandon(hand, [item for item in hand.left if item not in owned])
+        if owned:
+            self._begin_return(hand, dict.fromkeys(owned, error), error, [])
+
+    def _taken_away(self, delivery: Delivery) -> None:
+        """Called when a queue is given up, and what is in hand of it was not settled in time."""
+        hand = self.running.get(delivery)
+        if hand is not None:
+            self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])
+
+
+def _begin_nothing(_: Subscription, taken: tuple[Waiting, ...]) -> None:
+    raise AssertionError(f"{len(taken)} messages begin a call where none is")

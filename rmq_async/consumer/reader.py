@@ -1,0 +1,140 @@
+"""A consumer that is read by hand, without handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from math import inf
+from types import TracebackType
+from typing import Final
+
+from rmq_protocol.errors import shown
+from rmq_protocol.message import MessageExt
+
+from .. import machine
+from ..client import LifeState
+from ..config import check_int, check_seconds
+from ..errors import ClientStateError, ConfigError
+from .batch import Batch, Marks
+from .by_hand import ByHand
+from .control import Control
+from .iterators import BatchIterator, MessageIterator
+from .outcome import DeadLetter, RetryLater
+from .subscription import MAX_BATCH, Subscription, by_hand
+
+__all__ = ["Reader", "subscriptions_of"]
+
+NOTHING: Final = "there is no message in this batch"
+
+
+def subscriptions_of(topics: object) -> list[Subscription]:
+    """Returns subscriptions without handlers. Raises ConfigError for what is neither a topic, topics, nor topic -> tags."""
+    if isinstance(topics, str):
+        tags_of: Mapping[str, str] = {topics: "*"}
+    elif isinstance(topics, Mapping):
+        tags_of = topics
+    elif isinstance(topics, Iterable) and not isinstance(topics, bytes):
+        listed = list(topics)
+        tags_of = dict.fromkeys(listed, "*")
+        if len(tags_of) < len(listed):
+            raise ConfigError(f"topics={shown(topics)} has a topic twice")
+    else:
+        raise ConfigError(f"topics must be a topic, topics, or a mapping of topics to tags, not {shown(topics)}")
+    return [Subscription(topic, by_hand, tags=tags) for topic, tags in tags_of.items()]
+
+
+class Reader(Control):
+    """The part of a Consumer that hands messages out, one by one or in batches."""
+
+    def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
+        """Returns an iterator over the messages of this member's share, for a Consumer with ``topics``.
+
+        To start a task per message inside of ``async for`` loses messages, since asking for the next message settles the last one:
+        use a handler for that. Leaving the loop, also by an exception, settles nothing: the message goes back into the buffer when
+        the iterator is closed or collected, and is handed out again. One that is in hand for longer than its subscription's
+        ``timeout`` (900 s) is given back, to be delivered again. Several tasks may iterate at the same time, each with an iterator
+        of its own; each message goes to one of them. An iteration ends when the consumer stops.
+
+        A step raises ClientStateError unless the consumer runs, and where it has handlers; ForkedError in a forked child;
+        WrongLoopError on another event loop.
+        """
+        return MessageIterator(self._room)
+
+    def batches(self, max_messages: int = 32, *, wait: float = 0.0) -> AsyncGenerator[Batch, None]:
+        """Returns an iterator over batches of one topic each; asking for the next batch settles the last one, but for marks.
+
+        ``wait``: seconds for which the first message waits until there are ``max_messages``; 0 for what is there. Otherwise as
+        ``__aiter__``. Raises ConfigError for a size or a time out of range.
+        """
+        check_int("max_messages", max_messages, 1, MAX_BATCH)
+        check_seconds("wait", wait, zero=True)
+        return BatchIterator(self._room, max_messages, wait)
+
+    async def receive(self, max_messages: int = 32, *, timeout: float | None = None) -> Batch:
+        """Returns up to ``max_messages`` messages of one topic, as soon as there is one; settles nothing.
+
+        ``timeout``: seconds after which an empty batch is returned; None to wait until the consumer stops. A call that is cancelled
+        has taken nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
+        subscription's ``timeout``, after which they are delivered again.
+
+        Raises as a step of ``__aiter__`` does, ClientStateError also where the consumer stops meanwhile; ConfigError for a size or
+        a time out of range.
+        """
+        check_int("max_messages", max_messages, 1, MAX_BATCH)
+        if timeout is not None:
+            check_seconds("timeout", timeout, zero=True)
+        room = self._room()
+        hand = await room.ask(max_messages, until=inf if timeout is None else machine.monotonic() + timeout, iterated=False)
+        if hand is not None:
+            return hand.batch
+        if room.closing:
+            raise ClientStateError(f"{self._label} stops")
+        return Batch((), Marks(NOTHING))
+
+    def done(self, *messages: MessageExt) -> bool:
+        """Settles messages in hand: they are not delivered again.
+
+        Returns False where one of them is not this member's any more: it was settled or given back already, was in hand for too
+        long, or its queue has gone to another member. Raises ClientStateError before a start, and for a consumer with handlers.
+        """
+        room = self._room_of(*messages)
+        return False if room is None else room.done(messages)
+
+    async def retry(self, message: MessageExt, delay: float | None = None) -> bool:
+        """Gives a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says. It uses up an attempt.
+
+        Returns when its broker has taken it, also where that is after a wait for the broker; False as ``done`` does. A call that is
+        cancelled gives the message back all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
+        """
+        if delay is not None:
+            check_seconds("delay", delay, zero=True)
+        room = self._room_of(message)
+        return False if room is None else await room.give_back(message, RetryLater(delay))
+
+    async def dead_letter(self, message: MessageExt, reason: str = "") -> bool:
+        """Puts a message in hand into the group's dead-letter topic. ``reason``: for the log. Otherwise as ``retry``."""
+        room = self._room_of(message)
+        return False if room is None else await room.give_back(message, DeadLetter(reason))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None and self._session.by_hand is not None:
+            self._session.by_hand.let_go(asyncio.current_task())  # the block is over: nothing settles what it had in hand
+        await super().__aexit__(kind, error, trace)
+
+    def _room(self) -> ByHand:
+        room = self._running_session().by_hand
+        if room is None:
+            raise ClientStateError(f"{self._label} has handlers: only a Consumer with topics= is read by hand")
+        room.check()
+        return room
+
+    def _room_of(self, *messages: MessageExt) -> ByHand | None:
+        """Returns the room that may have messages in hand; None after a stop."""
+        for message in messages:
+            if not isinstance(message, MessageExt):
+                raise TypeError(
+                    f"expected a MessageExt, not {type(message).__name__}; pass the messages of a batch as done(*batch)"
+                )
+        return None if self._session is None and self._state is LifeState.STOPPED else self._room()

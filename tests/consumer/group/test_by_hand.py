@@ -1,0 +1,519 @@
+"""Consumers that are read by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rmq_async import (
+    ClientStateError,
+    ConfigError,
+    Consumer,
+    HandlerTimeoutError,
+    MessageExt,
+    MessageQueue,
+    Outcome,
+    QueueLostError,
+    Retry,
+)
+from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.testing.simulation import Simulation
+
+from .support import Seen, create, member, send, until
+
+Q0 = MessageQueue("T", "broker-a", 0)
+NOWHERE = "127.0.0.1:1"
+
+
+def reader(namesrv: str, name: str = "one", **options: Any) -> Consumer:
+    return Consumer("g", namesrv=namesrv, instance_name=name, topics="T", **options)
+
+
+async def taken(consumer: Consumer, count: int) -> list[bytes]:
+    """Returns the bodies of the next messages, all of them settled."""
+    bodies: list[bytes] = []
+    if count:
+        async for message in consumer:
+            bodies.append(message.body)
+            if len(bodies) == count:
+                assert consumer.done(message)
+                break
+    return bodies
+
+
+async def test_asking_for_the_next_message_settles_the_last_one() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv) as consumer:
+            await send(server.namesrv, b"0", b"1", b"2")
+            seen: list[bytes] = []
+            async for message in consumer:
+                seen.append(message.body)
+                assert consumer.position(Q0) == len(seen) - 1
+                assert consumer.stats().running == 1
+                if len(seen) == 3:
+                    break
+            assert consumer.position(Q0) == 2
+            assert consumer.stats().handled == 2
+            assert (consumer.stats().running, consumer.stats().buffered) == (0, 1)
+        assert server.progress("g")[Q0] == 2
+        async with reader(server.namesrv) as consumer:
+            assert await taken(consumer, 1) == [b"2"]
+        assert server.progress("g")[Q0] == 3
+
+
+@pytest.mark.parametrize("how", ["break", "raise", "aclose", "collected", "return"])
+async def test_message_of_an_iterator_that_has_ended_goes_back_to_the_front(how: str) -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv) as consumer:
+            await send(server.namesrv, *[b"%d" % number for number in range(5)])
+            await until(lambda: consumer.stats().buffered == 5)
+
+            async def leave() -> None:
+                async for message in consumer:
+                    assert message.body == b"0"
+                    if how == "raise":
+                        raise ValueError("in the body")
+                    if how == "return":
+                        return
+                    break
+
+            if how in ("break", "return"):
+                await leave()
+            elif how == "raise":
+                with pytest.raises(ValueError, match="in the body"):
+                    await leave()
+            else:
+                iterator = aiter(consumer)
+                assert (await anext(iterator)).body == b"0"
+                if how == "aclose":
+                    await iterator.aclose()
+                    with pytest.raises(StopAsyncIteration):
+                        await anext(iterator)
+                else:
+                    del iterator
+            assert consumer.stats().running == 0
+            assert await taken(consumer, 5) == [b"%d" % number for number in range(5)]
+            assert consumer.position(Q0) == 5
+            assert (await consumer.wait_settled(5))[0].outcome is Outcome.DONE
+
+
+async def test_several_iterators_share_the_messages() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=2)
+        async with reader(server.namesrv) as consumer:
+            seen: Counter[bytes] = Counter()
+            by_task: Counter[str] = Counter()
+
+            async def read(name: str) -> None:
+                async for message in consumer:
+                    seen[message.body] += 1
+                    by_task[name] += 1
+                    await asyncio.sleep(0.001)
+
+            tasks = [asyncio.create_task(read(name)) for name in ("a", "b", "c")]
+            await send(server.namesrv, *[b"%d" % number for number in range(60)])
+            await consumer.wait_settled(60)
+            await consumer.wait_idle()
+            assert len(seen) == 60
+            assert set(seen.values()) == {1}
+            assert len(by_task) == 3
+        await asyncio.gather(*tasks)  # each iteration ends at the stop
+
+
+async def test_step_that_is_cancelled_has_taken_nothing() -> None:
+    """Whenever it is cancelled; the iterator goes on."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv) as consumer:
+            iterator, bodies = aiter(consumer), [b"%d" % number for number in range(40)]
+            seen: list[bytes] = []
+            for number, body in enumerate(bodies):
+                step = asyncio.ensure_future(anext(iterator))
+                sending = asyncio.create_task(send(server.namesrv, body))
+                for _ in range(number * 4):
+                    await asyncio.sleep(0)
+                step.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    seen.append((await step).body)
+                await sending
+            while len(seen) < len(bodies):
+                seen.append((await asyncio.wait_for(anext(iterator), 5)).body)
+            await iterator.aclose()
+            assert seen == bodies
+
+
+async def test_receive_settles_nothing_and_is_safe_to_cancel() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv) as consumer:
+            assert len(await consumer.receive(timeout=0)) == 0
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(consumer.receive(), 0.02)
+            await send(server.namesrv, *[b"%d" % number for number in range(5)])
+            await until(lambda: consumer.stats().buffered == 5)
+            batch = await consumer.receive(3)
+            rest = await consumer.receive(timeout=1.0)
+            assert [message.body for message in [*batch, *rest]] == [b"0", b"1", b"2", b"3", b"4"]
+            assert consumer.position(Q0) == 0
+            with pytest.raises(ClientStateError, match="settled with done"):
+                batch.mark_retry(batch[0])
+            assert consumer.done(*rest)
+            assert consumer.position(Q0) == 0
+            assert consumer.done(batch[1], batch[0])
+            assert consumer.position(Q0) == 2
+            assert not consumer.done(*batch)  # two of them for the second time
+            assert consumer.position(Q0) == 5
+            assert not consumer.done(*batch)
+            await consumer.commit()
+            assert await consumer.committed(Q0) == 5
+            assert consumer.stats().buffered == 0
+
+
+def test_retry_and_dead_letter_of_messages_in_hand() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        async with reader(s.namesrv, retry=Retry(limit=2)) as consumer:
+            await send(s.namesrv, b"0", b"1", b"2")
+            first: list[tuple[bytes, int]] = []
+            async for message in consumer:
+                first.append((message.body, message.reconsume_times))
+                if message.body == b"0":
+                    assert await consumer.retry(message, 1.0)
+                    assert not consumer.done(message)
+                elif message.body == b"1" and not message.reconsume_times:
+                    assert await consumer.dead_letter(message, "an account that does not exist")
+                    assert not await consumer.retry(message)
+                if message.reconsume_times == 2:
+                    break
+            assert first == [(b"0", 0), (b"1", 0), (b"2", 0), (b"0", 1), (b"0", 2)]
+            stats = consumer.stats()
+            assert (stats.retried, stats.dead_lettered, stats.handled, stats.failed) == (2, 2, 1, 4)
+            assert consumer.position(Q0) == 3
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+async def test_batches_by_hand_settle_but_for_their_marks() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=2)
+        async with reader(server.namesrv) as consumer:
+            await send(server.namesrv, *[b"%d" % number for number in range(6)])
+            async with contextlib.aclosing(consumer.batches(4, wait=5.0)) as batches:
+                first = await anext(batches)
+                assert len(first) == 4
+                first.mark_dead_letter(first[1], "no such account")
+                second = await asyncio.wait_for(anext(batches), 10)
+                assert len(second) == 2
+                assert len(server.dead_letters("g")) == 1
+                with pytest.raises(ClientStateError, match="no longer in hand"):
+                    first.mark_retry(first[0])
+                assert consumer.done(second[0])
+            assert consumer.stats().handled == 4  # the second of that batch went back with the iterator
+            assert await taken(consumer, 1) == [second[1].body]
+            assert sum(consumer.position(queue) for queue in consumer.assignment if queue.topic == "T") == 6
+
+
+def test_message_that_is_in_hand_for_too_long_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        consumer = reader(s.namesrv, retry=Retry(delays=(1,)), stuck_after=3.0)
+        consumer.subscriptions[0].timeout = 5.0
+        async with consumer:
+            await send(s.namesrv, b"0")
+            iterator = aiter(consumer)
+            message = await anext(iterator)
+            await asyncio.sleep(4.0)
+            oldest = consumer.health().oldest_unfinished
+            assert oldest is not None
+            assert oldest.messages == (message,)
+            assert [problem.code for problem in consumer.health().problems] == ["handler_stuck"]
+            assert "in hand for 4 s" in consumer.health().problems[0].text
+            assert consumer.health().live
+            await asyncio.sleep(1.5)
+            assert not consumer.done(message)
+            again = await anext(iterator)
+            assert (again.body, again.reconsume_times) == (b"0", 1)
+            assert consumer.done(again)
+            await iterator.aclose()
+            settled = await consumer.wait_settled(2)
+            assert [each.outcome for each in settled] == [Outcome.RETRIED, Outcome.DONE]
+            assert isinstance(settled[0].error, HandlerTimeoutError)
+            assert consumer.health().oldest_unfinished is None
+
+    Simulation(1, brokers=1, faults=None).run(main)
+    assert "was in hand for longer than 5" in caplog.text
+
+
+# -- stop and handover
+
+
+def test_stop_waits_for_an_iterator_that_goes_on() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        consumer, seen = reader(s.namesrv), []
+        await consumer.start()
+        await send(s.namesrv, b"0", b"1", b"2")
+
+        async def read() -> None:
+            async for message in consumer:
+                await asyncio.sleep(2.0)
+                seen.append(message.body)
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.5)
+        began = s.now
+        await consumer.stop()
+        assert 1.0 < s.now - began < 3.0
+        await task
+        assert seen == [b"0"]
+        assert not consumer.done(MessageExt("T", b""))
+        async with reader(s.namesrv) as consumer:
+            assert await taken(consumer, 2) == [b"1", b"2"]
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+@pytest.mark.parametrize("how", ["body", "block", "received", "kept"])
+def test_stop_does_not_wait_for_messages_that_nothing_will_settle(how: str) -> None:
+    """Called in the body it begins the stop; at the end of the block, and after receive(), what is in hand is given up."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        await send(s.namesrv, b"0", b"1")
+        began, kept = s.now, []
+        async with reader(s.namesrv, start_from="earliest") as consumer:
+            began = s.now
+            if how == "body":
+                async for message in consumer:
+                    await consumer.stop()
+                    assert s.now == began
+                    assert message.body == b"0"
+            elif how == "received":
+                await consumer.receive(1)
+                await consumer.stop()
+            elif how == "kept":
+                kept.append(aiter(consumer))
+                await anext(kept[0])
+            else:
+                async for _ in consumer:
+                    break
+        assert s.now - began < 1.0
+        async with reader(s.namesrv) as consumer:
+            assert await taken(consumer, 1) == [b"1" if how == "body" else b"0"]
+        if kept:
+            with pytest.raises(StopAsyncIteration):
+                await anext(kept[0])
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+def test_stop_gives_back_what_lies_below_settled_messages() -> None:
+    """A message that nothing has in hand any more does not hold up the stop, and what was done behind it is not repeated."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        async with reader(s.namesrv) as consumer:
+            await send(s.namesrv, b"0", b"1", b"2")
+            batch = await consumer.receive(3, timeout=5.0)
+            while len(batch) < 3:
+                batch = [*batch, *await consumer.receive(3, timeout=5.0)]  # type: ignore[assignment]
+            assert consumer.done(*batch[1:])
+            began = s.now
+        assert s.now - began < 2.0
+        async with reader(s.namesrv) as consumer:
+            again = await anext(aiter(consumer))
+            assert (again.body, again.reconsume_times) == (b"0", 1)
+            assert consumer.position(Q0) == 3
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+def test_handover_waits_for_messages_in_hand() -> None:
+    """Those that are settled in time are not repeated, others are, and are not this member's any more."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=2)
+        one = reader(s.namesrv, "one", handover_timeout=4.0)
+        await one.start()
+        await send(s.namesrv, *[b"%d" % number for number in range(4)])
+        await until(lambda: one.stats().buffered == 4)
+        batch = await one.receive(4)
+        moving = [message for message in batch if message.queue.queue_id == 1]
+        staying = [message for message in batch if message.queue.queue_id == 0]
+        assert (len(moving), len(staying)) == (2, 2)
+        seen = Seen()
+        two = member("g", s.namesrv, "two", seen)
+        starting = asyncio.create_task(two.start())
+        await asyncio.sleep(2.0)
+        assert one.done(moving[0])
+        await starting
+        await until(lambda: seen.bodies, 10.0)
+        assert not one.done(moving[1])
+        assert one.done(*staying)
+        await two.wait_idle()
+        assert seen.bodies == Counter([moving[1].body])
+        await one.stop()
+        await two.stop()
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+def test_queue_that_another_member_has_taken_makes_done_false() -> None:
+    """A member that stands still for longer than its locks live finds them with another one."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        seen = Seen()
+        answers: list[tuple[bool, bool]] = []
+
+        async def serve() -> None:
+            async with reader(s.namesrv, "stands still") as consumer:
+                iterator = aiter(consumer)
+                message = await anext(iterator)
+                while consumer.assignment:
+                    await asyncio.sleep(1.0)
+                answers.append((consumer.done(message), await consumer.retry(message)))
+                await asyncio.Event().wait()
+
+        machine = s.machine("service")
+        machine.run(serve)
+        await asyncio.sleep(5.0)
+        await send(s.namesrv, b"0")
+        await asyncio.sleep(1.0)
+        other = member("g", s.namesrv, "other", seen)
+        machine.pause()
+        await other.start()
+        await until(lambda: seen.bodies, 300)
+        await asyncio.sleep(60)
+        machine.resume()
+        await until(lambda: answers, 60)
+        assert answers == [(False, False)]
+        assert seen.bodies == Counter([b"0"])
+        await other.stop()
+
+    Simulation(5, brokers=1, faults=None).run(main)
+
+
+# -- control
+
+
+async def test_pause_and_resume_by_hand() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv) as consumer:
+            await send(server.namesrv, b"0", b"1")
+            await until(lambda: consumer.stats().buffered == 2)
+            iterator = aiter(consumer)
+            message = await anext(iterator)
+            consumer.pause("T")
+            assert len(await consumer.receive(timeout=0.05)) == 0
+            assert consumer.done(message)
+            consumer.resume("T")
+            assert (await asyncio.wait_for(anext(iterator), 5)).body == b"1"
+            await iterator.aclose()
+
+
+async def test_seek_in_the_body_gives_the_message_in_hand_up() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv) as consumer:
+            await send(server.namesrv, *[b"%d" % number for number in range(4)])
+            await until(lambda: consumer.stats().buffered == 4)
+            seen: list[bytes] = []
+            async for message in consumer:
+                seen.append(message.body)
+                if len(seen) == 3:
+                    async with asyncio.timeout(2):
+                        await consumer.seek(Q0, 1)
+                    assert not consumer.done(message)
+                if len(seen) == 6:
+                    break
+            assert seen == [b"0", b"1", b"2", b"1", b"2", b"3"]
+            assert consumer.position(Q0) == 3
+            with pytest.raises(QueueLostError):
+                await consumer.seek(Q0._replace(queue_id=7), 0)
+
+
+async def test_lag_counts_messages_in_hand() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with reader(server.namesrv) as consumer:
+            await send(server.namesrv, b"0", b"1")
+            await until(lambda: consumer.stats().buffered == 2)
+            batch = await consumer.receive()
+            assert consumer.lag().messages == 2
+            assert consumer.lag().oldest_age is not None
+            consumer.done(*batch)
+            assert consumer.lag().messages == 0
+
+
+# -- wrong use
+
+
+def test_topics_to_read_by_hand() -> None:
+    assert [each.topic for each in Consumer("g", namesrv=NOWHERE, topics=("A", "B")).subscriptions] == ["A", "B"]
+    (only,) = Consumer("g", namesrv=NOWHERE, topics={"A": "x || y"}).subscriptions
+    assert (only.tags, only.name, only.timeout) == ("x || y", "by hand", 900.0)
+    for wrong, text in [
+        (b"T", "topics must be"),
+        (3, "topics must be"),
+        (["T", "T"], "twice"),
+        ("a topic", "topic"),
+        ({"T": 1}, "tags"),
+    ]:
+        with pytest.raises(ConfigError, match=text):
+            Consumer("g", namesrv=NOWHERE, topics=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="trace"):
+        Consumer("g", namesrv=NOWHERE, topics="T", trace=True)
+    consumer = Consumer("g", namesrv=NOWHERE, topics="T")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        consumer.subscribe("U", Seen())
+
+
+async def test_read_by_hand_without_a_start_or_with_handlers() -> None:
+    consumer = Consumer("g", namesrv=NOWHERE, topics="T")
+    with pytest.raises(ClientStateError, match="not started"):
+        await anext(aiter(consumer))
+    with pytest.raises(ClientStateError, match="not started"):
+        await consumer.receive()
+    with pytest.raises(ClientStateError, match="not started"):
+        consumer.done(MessageExt("T", b""))
+    for options in ({"max_messages": 0}, {"wait": -1.0}):
+        with pytest.raises(ConfigError):
+            consumer.batches(**options)  # type: ignore[arg-type]
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        async with member("g", server.namesrv, "one", Seen()) as other:
+            with pytest.raises(ClientStateError, match="has handlers"):
+                await anext(aiter(other))
+        async with reader(server.namesrv) as consumer:
+            with pytest.raises(TypeError, match=r"done\(\*batch\)"):
+                consumer.done([])  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="timeout"):
+                await consumer.receive(timeout=-1)
+            message = MessageExt("T", b"")
+            with pytest.raises(ConfigError, match="delay"):
+                await consumer.retry(message, -1)
+            assert not await consumer.retry(message)
+            assert not await consumer.dead_letter(message)
+            assert not consumer.done(message)
+            iterator = aiter(consumer)
+            waiting = asyncio.ensure_future(anext(iterator))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="another task waits"):
+                await anext(iterator)
+            with pytest.raises(RuntimeError, match="cancel it"):
+                await iterator.aclose()
+            with pytest.raises(TypeError, match="no values"):
+                await iterator.asend(3)  # type: ignore[arg-type]
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            with pytest.raises(KeyError):
+                await iterator.athrow(KeyError("x"))
