@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,11 +30,11 @@ _BIND_MARKS: Final = ("BindException", "Address already in use", "Failed to bind
 
 @dataclass(frozen=True)
 class Launch:
-    """Start instructions of a server, for any number of starts: ``prepare`` writes its files and makes the process, ``ready`` waits
-    until it serves."""
+    """Start instructions of a server, for any number of starts: ``prepare`` writes its files, with the keys of its configuration
+    that a move has changed, and makes the process; ``ready`` waits until it serves."""
 
     directory: Path
-    prepare: Callable[[], ServerProcess]
+    prepare: Callable[[Mapping[str, str]], ServerProcess]
     ready: Callable[[Server, float], Awaitable[None]]
 
 
@@ -49,6 +49,7 @@ class Server:
         self.name = name
         self.address = address
         self._launch = launch
+        self._moved: Mapping[str, str] = {}
         self._process: ServerProcess | None = None
 
     def __repr__(self) -> str:
@@ -116,7 +117,12 @@ class Server:
 
     def spawn(self) -> None:
         """Starts the process without waiting until it serves."""
-        self._process = self._launched().prepare()
+        self._process = self._launched().prepare(self._moved)
+
+    def relocate(self, address: str, keys: Mapping[str, str]) -> None:
+        """Gives later starts another address, by these keys of the configuration; see ``RealCluster.move``."""
+        self.address = address
+        self._moved = dict(keys)
 
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """Shuts the server down by SIGTERM and returns when it has ended.

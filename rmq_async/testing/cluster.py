@@ -225,6 +225,16 @@ class RealCluster(Startable):
                 server.spawn()
         await self._until_up(deadline)
 
+    async def move(self, broker: Server) -> None:
+        """Kills a broker and starts it with its store on another port, like a container that was scheduled anew.
+
+        ``broker`` has the new address then, to which every running name server routes. Raises ClusterError as ``start`` does.
+        """
+        await broker.kill()
+        (port,) = find_ports([BROKER_OFFSETS])
+        broker.relocate(f"127.0.0.1:{port}", {"listenPort": str(port)})
+        await broker.start()
+
     async def replicated(self, timeout: float = 60.0) -> None:
         """Waits until each replica's commit log has reached the end that its master's had at the call; both must run.
 
@@ -287,10 +297,10 @@ class RealCluster(Startable):
         command = java_command(java, main_class, class_path, directory, small=self._small, options=(*data.options(), *options))
         environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(directory), "ROCKETMQ_HOME": str(directory)}
 
-        def prepare() -> ServerProcess:
+        def prepare(moved: Mapping[str, str]) -> ServerProcess:
             if self._group is None:
                 raise ClusterError(f"{name} cannot be started: its cluster has been stopped")
-            write_configuration(directory, keys, version=self.version)
+            write_configuration(directory, {**keys, **moved}, version=self.version)
             log = directory / "output.log"
             return ServerProcess(command, directory=directory, environment=environment, group=self._group.id, log=log)
 
