@@ -108,9 +108,13 @@ class ClusterProxy(Startable):
             if proxy is None:
                 if self._open is None or len(self._by_address) >= MAX_BROKERS:
                     raise RemoteProtocolError(f"no proxy for {address}: ClusterProxy is stopped or has {MAX_BROKERS} proxies")
-                proxy = await self._open.enter_async_context(FaultProxy(address, seed=self._seed))
+                proxy = await self._open.enter_async_context(self._proxy_for(address))
                 self._by_address[address] = proxy
             return proxy
+
+    def _proxy_for(self, address: str) -> FaultProxy:
+        """Returns a new proxy of a broker."""
+        return FaultProxy(address, seed=self._seed)
 
     async def _forget(self) -> None:
         self._open = None
@@ -121,7 +125,7 @@ class _NameServerProxy(FaultProxy):
         super().__init__(target, seed=seed)
         self._cluster = cluster
 
-    def _rewriter(self) -> Rewrite:
+    def rewriters(self) -> tuple[None, Rewrite]:
         decoder = FrameDecoder()
 
         async def rewrite(data: bytes) -> bytes:
@@ -131,7 +135,7 @@ class _NameServerProxy(FaultProxy):
                 parts += encode_frame(SerializeType(frame.serialize_type), frame.header, body)
             return b"".join(parts)
 
-        return rewrite
+        return None, rewrite
 
 
 def _brokers_in(body: bytes) -> Iterable[BrokerData]:

@@ -166,12 +166,15 @@ class FaultProxy(Startable):
         if not task.cancelled():
             task.result()
 
-    def _rewriter(self) -> Rewrite | None:
-        """Returns the function that rewrites the server's responses on a new connection, or None."""
-        return None
+    def rewriters(self) -> tuple[Rewrite | None, Rewrite | None]:
+        """Returns the functions that rewrite the bytes of a new connection, to the server and to the client; None: as they are.
+
+        For subclasses. They get what was read, before any fault applies to it.
+        """
+        return None, None
 
     def _pump(
-        self, direction: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter, rewrite: Rewrite | None = None
+        self, direction: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter, rewrite: Rewrite | None
     ) -> Pump:
         return Pump(direction, source, sink, limit=self._buffer, draw=self._draw, rewrite=rewrite)
 
@@ -200,9 +203,10 @@ class _Link:
         client = self._writers[0]
         self._writers.append(writer)
         make = self._proxy._pump
+        to_server, to_client = self._proxy.rewriters()
         ways = {
-            asyncio.create_task(make(self._proxy.to_server, self._reader, writer).run()): writer,
-            asyncio.create_task(make(self._proxy.to_client, reader, client, self._proxy._rewriter()).run()): client,
+            asyncio.create_task(make(self._proxy.to_server, self._reader, writer, to_server).run()): writer,
+            asyncio.create_task(make(self._proxy.to_client, reader, client, to_client).run()): client,
         }
         try:
             self.end = await self._until_ended(ways)
