@@ -32,6 +32,7 @@ ProblemCode = Literal[
     "key_held",
     "group_unknown",
     "not_committed",
+    "not_locked",
     "not_taken_back",
     "no_handler",
     "subscription_conflict",

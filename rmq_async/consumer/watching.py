@@ -217,6 +217,11 @@ def _group_problems(session: Session) -> list[Problem]:
         found.append(
             Problem("queue_unreadable", f"the offset of {shown} is not known: {text}", broker=shown.broker_name, queue=shown)
         )
+    for broker, error in list(session.locks.errors.items()):
+        text = (
+            f"broker {printable(broker)} grants no locks of queues, without which queues are read late: {printable(error, 300)}"
+        )
+        found.append(Problem("not_locked", text, broker=broker))
     if session.commits.error is not None:
         found.append(Problem("not_committed", f"offsets were not committed: {session.commits.error}"))
     if session.outcomes.refused is not None:
