@@ -23,6 +23,8 @@ __all__ = ["Missing", "MissingQueues"]
 
 NAMED_FOR: Final = 3600.0
 MOST_NAMED: Final = 1024
+SOUGHT_FOR: Final = 120.0
+"""Seconds for which the routes of missing queues are asked for often: a broker that restarts is back by then."""
 COUNT_EVERY: Final = 20.0
 """Seconds between two looks at the offsets of missing queues."""
 LONGEST_REQUEST: Final = 1.0
@@ -74,6 +76,11 @@ class MissingQueues:
             if self._since:
                 await asyncio.sleep(COUNT_EVERY)
                 self._wake.set()
+
+    def topics(self) -> tuple[str, ...]:
+        """Returns the topics whose queues have been missing for at most SOUGHT_FOR seconds."""
+        since = machine.monotonic() - SOUGHT_FOR
+        return tuple(dict.fromkeys(queue.topic for queue, at in self._since.items() if at >= since))
 
     def found(self) -> list[Missing]:
         """Returns the queues that are missing, without those that have no message to read; may be called from any thread."""

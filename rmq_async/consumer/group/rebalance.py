@@ -31,8 +31,10 @@ logger = logging.getLogger(__name__)
 SPACING: Final = 1.0
 """Seconds from the beginning of one round to that of the next, at least."""
 LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows: a member that starts while one has lost its
-routes must not wait for the next poll, for the others leave it its share."""
+"""Seconds between two requests for the route of a topic that no name server knows, or whose queues have left it lately.
+
+A member that starts while a name server has lost its routes must not wait for the next poll, for the others leave it its share.
+When a broker is back, all queues are shared anew: what one member gives up is read when the next one knows the route, too."""
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
@@ -96,14 +98,18 @@ class Rebalance:
                 await self._wait(began + interval)
 
     async def _wait(self, until: float) -> None:
-        """Waits for a reason to begin a round, at most ``until`` (monotonic), and asks for missing routes meanwhile."""
+        """Waits for a reason to begin a round, at most ``until`` (monotonic), and asks for routes that are sought meanwhile."""
         while (left := until - machine.monotonic()) > 0 and not self._wake.is_set():
             try:
-                async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._unknown else left):
+                async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._sought() else left):
                     await self._wake.wait()
             except TimeoutError:
-                for topic in self._unknown:
+                for topic in self._sought():
                     self._look_up(topic)
+
+    def _sought(self) -> tuple[str, ...]:
+        """Returns the topics whose routes are asked for before their next poll."""
+        return (*self._unknown, *self.missing.topics())
 
     async def round(self) -> bool:
         """Returns whether every topic's share is known for sure."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 
-from rmq_async import ClientStateError, Consumer, MessageExt, Outcome, Retry
+from rmq_async import ClientStateError, Consumer, Message, MessageExt, Outcome, Producer, Retry, RocketMQError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode
@@ -216,3 +219,46 @@ def test_topic_that_name_servers_have_forgotten_is_read_soon_after_they_know_it(
             assert not consumer.health().problems
 
     Simulation(4, brokers=1, faults=None).run(main)
+
+
+def test_queues_of_a_broker_that_restarts_are_shared_anew_within_seconds() -> None:
+    """The members learn at different times that it is back, and what one gives up then is read when the other knows it."""
+    gaps: dict[MessageQueue, float] = {}
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=2)
+        handled: defaultdict[MessageQueue, list[float]] = defaultdict(list)
+
+        async def handler(message: MessageExt) -> None:
+            handled[message.queue].append(s.now)
+
+        async def send_to(broker: str) -> None:
+            async with Producer(f"to-{broker}", namesrv=s.namesrv, instance_name=broker, retries=0) as producer:
+                while s.now < 120:
+                    for queue_id in range(2):
+                        with suppress(RocketMQError):
+                            await producer.send(Message("T", b"x"), queue=MessageQueue("T", broker, queue_id), timeout=0.5)
+                    await asyncio.sleep(0.2)
+
+        async with (
+            member("g", s.namesrv, "one", handler, start_from="earliest"),
+            member("g", s.namesrv, "two", handler, start_from="earliest"),
+            asyncio.TaskGroup() as sending,
+        ):
+            for broker in ("broker-a", "broker-b"):
+                sending.create_task(send_to(broker))
+            await asyncio.sleep(20)
+            s.machine("broker-a").crash()
+            await asyncio.sleep(20)
+            s.machine("broker-a").restart()
+            restarted = s.now
+        for queue, times in handled.items():
+            if queue.broker_name == "broker-a":
+                gaps[queue] = min(at for at in times if at > restarted) - restarted
+            else:
+                gaps[queue] = max(later - earlier for earlier, later in pairwise(times))
+
+    Simulation(7, faults=None).run(main)
+    print(gaps)
+    assert len(gaps) == 4
+    assert max(gaps.values()) < 5
