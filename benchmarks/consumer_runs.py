@@ -11,6 +11,10 @@ One line of JSON for each run; exit code 1 where one breaks its promise. What th
 - ``java``, ``java-await``: members of the official client join and stop, each 3 s, 50 times; ``java-await`` has them wait for
   their listeners when they stop, up to 10 s. A comparison; it promises nothing.
 - ``mixed``: members of both clients in one group, 20 joins and leaves. Nothing is lost, the shares are those of Java's AVG.
+- ``failures``: a broker killed for 30 s, paused for 60 s, moved to another port after 10 s; name servers paused for 60 s, killed
+  for 20 s. The queues go on within 30 s of the cure, ``health()`` names the cause meanwhile, nothing is lost or repeated beyond the
+  bound. ``cuts``: the same of connections cut at each field of pulls, commits, locks and give-backs, and of their answers;
+  ``bytes``: at each byte of them, in the simulation, without a cluster.
 - ``memory``: 1,000 queues with bodies of 1 MiB (3 GB on the disk). ``idle``: an idle queue beside a backlog of 10^6.
 
 Needs what RealCluster needs, ``java`` and ``mixed`` also javac.
@@ -19,11 +23,13 @@ Needs what RealCluster needs, ``java`` and ``mixed`` also javac.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,7 +37,9 @@ import msgspec
 
 from rmq_async import run
 from rmq_async.testing.cluster import DEFAULT_VERSION, RealCluster
+from rmq_async.testing.simulation import Simulation
 from tests.cluster.group_calls import high
+from tests.cluster.group_failures import FAILURES, fails
 from tests.cluster.group_hung import hangs
 from tests.cluster.group_member import DEAD, RAISES
 from tests.cluster.group_members import Group, rebalances
@@ -39,6 +47,7 @@ from tests.cluster.group_memory import idle_queue, memory
 from tests.cluster.group_runs import mixed, poisoned, rolling_restart
 from tests.cluster.group_starts import new_groups
 from tests.cluster.java_members import java_members
+from tests.group_cuts import CUTS, WAYS, Cuts, bytes_of, cut_each, fields_of
 
 Record = dict[str, object]
 Result = tuple[bool, Record]
@@ -105,6 +114,27 @@ async def shared(real: RealCluster, directory: Path, given: argparse.Namespace) 
     return good, record | msgspec.to_builtins(count) | msgspec.to_builtins(shares)
 
 
+async def failures(real: RealCluster, directory: Path, given: argparse.Namespace) -> Result:
+    lasting = {"killed": 30.0, "paused": 60.0, "moved": 10.0, "names-paused": 60.0, "names-killed": 20.0}
+    found = [await fails(real, what, lasting[what]) for what in FAILURES]
+    good = all(each.kept and each.named.keys() & FAILURES[each.what][1] for each in found)
+    return good, {"runs": msgspec.to_builtins(found)}
+
+
+async def cuts(real: RealCluster, directory: Path, given: argparse.Namespace) -> Result:
+    kinds = [(what, way) for what in CUTS for way in WAYS]
+    found = await asyncio.gather(*(cut_each(real.namesrv, real.brokers[0].name, *kind, fields_of) for kind in kinds))
+    return all(each.kept for each in found), {"runs": msgspec.to_builtins(found)}
+
+
+def of_bytes(seed: int) -> Result:
+    async def main(simulation: Simulation, what: str, way: str) -> Cuts:
+        return await cut_each(simulation.namesrv, "broker-a", what, way, bytes_of)
+
+    found = [Simulation(seed, brokers=1, faults=None).run(partial(main, what=what, way=way)) for what in CUTS for way in WAYS]
+    return all(each.kept for each in found), {"runs": msgspec.to_builtins(found)}
+
+
 async def of_memory(real: RealCluster, directory: Path, given: argparse.Namespace) -> Result:
     found = await memory(real, directory, 1000, MIB, 64 * MIB, (40.0, 40.0))
     good = found.backlog <= found.limit + 32 and found.arriving <= found.limit + 32 + found.queues * found.body
@@ -125,20 +155,30 @@ RUNS: dict[str, Callable[[RealCluster, Path, argparse.Namespace], Awaitable[Resu
     "java": lambda real, directory, given: of_java(real, directory, given, 0.0),
     "java-await": lambda real, directory, given: of_java(real, directory, given, 10.0),
     "mixed": shared,
+    "failures": failures,
+    "cuts": cuts,
     "memory": of_memory,
     "idle": idle,
 }
 
 
-async def main(given: argparse.Namespace) -> int:
+CLUSTERS: dict[str, dict[str, int]] = {"failures": {"brokers": 2, "nameservers": 2}}
+IN_SIMULATION = "bytes"
+
+
+async def on_cluster(what: str, given: argparse.Namespace) -> Result:
+    with tempfile.TemporaryDirectory() as place:
+        async with RealCluster(version=given.version, small=what != "memory", **CLUSTERS.get(what, {})) as real:
+            return await RUNS[what](real, Path(place) / "files", given)
+
+
+def main(given: argparse.Namespace) -> int:
     good = True
     for what in given.what.split(","):
-        with tempfile.TemporaryDirectory() as place:
-            async with RealCluster(version=given.version, small=what != "memory") as real:
-                kept, record = await RUNS[what](real, Path(place) / "files", given)
+        kept, record = of_bytes(given.seed) if what == IN_SIMULATION else run(on_cluster(what, given))
         load = [round(each, 1) for each in os.getloadavg()]
         print(
-            json.dumps({"what": what, "kept": kept, "version": real.version, "seed": given.seed, "load": load} | record),
+            json.dumps({"what": what, "kept": kept, "version": given.version, "seed": given.seed, "load": load} | record),
             flush=True,
         )
         good &= kept
@@ -147,7 +187,7 @@ async def main(given: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--what", default=",".join(RUNS))
+    parser.add_argument("--what", default=",".join([*RUNS, IN_SIMULATION]))
     parser.add_argument("--version", default=DEFAULT_VERSION)
     parser.add_argument("--rate", type=float, help="messages a second; each run has its own default")
     parser.add_argument("--changes", type=int, default=50, help="of java")
@@ -155,4 +195,4 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=5, help="of hung")
     parser.add_argument("--groups", type=int, default=1000, help="of starts")
     parser.add_argument("--seed", type=int, default=1)
-    sys.exit(run(main(parser.parse_args())))
+    sys.exit(main(parser.parse_args()))
