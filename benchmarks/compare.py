@@ -76,6 +76,9 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--namesrv", help="host:port of a running cluster instead of one of our own")
     parser.add_argument("--access-key", help="with --namesrv: of production messages; the secret is in RMQ_SECRET_KEY")
     parser.add_argument("--broker-pid", type=int, help="with --namesrv: the broker's process, for its CPU")
+    parser.add_argument(
+        "--small-servers", action="store_true", help="production messages to servers with small heaps: a trial, no figures"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="where table, figures and picture go")
     parser.add_argument("--json", metavar="FILE", help="the JSON document also to FILE, or alone to the standard output (-)")
     parser.add_argument("--keep-builds", action="store_true", help="keep the peers' builds in the cache directory and use them")

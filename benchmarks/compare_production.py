@@ -59,7 +59,7 @@ def production_target(options: Namespace) -> Iterator[Target]:
         asyncio.run(create_topic(place.namesrv, options.topic, place.credentials))
         yield place
         return
-    with started_cluster("authorization") as cluster:
+    with started_cluster("authorization", small=options.small_servers) as cluster:
         broker = cluster.brokers[0]
         assert cluster.credentials is not None
         asyncio.run(create_topic(cluster.namesrv, options.topic, cluster.credentials))

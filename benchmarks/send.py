@@ -105,12 +105,12 @@ def target(options: argparse.Namespace) -> Iterator[Target]:
 
 
 @contextmanager
-def started_cluster(profile: str) -> Iterator[RealCluster]:
+def started_cluster(profile: str, *, small: bool = False) -> Iterator[RealCluster]:
     """A cluster of one broker in its own processes, which ends with the block. Raises BenchmarkError where it does not start."""
     from rmq_async.testing.cluster import ClusterError, RealCluster
 
     check_disk(Path(tempfile.gettempdir()))
-    cluster = RealCluster(profile=profile, small=False)
+    cluster = RealCluster(profile=profile, small=small)
     try:
         asyncio.run(cluster.start())
     except ClusterError as error:

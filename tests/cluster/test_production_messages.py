@@ -9,7 +9,19 @@ from ..benchmark_runs import run
 
 
 async def test_production_mode_measures_signed_messages(tmp_path: Path) -> None:
-    given = ("--modes", "production-64", "--peers", "none", "--rounds", "1", "--seconds", "0.5", "--warm-up", "0.5")
+    given = (
+        "--small-servers",
+        "--modes",
+        "production-64",
+        "--peers",
+        "none",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.5",
+        "--warm-up",
+        "0.5",
+    )
     code, out, error = await run("compare.py", *given, "--output", str(tmp_path))
     assert code == 0, error
     assert "all as they were to be" in out
