@@ -19,6 +19,7 @@ from ..java.program import (
     against_embedded,
     observe,
     require_javac,
+    start_against_embedded,
     strange_replies,
 )
 
@@ -35,6 +36,7 @@ TRANSACTIONS = {
 @pytest.fixture(scope="module")
 def real() -> Record:
     require_javac()
+    start_against_embedded()
 
     async def run() -> Record:
         async with RealCluster(broker_conf={**TRANSACTIONS, "recallMessageEnable": "true"}) as cluster:

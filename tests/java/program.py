@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,7 @@ __all__ = [
     "against_embedded",
     "observe",
     "require_javac",
+    "start_against_embedded",
     "started",
     "strange_replies",
 ]
@@ -120,8 +122,21 @@ def require_javac() -> None:
         pytest.skip(reason)
 
 
-@functools.cache
 def against_embedded() -> Record:
+    """Returns the record of the embedded broker, once for all modules."""
+    return start_against_embedded().result()
+
+
+@functools.cache
+def start_against_embedded() -> Future[Record]:
+    """Runs the program against the embedded broker in a thread, once: most of its time it waits."""
+    executor = ThreadPoolExecutor(1)
+    record = executor.submit(_against_embedded)
+    executor.shutdown(wait=False)
+    return record
+
+
+def _against_embedded() -> Record:
     async def run() -> Record:
         server = EmbeddedRocketMQ(
             transaction_timeout=CHECK_TIMEOUT,
@@ -230,8 +245,9 @@ def _compiled() -> tuple[Path, str]:
     atexit.register(shutil.rmtree, classes, ignore_errors=True)
     sources = [str(source) for source in sorted(Path(__file__).parent.glob("*.java"))]
     options = ["-proc:none", "-encoding", "UTF-8", "-nowarn", "-d", str(classes), "-cp", class_path]
+    quick = ["-J-XX:+UseSerialGC", "-J-XX:TieredStopAtLevel=1"]  # of a compiler that never gets warm
     run = subprocess.run(
-        [_javac() or "javac", *options, *sources],
+        [_javac() or "javac", *quick, *options, *sources],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
