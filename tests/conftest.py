@@ -3,9 +3,9 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 3``) one process takes the tests that start servers of Java or measure, most of whose time is
-waiting; the others take the rest a file at a time, all those that share a Spark session among them in one. Who is done helps
-with what is left then. Three processes keep two cores busy: two left them idle for four tenths of the time.
+With pytest-xdist (``tox`` runs ``-n 4 --dist loadgroup``) tests of one ``xdist_group`` run in one process, one after the other:
+those that share clusters of Java's servers, those whose servers fail, those with servers of their own, and those that share a Spark
+session. These four groups wait for half of their time, and begin first; who is done with one takes of the rest, a file at a time.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ settings.register_profile("suite", deadline=None)  # of 200 ms for an example, w
 settings.load_profile("suite")
 
 REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
+OWN_SERVERS = "own-servers"
+"""The ``xdist_group`` of REAL_SERVERS but for those that tests/cluster/conftest.py puts into another one."""
 SPARK = "tests/spark/"
 LAST = ("tests/protocol/",)
 """Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
@@ -46,14 +48,13 @@ _tallies: dict[str, str] = {}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Sends each group to a process of its own."""
-    from xdist.scheduler import LoadScopeScheduling
+    """Sends each group, or each file that belongs to none, to one process."""
+    from xdist.scheduler import LoadGroupScheduling
 
-    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+    class ByGroup(LoadGroupScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(SPARK):
-                return "spark"
-            return "real servers" if nodeid.startswith(REAL_SERVERS) else nodeid.partition("::")[0]
+            scope: str = super()._split_scope(nodeid)
+            return scope.partition("::")[0]
 
     config.option.loadscopereorder = False  # in the order in which they come, not by the number of their tests
     return ByGroup(config, log)
@@ -66,13 +67,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _compares_real_time(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
+        if item.nodeid.startswith(SPARK):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif item.nodeid.startswith(REAL_SERVERS) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(OWN_SERVERS))
 
     def turn(item: pytest.Item) -> int:
-        turns = (REAL_SERVERS, (), (SPARK,), LAST)
+        turns = ((*REAL_SERVERS, SPARK), (), LAST)
         return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 1)
 
     items.sort(key=turn)
@@ -99,7 +105,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _group_of(nodeid: str) -> str:
     if nodeid.startswith(REAL_SERVERS):
-        return "real servers"
+        return f"real servers, {nodeid.rpartition('@')[2]}" if "@" in nodeid else "real servers"
     return "/".join(nodeid.partition("::")[0].split("/")[:2])
 
 
