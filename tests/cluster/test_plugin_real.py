@@ -46,11 +46,16 @@ def test_another_test_is_not_held_up(rocketmq):
 """
 
 
-def test_a_project_with_a_real_cluster(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def cache() -> str:
+    """Where the jars and the class data are; found before ``pytester`` changes the home."""
     require()
+    return resolve(DEFAULT_VERSION).split(":")[0].rpartition("/rocketmq-")[0]
+
+
+def test_a_project_with_a_real_cluster(cache: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
-    jars = resolve(DEFAULT_VERSION).split(":")[0].rpartition("/rocketmq-")[0]
-    monkeypatch.setenv("RMQ_CLUSTER_CACHE", jars)  # pytester has a home of its own
+    monkeypatch.setenv("RMQ_CLUSTER_CACHE", cache)
     pytester.makefile(".ini", pytest="[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n")
     pytester.makepyfile(PROJECT)
     pytester.runpytest_subprocess().assert_outcomes(passed=3)
