@@ -24,6 +24,7 @@ PROGRAMS = {path.relative_to(EXAMPLES).as_posix() for path in (*EXAMPLES.glob("*
 SAYS = {
     "async_callbacks.py": "1000 stored, 0 failed",
     "batch.py": "32 messages, offsets 0 to 31, 1 request",
+    "batches.py": "99 rows\ndead letters: [b'not JSON']\n",
     "delayed.py": "now\nnow - level 3: in 10 s\nnow - level 3: in 10 s - in an hour\n"
     "now - level 3: in 10 s - in an hour - tomorrow\n",
     "errors.py": "one broker refused, another stored it: 2 attempts\n3 attempts refused, maybe_stored=False\n"
