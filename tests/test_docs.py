@@ -21,7 +21,7 @@ from typing import Any, get_args
 import pytest
 
 import rmq_async
-from rmq_async import ClientConfig, FaultTable, ProducerConfig, ProducerHealth, errors, select_best
+from rmq_async import ClientConfig, ConsumerConfig, FaultTable, ProducerConfig, ProducerHealth, errors, select_best
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.health import ProblemCode
 
@@ -186,10 +186,13 @@ def test_the_outcome_of_others_calls_here_is_there() -> None:
     tables = re.findall(r"^\|[^|]*\|([^|]*)\|$", (ROOT / "docs" / "migration.md").read_text(), re.MULTILINE)
     code = " ".join(span for cell in tables for span in re.findall(r"`([^`]*)`", cell))
     listed = set(re.findall(r"\b(\w+)(?:\(|=)", code)) - {"f"}
-    users = (rmq_async.Producer, rmq_async.TransactionProducer, rmq_async.Admin, rmq_async.Credentials, rmq_async.split_batches)
+    users = (
+        *(rmq_async.Producer, rmq_async.TransactionProducer, rmq_async.Admin, rmq_async.Credentials, rmq_async.split_batches),
+        *(rmq_async.Consumer, rmq_async.PullConsumer, rmq_async.Batch, rmq_async.Delivery, rmq_async.Retry),
+    )
     methods = [method for user in users for name, method in inspect.getmembers(user, callable) if not name.startswith("_")]
-    known = {*vars(rmq_async), *vars(errors), *(method.__name__ for method in methods)}
-    for called in (*users, *methods, ClientConfig, ProducerConfig, rmq_async.Message):
+    known = {*rmq_async.__all__, *vars(errors), *(method.__name__ for method in methods)}
+    for called in (*users, *methods, ClientConfig, ProducerConfig, ConsumerConfig, rmq_async.Message):
         known |= inspect.signature(called).parameters.keys()
     assert len(listed) > 40
     assert listed <= known
