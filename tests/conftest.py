@@ -3,9 +3,9 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 4 --dist loadgroup``) tests of one ``xdist_group`` run in one process, one after the other:
-those that share clusters of Java's servers, those whose servers fail, those with servers of their own, and those that share a Spark
-session. These four groups wait for half of their time, and begin first; who is done with one takes of the rest, a file at a time.
+With pytest-xdist (``tox`` runs ``-n 4``) the tests of one of the ``chains`` run in one process, one after the other: those that
+share servers of Java, those whose servers fail, those with servers of their own, and those that share a Spark session. These four
+wait for half of their time, and begin first; who is done with one takes of the rest, a file at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 from hypothesis import settings
 
 from . import canaries
+from .chains import REAL_SERVERS, chain_of
 
 pytest_plugins = ["pytester"]
 
@@ -33,10 +34,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("suite", deadline=None)  # of 200 ms for an example, which a busy machine exceeds
 settings.load_profile("suite")
 
-REAL_SERVERS = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
-OWN_SERVERS = "own-servers"
-"""The ``xdist_group`` of REAL_SERVERS but for those that tests/cluster/conftest.py puts into another one."""
-SPARK = "tests/spark/"
 LAST = ("tests/protocol/",)
 """Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
 
@@ -48,16 +45,15 @@ _tallies: dict[str, str] = {}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Sends each group, or each file that belongs to none, to one process."""
-    from xdist.scheduler import LoadGroupScheduling
+    """Sends each chain, and each file that belongs to none, to one process."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    class ByGroup(LoadGroupScheduling):  # type: ignore[misc]
+    class ByChain(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            scope: str = super()._split_scope(nodeid)
-            return scope.partition("::")[0]
+            return chain_of(nodeid) or nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # in the order in which they come, not by the number of their tests
-    return ByGroup(config, log)
+    return ByChain(config, log)
 
 
 def pytest_configure() -> None:
@@ -67,19 +63,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _compares_real_time(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
-        if item.nodeid.startswith(SPARK):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif item.nodeid.startswith(REAL_SERVERS) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(OWN_SERVERS))
 
     def turn(item: pytest.Item) -> int:
-        turns = ((*REAL_SERVERS, SPARK), (), LAST)
-        return next((number for number, places in enumerate(turns) if item.nodeid.startswith(places)), 1)
+        return 0 if chain_of(item.nodeid) else 2 if item.nodeid.startswith(LAST) else 1
 
     items.sort(key=turn)
 
@@ -105,7 +95,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _group_of(nodeid: str) -> str:
     if nodeid.startswith(REAL_SERVERS):
-        return f"real servers, {nodeid.rpartition('@')[2]}" if "@" in nodeid else "real servers"
+        return f"real servers: {chain_of(nodeid)}"
     return "/".join(nodeid.partition("::")[0].split("/")[:2])
 
 

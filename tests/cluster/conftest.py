@@ -1,8 +1,6 @@
 """Real clusters for the tests below here. JVMs are dear (some 3 s of CPU each start, a tenth of a core when idle), so they are
 shared, and no longer there than they are needed: tests of one cluster come one after the other, and it stops after the last.
 
-With pytest-xdist the tests with servers of their own, those of ``two_brokers`` and the others run in a process each.
-
 No test stops or pauses ``cluster``, ``old_cluster`` and ``feature_cluster``; ``two_brokers`` is for tests that do.
 The fixtures are plain functions with an event loop of their own, so that any test loop may use them.
 """
@@ -19,6 +17,8 @@ import pytest
 
 from rmq_async.testing._config import PROFILES
 from rmq_async.testing.cluster import OLD_VERSION, ExternalCluster, RealCluster, require
+
+from ..chains import chain_of
 
 HERE: Final = Path(__file__).parent
 QUICK_TO_CLEAN: Final = {
@@ -61,20 +61,18 @@ def shared_by(item: pytest.Item) -> list[str]:
     return [name for name in SHARED if name in asked]
 
 
-@pytest.hookimpl(tryfirst=True)  # as that of all tests, which runs after this one
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = [place for place, item in enumerate(items) if item.path.is_relative_to(HERE)]
     mine = [items[place] for place in places]
     turns = {name: turn for turn, name in enumerate(SHARED)}
-    mine.sort(key=lambda item: [turns[name] for name in shared_by(item)])
-    last = {name: item for item in mine for name in shared_by(item)}
+    mine.sort(key=lambda item: (chain_of(item.nodeid) or "", [turns[name] for name in shared_by(item)]))
+    last = {(chain_of(item.nodeid), name): item for item in mine for name in shared_by(item)}
     first = next((number for number, item in enumerate(mine) if {*EARLY}.intersection(shared_by(item))), 0)
     for number, (place, item) in enumerate(zip(places, mine, strict=True)):
-        item.stash[_EARLY_AT] = [name for name in EARLY if name in last] if number == max(0, first - AHEAD) else []
+        early = EARLY if number == max(0, first - AHEAD) else ()
+        item.stash[_EARLY_AT] = [name for name in early if ("shared servers", name) in last]
         item.add_marker(pytest.mark.cluster)
-        if shared := shared_by(item):
-            item.add_marker(pytest.mark.xdist_group("failing-servers" if "two_brokers" in shared else "shared-servers"))
-        item.stash[_LAST_OF] = [name for name in shared_by(item) if last[name] is item]
+        item.stash[_LAST_OF] = [name for name in shared_by(item) if last[chain_of(item.nodeid), name] is item]
         items[place] = item
 
 
