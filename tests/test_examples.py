@@ -22,6 +22,7 @@ from rmq_async.errors import ReplyTimeoutError
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {path.relative_to(EXAMPLES).as_posix() for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*/main.py"))}
 SAYS = {
+    "archive.py": "11 orders, dead letters: [b'rubbish']",
     "async_callbacks.py": "1000 stored, 0 failed",
     "batch.py": "32 messages, offsets 0 to 31, 1 request",
     "batches.py": "99 rows\ndead letters: [b'not JSON']\n",
@@ -38,6 +39,7 @@ SAYS = {
     "4 messages, shipped: [1, 2, 3]\n",
     "fastapi_worker.py": "before the start: live 200, ready 503 not_started\nrunning: live 200, ready 200\nbilled: order 17\n"
     "after the stop: live 200, ready 503 stopped\n",
+    "load_batches.py": "9 rows, 1 dead letter",
     "oneway.py": "2000 handed over, 2000 arrived",
     "ordered.py": "order-1 created > paid > sent\norder-2 created > paid > sent\norder-3 created > paid > sent",
     "read_back.py": "10 messages in 4 queues\n[b'order 10']\n[b'order 1', b'order 3', b'order 5', b'order 7', b'order 9']",

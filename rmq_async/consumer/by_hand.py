@@ -48,6 +48,10 @@ class HandDispatcher(Dispatcher):
     def pump(self) -> None:
         self.room.arrived()
 
+    def again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
+        super().again(subscription, item, delay)
+        self.put_first(subscription, item.held)
+
     def hasten(self, held: HeldQueue | None = None) -> None:
         self.room.hasten()
 
@@ -207,7 +211,8 @@ class ByHand:
 
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
         """Puts what is in hand back into the buffer, in front of what was pulled later. ``held``: of this queue only."""
-        self._leave(hand, [item for item in hand.left if held is None or item.held is held], closing=self.closing)
+        items = [item for item in hand.left if held is None or item.held is held]
+        self._leave(hand, items[::-1], closing=self.closing)  # each goes before those that were put back earlier
         self._dispatcher.pump()
 
     def let_go(self, task: asyncio.Task[Any] | None, held: HeldQueue | None = None, *, received: bool = False) -> None:

@@ -204,6 +204,13 @@ class Dispatcher:
                 return subscription, backlog.take(0.0, limit)
         return None
 
+    def put_first(self, subscription: Subscription, held: HeldQueue) -> None:
+        """Gives a queue the next turn."""
+        turns = self._backlogs[subscription].turns
+        if held in turns:
+            turns.move_to_end(held, last=False)
+            self._backlogs.move_to_end(subscription, last=False)
+
     def is_stalled(self, held: HeldQueue) -> bool:
         """Returns whether messages of a queue wait, and nothing will take them."""
         return False

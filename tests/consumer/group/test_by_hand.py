@@ -66,6 +66,22 @@ async def test_asking_for_the_next_message_settles_the_last_one() -> None:
         assert server.progress("g")[Q0] == 3
 
 
+async def test_message_that_goes_back_comes_before_those_of_other_queues_and_topics() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=3)
+        await create(server.namesrv, "U", queues=3)
+        async with Consumer("g", namesrv=server.namesrv, topics=["T", "U"]) as consumer:
+            await send(server.namesrv, *[b"%d" % number for number in range(6)])
+            await send(server.namesrv, *[b"%d" % number for number in range(6)], topic="U")
+            await until(lambda: consumer.stats().buffered == 12)
+            for size in (1, 3, 1, 4, 2):
+                async with contextlib.aclosing(consumer.batches(size)) as batches:
+                    given = await anext(batches)
+                again = await consumer.receive(size)
+                assert list(again) == list(given)
+                assert consumer.done(*again)
+
+
 @pytest.mark.parametrize("how", ["break", "raise", "aclose", "collected", "return"])
 async def test_message_of_an_iterator_that_has_ended_goes_back_to_the_front(how: str) -> None:
     async with EmbeddedRocketMQ() as server:
