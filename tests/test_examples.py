@@ -26,6 +26,7 @@ SAYS = {
     "async_callbacks.py": "1000 stored, 0 failed",
     "batch.py": "32 messages, offsets 0 to 31, 1 request",
     "batches.py": "99 rows\ndead letters: [b'not JSON']\n",
+    "broadcast.py": "2 read: {'EUR': 1.0, 'USD': 1.09}\n2 read: {'EUR': 1.0, 'USD': 1.1, 'CHF': 0.95}\n",
     "delayed.py": "now\nnow - level 3: in 10 s\nnow - level 3: in 10 s - in an hour\n"
     "now - level 3: in 10 s - in an hour - tomorrow\n",
     "errors.py": "one broker refused, another stored it: 2 attempts\n3 attempts refused, maybe_stored=False\n"

@@ -11,6 +11,7 @@ from math import inf
 
 from .held_queue import HeldQueue, Waiting
 from .lines import Lines
+from .rate import Bucket
 from .subscription import Subscription
 
 __all__ = ["Backlog"]
@@ -20,15 +21,18 @@ class Backlog:
     """``turns``: queues with messages that may begin, the next one first. ``running``: calls of the handler. ``size``: messages of
     a call. ``wait``: seconds for which a batch waits until it is full."""
 
-    __slots__ = ("is_ordered", "lines", "running", "size", "turns", "wait")
+    __slots__ = ("_bucket", "has_lines", "is_ordered", "lines", "running", "size", "turns", "wait")
 
     def __init__(self, subscription: Subscription) -> None:
         self.lines: dict[HeldQueue, Lines] = {}
         self.turns: OrderedDict[HeldQueue, Lines] = OrderedDict()
         self.running = 0
         self.is_ordered = subscription.order is not None
+        self.has_lines = subscription.has_lines
         self.size = subscription.batch_size or 1
         self.wait = subscription.batch_wait
+        self._bucket: Bucket | None = None
+        """Of the rate, where there is one."""
 
     def lines_of(self, held: HeldQueue) -> Lines:
         """Returns the lines of a queue, new ones for a new queue."""
@@ -63,6 +67,12 @@ class Backlog:
         """Number of messages that may begin."""
         return sum(len(lines.ready) for lines in self.turns.values())
 
+    def allowed_at(self, rate: float, now: float) -> float:
+        """Returns the monotonic time from which on the rate allows a call."""
+        if self._bucket is None:
+            self._bucket = Bucket(rate, now)
+        return self._bucket.due(rate, now)
+
     def take(self, now: float, size: int = 0) -> tuple[Waiting, ...]:
         """Removes and returns the messages of the next call. The queue of the last one has its next turn after the others.
 
@@ -72,7 +82,7 @@ class Backlog:
         held, lines = next(iter(self.turns.items()))
         taken = [lines.take()]
         if size > 1:
-            if taken[0].key is None:
+            if taken[0].key is None or not self.is_ordered:
                 taken += lines.take_ready(size - 1)
             else:
                 taken += lines.take_behind(taken[0], size - 1, now)
@@ -84,6 +94,8 @@ class Backlog:
             self.turns.move_to_end(held)
         else:
             del self.turns[held]
+        if self._bucket is not None:
+            self._bucket.take(len(taken))
         return tuple(taken)
 
     def hasten(self, held: HeldQueue | None = None) -> None:

@@ -34,7 +34,12 @@ AssignmentCallback = Callable[[frozenset[MessageQueue]], Awaitable[None] | None]
 
 
 class Positions(Protocol):
-    """Stored positions of a broadcast consumer."""
+    """Where a broadcast consumer keeps its positions: the offset of the next message by queue.
+
+    ``load`` is called in ``start()`` for each topic; an empty mapping where nothing is stored. ``save`` gets the positions of all
+    topics whenever one has changed, at most each ``commit_interval``, one call at a time, and at the end. What it raises is logged,
+    shown in ``health()``, and followed by another call.
+    """
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]: ...
     async def save(self, positions: Mapping[MessageQueue, int], /) -> None: ...
@@ -108,9 +113,12 @@ class ConsumerConfig:
     queues are given up, before the wait for their handlers; when they are committed and unlocked; when another member has their
     locks. Errors are logged, and the handover goes on.
 
+    ``broadcast``: True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics, shares
+    nothing with the others, and keeps its positions for this run, or in the object. It needs handlers.
+
     ``hooks``: see Hook. ``trace``: True reports the calls of handlers to the brokers' trace topic, a name to that topic.
 
-    Raises ConfigError for values out of range, and for ``mode="pop"`` and ``broadcast``, which are not supported yet.
+    Raises ConfigError for values out of range, and for ``mode="pop"``, which is not supported yet.
     """
 
     mode: Literal["pull", "pop"] = "pull"
@@ -168,6 +176,7 @@ class ConsumerConfig:
             raise ConfigError(f'mode must be "pull" or "pop", not {shown(self.mode)}')
         if not callable(self.allocate):
             raise ConfigError(f"allocate must be a function, not {shown(self.allocate)}")
+        self._check_broadcast()
         if not isinstance(self.retry, Retry):
             raise ConfigError(f"retry must be a Retry, not {shown(self.retry)}")
         for name in ("on_assigned", "on_revoked", "on_released", "on_lost"):
@@ -175,13 +184,26 @@ class ConsumerConfig:
             if function is not None and not callable(function):
                 raise ConfigError(f"{name} must be a function of a frozenset of queues or None, not {shown(function)}")
 
+    def _check_broadcast(self) -> None:
+        positions: object = self.broadcast
+        if positions is False:
+            return
+        if positions is not True and not all(callable(getattr(positions, name, None)) for name in ("load", "save")):
+            raise ConfigError(f"broadcast must be True, False or an object with load() and save(), not {shown(positions)}")
+        if self.mode != "pull":
+            raise ConfigError(
+                f"broadcast and mode={self.mode!r} exclude each other: a broker gives each message of POP to one member"
+            )
+        if self.allocate is not allocate_evenly:
+            raise ConfigError("broadcast and allocate exclude each other: each member reads all queues")
+
     def _check_unsupported(self) -> None:
         for item in fields(self):
             if item.name in _NOT_YET and getattr(self, item.name) != item.default:
                 raise ConfigError(f"{item.name}={shown(getattr(self, item.name))} is not supported yet")
 
 
-_NOT_YET: Final = frozenset({"mode", "broadcast", "invisible_time", "max_lease"})
+_NOT_YET: Final = frozenset({"mode", "invisible_time", "max_lease"})
 """Settings of later releases: a value other than the default is refused."""
 
 

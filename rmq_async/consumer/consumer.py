@@ -78,6 +78,8 @@ class Consumer(Reader):
             self._add(subscription)
         if self._subscriptions and self.config.trace:
             raise ConfigError("trace records the calls of handlers: it cannot be set where topics= are read by hand")
+        if self._subscriptions and self.config.broadcast is not False:
+            raise ConfigError("broadcast needs handlers: it cannot be set where topics= are read by hand")
         self._last_stats = ConsumerStats()
         self._stopping: asyncio.Task[None] | None = None
         """A stop that a handler has asked for."""
@@ -118,8 +120,8 @@ class Consumer(Reader):
         the consumer's. ``timeout``: seconds for one call, after which it is cancelled and the message delivered again; a thread
         cannot be cancelled. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
         dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages, of any queues of the topic.
-        ``batch_wait``: seconds for which a message waits until its batch is full; 0 for what is there. The other options are not
-        supported yet.
+        ``batch_wait``: seconds for which a message waits until its batch is full; 0 for what is there. ``rate``: messages per
+        second whose calls begin in this member, those of 0.1 s at once; it may be set while the consumer runs.
 
         ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets; "queue"
         all messages of a queue. A failed attempt is repeated in place: its key or queue waits, up to ``retry.max_hold``. ``key``: a
@@ -136,7 +138,6 @@ class Consumer(Reader):
             raise ConfigError(
                 f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead"
             )
-        later = {"rate": rate}
         subscription = Subscription(
             topic,
             handler,
@@ -150,12 +151,13 @@ class Consumer(Reader):
             dead_letter_on=dead_letter_on,
             batch_size=batch_size,
             batch_wait=batch_wait,
-            later=later,
+            rate=rate,
         )
         self._add(subscription)
         return subscription
 
     def _add(self, subscription: Subscription) -> None:
+        subscription.retries_here = self.config.broadcast is not False
         topic, wire = subscription.topic, self._names.wire(subscription.topic)
         if wire in self._subscriptions:
             raise ConfigError(f"topic {topic} is subscribed to already, by handler {self._subscriptions[wire].name}")

@@ -11,7 +11,7 @@ from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from .._text import printable
-from ..client import LifeCycle, LifeState, Names, check_queue, committed_offset, known_queue, max_offset
+from ..client import LifeCycle, LifeState, Names, check_queue, known_queue, max_offset
 from ..config import ClientConfig, check_group
 from ..errors import ClientStateError, ConfigError, QueueLostError
 from ..timeouts import checked_timeout
@@ -118,14 +118,18 @@ class Control(LifeCycle):
         return (next(leaving, None) or self._held(queue)).progress.watermark
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset that the broker keeps for the group; None without one. Raises as ``PullConsumer.committed`` does."""
-        instance = self._running_session().instance
-        return await committed_offset(instance, self._wire_group, await known_queue(instance, queue))
+        """Returns the offset that the broker keeps for the group, in broadcast the one that was saved last; None without one.
+
+        Raises as ``PullConsumer.committed`` does.
+        """
+        session = self._running_session()
+        return await session.member.committed(await known_queue(session.instance, queue))
 
     async def commit(self) -> None:
-        """Commits the queues whose position has moved; returns when the brokers have answered.
+        """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the positions.
 
-        Raises the error of the first request that failed; the others are made all the same. ClientStateError unless running.
+        Raises the error of the first request that failed; the others are made all the same. ClientStateError unless running. In
+        broadcast it raises what ``save`` raises.
         """
         session = self._running_session()
         await session.commits.now()

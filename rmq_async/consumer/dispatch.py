@@ -24,12 +24,18 @@ from .lines import Line, Lines
 from .rests import Rests
 from .subscription import Subscription
 
-__all__ = ["Dispatcher", "HeldLine"]
+__all__ = ["Dispatcher", "HeldLine", "Single"]
 
 Begin = Callable[[Subscription, tuple[Waiting, ...]], None]
 
 WHOLE_QUEUE: Final = object()
 """The key of all messages of a queue whose subscription has ``order="queue"``."""
+
+
+class Single:
+    """The key of a message that no other one waits for."""
+
+    __slots__ = ()
 
 
 class HeldLine(NamedTuple):
@@ -102,7 +108,7 @@ class Dispatcher:
         """Adds a message; ``pump`` starts it."""
         backlog, item, key = self._backlogs[subscription], Waiting(held, message), None
         lines = backlog.lines_of(held)
-        if backlog.is_ordered and held.subscription is not None:
+        if backlog.has_lines and held.subscription is not None:
             key = _key_of(subscription, item)
         if backlog.wait:
             item.since = machine.monotonic()
@@ -172,12 +178,14 @@ class Dispatcher:
                     not backlog.turns
                     or backlog.running >= (subscription.concurrency or self._concurrency)
                     or self.paused(subscription)
-                    or (backlog.is_ordered and not self._any_may_begin(backlog))
+                    or (backlog.has_lines and not self._any_may_begin(backlog))
                 ):
                     continue
                 due = backlog.due()
-                if backlog.size > 1 and not now:
+                if not now and (backlog.size > 1 or subscription.rate is not None):
                     now = machine.monotonic()
+                if subscription.rate is not None:
+                    due = max(due, backlog.allowed_at(subscription.rate, now))
                 if due <= now:
                     break
                 next_at = min(next_at, due)
@@ -220,7 +228,7 @@ class Dispatcher:
         backlog = self._backlogs[subscription]
         backlog.running -= 1
         self.running -= 1
-        if backlog.is_ordered:
+        if backlog.has_lines:
             self._go_on(backlog, taken)
         self.pump()
 
@@ -279,11 +287,12 @@ def _key_of(subscription: Subscription, item: Waiting) -> Hashable | None:
     """Returns the key of a message's line. An error of ``key`` is that of the message's call; no other message waits for it."""
     if subscription.order == "queue":
         return WHOLE_QUEUE
+    key: Hashable | None = None
     try:
-        return subscription.key_of(item.message)
+        key = subscription.key_of(item.message) if subscription.order == "key" else None
     except Exception as error:  # noqa: BLE001 - a function of the user
         item.error = error
-        return None
+    return Single() if key is None and subscription.retries_here else key
 
 
 def _never(_: Subscription) -> bool:

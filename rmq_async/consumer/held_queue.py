@@ -96,7 +96,8 @@ class HeldQueue:
 
     @property
     def is_ordered(self) -> bool:
-        return self.subscription is not None and self.subscription.order is not None
+        """Whether its messages are in lines: what fails is handled again here, and never given back."""
+        return self.subscription is not None and self.subscription.has_lines
 
     @property
     def lag(self) -> int | None:

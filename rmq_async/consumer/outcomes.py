@@ -27,7 +27,10 @@ LONGEST_PAUSE: Final = 30.0
 
 class Outcomes:
     """``group``: on the wire. ``retried``, ``dead_lettered``: messages that brokers have taken back so. ``unsure``: requests
-    without an answer that were repeated, so that a message may be delivered twice."""
+    without an answer that were repeated, so that a message may be delivered twice. ``given_up``: words of the log for a message
+    after its last attempt."""
+
+    given_up = "dead-lettered"
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance

@@ -10,44 +10,32 @@ from contextvars import Context
 from typing import Any, Final
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.heartbeat import ConsumerData, ConsumeType
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.subscription import TAG, build_subscription
 
 from .. import machine
 from .._asyncio import StopScope, for_each
-from .._text import printable
 from ..client import ClientInstance, TopicRoute
-from ..errors import RocketMQError, SubscriptionConflictError, TopicNotFoundError
+from ..errors import SubscriptionConflictError
 from ..hooks import request_hooks
 from .assignment import Assignment
 from .blocking import Block, LoopWatch
+from .broadcast import Broadcasting
 from .broker_requests import BrokerRequests
 from .by_hand import ByHand, HandDispatcher
 from .call_hooks import CallHooks
 from .callbacks import AssignmentCallbacks
 from .calls import HandlerCalls
-from .commits import Commits
 from .config import ConsumerConfig
 from .decision import Decision
 from .dispatch import Dispatcher
 from .fetch import Budget, Pulling, PullLimits
-from .group import (
-    MemberLocks,
-    Rebalance,
-    SubscriptionConflict,
-    Takeover,
-    check_filter,
-    find_holders,
-    first_positions,
-    group_view,
-    store_positions,
-)
+from .group import SubscriptionConflict, check_filter, find_holders, group_view
 from .held_queue import HeldQueue, Waiting
 from .intake import Intake
+from .membership import Clustering
 from .outcome import Outcome
-from .outcomes import Outcomes
 from .settled import SettledLog
 from .settling import Settling
 from .subscription import Subscription
@@ -92,14 +80,16 @@ class Session:
         self.group = group
         self.config = config
         self.subscriptions = subscriptions
-        self.retry_topic = RETRY_TOPIC_PREFIX + group
-        self.topics = (*subscriptions, self.retry_topic)
+        self.member: Clustering | Broadcasting = (
+            Clustering(instance, group, subscriptions, config, self._owned)
+            if config.broadcast is False
+            else Broadcasting(instance, group, subscriptions, config, self._owned, context)
+        )
+        self.topics = self.member.topics
         self.settled = SettledLog()
         self.supervisor = Supervisor()
         self.budget = Budget(config.buffered_limit, config.buffered_bytes_limit)
-        self.outcomes = Outcomes(instance, group)
-        self.locks = MemberLocks(instance, group, [topic for topic, each in subscriptions.items() if each.order is not None])
-        self.commits = Commits(instance, group, lambda: self.assignment.owned(), self.locks.owns)
+        self.outcomes, self.locks, self.commits = self.member.outcomes, self.member.locks, self.member.commits
         self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
         settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again)
         self.by_hand: ByHand | None = None
@@ -112,14 +102,12 @@ class Session:
             self.calls = calls = HandlerCalls(config.concurrency, settling, self._call_ended, context)
             self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, calls.begin)
         limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
-        self.rebalance = Rebalance(instance, group, self.topics, config.allocate, self._apply)
+        self.rebalance = self.member.rebalance(self._apply)
         pulling = Pulling(instance, group, limits, self.budget, self.intake.accept, self.intake.move, self._lost_route)
         self.assignment = Assignment(
             instance, subscriptions, self.supervisor, pulling, self.commits, self.outcomes, self.intake
         )
-        self.takeover = Takeover(
-            instance, group, self.locks, config.handover_timeout, self.assignment.open, lambda: self.rebalance.departed
-        )
+        self.takeover = self.member.takeover(self.rebalance, self.assignment.open)
         self.requests = BrokerRequests(instance, lambda: self.data, subscriptions, self.assignment, self.calls, self.supervisor)
         self.data = self._heartbeat_data(round(machine.time() * 1000))
         self.conflicts: tuple[SubscriptionConflict, ...] = ()
@@ -211,7 +199,8 @@ class Session:
         run("takeover", self.takeover.run)
         run("rebalance", lambda: self.rebalance.run(config.rebalance_interval))
         run("commits", lambda: self.commits.run(config.commit_interval, config.rebalance_interval, self._confirm))
-        run("lock renewal", self._renew)
+        if not self.member.retries_here:
+            run("lock renewal", self._renew)
         run("look at the group", self._watch_conflicts)
         run("look at missing queues", self.rebalance.missing.run)
         try:
@@ -256,9 +245,12 @@ class Session:
         return ConsumerData(
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_PASSIVELY,
-            subscription_data_set=(
-                *(subscription.data(topic, version) for topic, subscription in self.subscriptions.items()),
-                build_subscription(self.retry_topic, sub_version=version),
+            message_model=self.member.model,
+            subscription_data_set=tuple(
+                self.subscriptions[topic].data(topic, version)
+                if topic in self.subscriptions
+                else build_subscription(topic, sub_version=version)
+                for topic in self.topics
             ),
             unit_mode=self.instance.config.unit_mode,
         )
@@ -282,34 +274,19 @@ class Session:
         instance, config = self.instance, self.config
         filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
         await for_each(filtered, lambda each: check_filter(instance, self.group, each), at_once=AT_ONCE)
-        positions = await for_each(self.subscriptions, self._first_positions, at_once=AT_ONCE)
+        await for_each(self.subscriptions, self.member.prepare, at_once=AT_ONCE)
         await self._check_conflicts(joined=False)
         if self.conflicts and config.on_conflict == "raise":
             raise SubscriptionConflictError(f"group {self.group}: {self.conflicts[0]}")
         instance.register_consumer(self.data)
         self._registered = True
         await instance.heartbeats.send_first(instance.config.request_timeout)
-        for stored in positions.values():
-            await store_positions(instance, self.group, stored)
-        try:
-            await instance.routes.refresh(self.retry_topic, config.handover_timeout)
-        except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again
-            logger.debug("no route of the retry topic yet: %s", printable(error, 300))
+        await self.member.joined()
 
     def _lost_route(self, held: HeldQueue) -> None:
         """Called when a broker says that it does not have a queue."""
         self.intake.marks.doubt([held.queue])
         self.rebalance.trigger()
-
-    async def _first_positions(self, topic: str) -> dict[MessageQueue, int]:
-        instance = self.instance
-        try:
-            route = await instance.routes.get(topic, instance.config.request_timeout)
-        except TopicNotFoundError as error:
-            logger.warning("subscribed, and read as soon as it exists: %s", printable(error, 300))
-            return {}
-        queues = route.subscribe_queues
-        return {**await first_positions(instance, self.group, queues, self.config.start_from)}
 
     async def _first_assignment(self) -> None:
         """Waits until the first share is known and read; not for queues that another member drains."""
@@ -355,6 +332,9 @@ class Session:
             instance.pool.hooks.remove(hook)
         for subscription in self.subscriptions.values():
             subscription.wake = _nothing
+
+    def _owned(self) -> list[HeldQueue]:
+        return self.assignment.owned()
 
     def _apply(self, shares: dict[str, frozenset[MessageQueue]]) -> None:
         self.assignment.apply(shares)

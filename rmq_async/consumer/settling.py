@@ -163,7 +163,9 @@ class Settling:
             if decision.outcome is Outcome.DEAD_LETTERED:
                 reason = decision.reason or _error_text(cause)
                 name, where = delivery.subscription.name, _where(delivery, item.message)
-                logger.error("dead-lettered: %s, attempt %d, by handler %s: %s", where, item.attempt, name, reason)
+                logger.error(
+                    "%s: %s, attempt %d, by handler %s: %s", self._outcomes.given_up, where, item.attempt, name, reason
+                )
             else:
                 (retried if cause is error else marked).append(item)
         for items in (retried, marked):
@@ -177,12 +179,13 @@ class Settling:
         with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
         if with_traceback:
             self._reported[subscription] = now
+        behind = "" if subscription.order is None else ", those behind it wait"
         what = "the message is" if len(retried) == 1 else f"{len(retried)} messages are"
         logger.warning(
             "attempt %d failed, %s %s: %s, handler %s: %s",
             retried[0].attempt,
             what,
-            "delivered again" if in_place is None else f"handled again in {in_place:.3g} s, those behind it wait",
+            "delivered again" if in_place is None else f"handled again in {in_place:.3g} s{behind}",
             ", ".join(_where(delivery, item.message) for item in retried[:3]) + (", ..." if len(retried) > 3 else ""),
             subscription.name,
             _error_text(error),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
-from typing import Any, Final, Literal
+from math import inf
+from numbers import Real
+from typing import Final, Literal
 
 from rmq_protocol.errors import InvalidMessageError, LocalProtocolError, shown
 from rmq_protocol.heartbeat import SubscriptionData
@@ -26,8 +28,6 @@ Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch],
 Key = Callable[[MessageExt], Hashable]
 Order = Literal["key", "queue"]
 MAX_BATCH: Final = 65_536
-LATER: Final[dict[str, Any]] = {"rate": None}
-"""Options of later releases and the value that means "without"."""
 
 
 class Subscription:
@@ -37,13 +37,13 @@ class Subscription:
     for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is dead-lettered at
     once. ``order``: None, "key" or "queue". ``key``: the key of a message without a sharding key, for ``order="key"``.
     ``batch_size``: messages of one call; None for one message instead of a Batch. ``batch_wait``: seconds for which a message waits
-    for others at most. ``concurrency``: calls of the handler at a time, inside the consumer's; it may be set while the consumer
-    runs.
+    for others at most. ``concurrency``: calls of the handler at a time, inside the consumer's. ``rate``: messages per second. Both
+    may be set while the consumer runs.
     """
 
     __slots__ = (
-        "_concurrency", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key", "name", "namespace",
-        "order", "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
+        "_concurrency", "_rate", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key", "name",
+        "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -61,9 +61,8 @@ class Subscription:
         dead_letter_on: tuple[type[Exception], ...] = (),
         batch_size: int | None = None,
         batch_wait: float = 0.0,
-        later: dict[str, Any] | None = None,
+        rate: float | None = None,
     ) -> None:
-        _refuse_later(later or {})
         self.group = self.namespace = ""
         """Of its consumer, the group as users name it."""
         self.topic = _checked_topic(topic)
@@ -77,6 +76,8 @@ class Subscription:
         self.name = "by hand" if handler is by_hand else handler_name(handler)
         self.is_async = _is_async(handler)
         self.order = _checked_order(order)
+        self.retries_here = False
+        """Whether no broker takes messages back: those of no line are handled again here, too."""
         self.key = _checked_key(key, order)
         self.timeout = None if timeout is None else checked_timeout(timeout)
         if not isinstance(retry, Retry | None):
@@ -85,12 +86,19 @@ class Subscription:
         self.dead_letter_on = _checked_errors(dead_letter_on)
         self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait, order)
         self.wake: Callable[[], None] = _nothing
-        """Called when ``concurrency`` changes; the running consumer sets it."""
+        """Called when ``concurrency`` or ``rate`` changes; the running consumer sets it."""
         self._concurrency: int | None = None
         self.concurrency = concurrency
+        self._rate: float | None = None
+        self.rate = rate
 
     def __repr__(self) -> str:
         return f"<Subscription {self.topic} {self.sql or self.tags!r} to {self.name}>"
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether its messages wait in lines, which hold those that are handled again."""
+        return self.order is not None or self.retries_here
 
     def data(self, topic: str, version: int) -> SubscriptionData:
         """Returns what heartbeats say of it. ``topic``: on the wire. ``version``: epoch ms."""
@@ -130,6 +138,16 @@ class Subscription:
         if value is not None:
             check_int("concurrency", value, 1, MAX_CONCURRENCY)
         self._concurrency = value
+        self.wake()
+
+    @property
+    def rate(self) -> float | None:
+        """Messages per second whose calls begin here, in the mean; None for as many as there are."""
+        return self._rate
+
+    @rate.setter
+    def rate(self, value: float | None) -> None:
+        self._rate = _checked_rate(value)
         self.wake()
 
 
@@ -214,10 +232,12 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
     return key
 
 
-def _refuse_later(options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if value != LATER[name]:
-            raise ConfigError(f"{name}={shown(value)} is not supported yet")
+def _checked_rate(rate: object) -> float | None:
+    if rate is None:
+        return None
+    if not isinstance(rate, bool) and isinstance(rate, Real) and 0 < (number := float(rate)) < inf:
+        return number
+    raise ConfigError(f"rate must be a number of messages per second above 0, or None, not {shown(rate)}")
 
 
 def _nothing() -> None:

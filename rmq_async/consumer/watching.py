@@ -13,6 +13,7 @@ from .._text import printable
 from ..client import brokers_of, loop_problem, name_server_problem
 from ..health import Problem
 from .delivery import Delivery
+from .dispatch import Single
 from .group import Missing
 from .held_queue import HeldQueue
 from .session import Session
@@ -46,9 +47,10 @@ class ConsumerStats:
     """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
 
     ``handled``, ``failed``: messages whose handler calls returned, or raised. ``retried``, ``dead_lettered``: messages that
-    brokers have taken back so, ``retried`` also failed attempts of ordered messages, which this member repeats. ``buffered``:
-    messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``commits``: offsets that brokers have
-    confirmed. ``rebalances``: changes of this member's share, counted by topic.
+    brokers have taken back so, ``retried`` also failed attempts of ordered messages and in broadcast, which this member repeats,
+    ``dead_lettered`` in broadcast those that were given up. ``buffered``: messages that are pulled and not settled,
+    ``buffered_bytes`` the size of their bodies. ``commits``: offsets that brokers, or the user's positions, have confirmed.
+    ``rebalances``: changes of this member's share, counted by topic.
     """
 
     handled: int = 0
@@ -166,6 +168,8 @@ def _order_problems(session: Session) -> list[Problem]:
         first, shown = line.first, line.held.shown
         if len(found) < MOST_NAMED and first.held_since is not None and now - first.held_since >= session.config.stuck_after:
             what = f"queue {shown}" if line.key is None else f"key {_key_text(line.key)} of {shown}"
+            if isinstance(line.key, Single):
+                what = f"a message of {shown}"
             text = (
                 f"{what} has been held for {now - first.held_since:.0f} s by message {first.message.msg_id}: its attempt "
                 f"{first.attempt} is due in {max(first.due - now, 0.0):.0f} s, {line.waiting - 1} messages wait behind it"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -71,6 +72,8 @@ class Takeover:
         self._patience = patience + CRASH_MARGIN
         self._open = open
         self._departed = departed
+        self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
+        """Finds the start offset of a queue, and the committed one."""
         self._waiting: dict[MessageQueue, float] = {}
         """Queues whose lock is wanted, and since when."""
         self._ready: dict[MessageQueue, float] = {}
@@ -249,7 +252,7 @@ class Takeover:
 
         async def read(queue: MessageQueue) -> None:
             try:
-                offset, committed = await start_offset(self._instance, self._group, queue)
+                offset, committed = await self.start(queue)
             except RocketMQError as error:
                 if queue in self._ready:
                     self._ready[queue] = machine.monotonic() + OFFSET_PAUSE

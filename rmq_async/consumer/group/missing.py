@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final, NamedTuple
 
 from rmq_protocol.message import MessageQueue
@@ -44,7 +45,8 @@ class MissingQueues:
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
-        self._group = group
+        self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
+        """Finds what is next to be read of a queue."""
         self._known: dict[str, frozenset[MessageQueue]] = {}
         self._since: dict[MessageQueue, float] = {}
         self._unread: dict[MessageQueue, int] = {}
@@ -99,7 +101,7 @@ class MissingQueues:
         timeout = min(instance.config.request_timeout, LONGEST_REQUEST)
         try:
             end = await max_offset(instance, queue, any_replica=False, timeout=timeout)
-            next_offset, _ = await start_offset(instance, self._group, queue)
+            next_offset, _ = await self.start(queue)
             unread = max(end - next_offset, 0)
         except (TopicNotFoundError, QueueNotExistError):
             unread = 0

@@ -47,7 +47,6 @@ async def handler(message: MessageExt) -> None:
         ({"on_conflict": "ignore"}, 'on_conflict must be "warn" or "raise"'),
         ({"mode": "push"}, 'mode must be "pull" or "pop"'),
         ({"mode": "pop"}, "mode='pop' is not supported yet"),
-        ({"broadcast": True}, "broadcast=True is not supported yet"),
         ({"hooks": [1]}, "1 is not a Hook object"),
         ({"on_assigned": 3}, "on_assigned must be a function of a frozenset of queues or None, not 3"),
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),
@@ -81,7 +80,6 @@ def test_consumer_unknown_option() -> None:
         ({"key": str}, 'key is for order="key" only'),
         ({"order": "key", "key": handler}, "key must be a plain function"),
         ({"order": "key", "batch_size": 10}, 'batch_size is not for order="key"'),
-        ({"rate": 3.0}, "rate=3.0 is not supported yet"),
     ],
 )
 def test_subscribe_wrong_option(options: dict[str, Any], text: str) -> None:

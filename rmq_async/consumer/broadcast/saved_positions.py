@@ -1,0 +1,151 @@
+"""Positions of a broadcast member: loaded from the user's store at the start, saved while it runs and at its end.
+
+Where there is no store they are kept for this run only, for queues that leave the route and come back. Saves are made one at a
+time, each of all positions as they are then, so that an older one never follows a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, Final
+
+from rmq_protocol.errors import shown
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import ConfigError, RocketMQError
+from ..commits import Commits
+from ..config import Positions
+from ..held_queue import HeldQueue
+
+__all__ = ["SavedPositions"]
+
+logger = logging.getLogger(__name__)
+
+SAVE_TIME: Final = 30.0
+"""Seconds for one ``save`` of the user while the member runs."""
+AGAIN_AFTER: Final = 0.1
+"""Seconds until the next attempt of a last save."""
+MOST_KNOWN: Final = 65_536
+
+
+class SavedPositions(Commits):
+    """``store``: the user's; None without one. ``context``: that its functions run in a copy of. ``known``: position by queue on
+    the wire, of queues that are read and of those that were."""
+
+    def __init__(
+        self, instance: ClientInstance, store: Positions | None, held: Callable[[], Iterable[HeldQueue]], context: Context
+    ) -> None:
+        super().__init__(instance, "", held, lambda _: True)
+        self._store = store
+        self._context = context
+        self._saving = asyncio.Lock()
+        self.known: dict[MessageQueue, int] = {}
+        self.saved: dict[MessageQueue, int] = {}
+        """What the store has, as far as is known."""
+
+    async def load(self, topic: str) -> Mapping[MessageQueue, int]:
+        """Returns the stored positions of a topic on the wire, which are known from now on. Raises what the user's function raises,
+        ConfigError for what is no position."""
+        names = self._instance.names
+        if self._store is None:
+            return {}
+        found = await self._run(self._store.load(names.shown(topic)), "load")
+        loaded = {names.wire_queue(queue): offset for queue, offset in _checked(names.shown(topic), found).items()}
+        self.known.update(loaded)
+        self.saved.update(loaded)
+        return loaded
+
+    async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
+        """Saves for ever, each ``interval`` seconds in which a position has changed."""
+        while True:
+            await asyncio.sleep(interval)
+            await self.round()
+
+    async def round(self, *, full: bool = False, wait: bool = False, failures: list[RocketMQError] | None = None) -> None:
+        with suppress(Exception):  # it is logged, and in ``error``
+            await self.now()
+
+    async def now(self) -> None:
+        """Saves what has changed. Raises what the user's function raises, TimeoutError after SAVE_TIME."""
+        for held in self._held():
+            if held.is_owned:
+                self._note(held)
+        async with asyncio.timeout(SAVE_TIME):
+            await self._save()
+
+    async def commit_last(self, held: HeldQueue, timeout: float) -> bool:
+        """Saves with the position of a queue that is given up or moved; returns whether that succeeded in ``timeout`` seconds."""
+        self._note(held)
+        deadline = machine.monotonic() + timeout
+        while True:
+            try:
+                async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
+                    await self._save()
+            except Exception:  # noqa: BLE001 - it is logged, and in ``error``
+                if machine.monotonic() + AGAIN_AFTER >= deadline:
+                    return False
+                await asyncio.sleep(AGAIN_AFTER)
+            else:
+                return True
+
+    def _note(self, held: HeldQueue) -> None:
+        known = self.known
+        known[held.queue] = held.committed = held.progress.watermark
+        if len(known) > MOST_KNOWN:
+            read = {each.queue for each in self._held()}
+            known.pop(next((queue for queue in known if queue not in read), held.queue))
+
+    async def _save(self) -> None:
+        if self._store is None:
+            return
+        async with self._saving:
+            positions = dict(self.known)
+            changed = sum(self.saved.get(queue) != offset for queue, offset in positions.items())
+            if not changed:
+                return
+            shown_queue = self._instance.names.shown_queue
+            try:
+                await self._run(self._store.save({shown_queue(queue): offset for queue, offset in positions.items()}), "save")
+            except Exception as error:
+                text = f"save() of the positions failed: {printable(repr(error), 300)}"
+                if self.error is None:
+                    logger.warning("%s; it is called again", text, exc_info=error)
+                self.error = text
+                raise
+            self.error = None
+            self.saved = positions
+            self.count += changed
+
+    async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
+        """Awaits a coroutine of the user in a copy of the context; cancels it where the wait is cancelled."""
+        if not asyncio.iscoroutine(work):
+            raise ConfigError(f"{name}() of broadcast={shown(self._store)} must be a coroutine function")
+        task = asyncio.get_running_loop().create_task(work, name=f"rmq_async {name} positions", context=self._context.copy())
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=1.0)
+
+
+def _checked(topic: str, found: object) -> Mapping[MessageQueue, int]:
+    if isinstance(found, Mapping) and all(
+        isinstance(queue, MessageQueue)
+        and queue.topic == topic
+        and isinstance(offset, int)
+        and not isinstance(offset, bool)
+        and offset >= 0
+        for queue, offset in found.items()
+    ):
+        return found
+    raise ConfigError(
+        f"load({topic!r}) of the stored positions must return a mapping from queues of the topic to offsets, not {shown(found)}"
+    )

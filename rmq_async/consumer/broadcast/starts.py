@@ -1,0 +1,75 @@
+"""Where a broadcast member begins to read a queue.
+
+A position that is stored, or that this member had when the queue left the route, holds. A topic without any stored position begins
+where ``start_from`` says. Queues that come later, and those of a topic of which others have a stored position, are new: they begin
+at their first message. A broker that the route did not name at the start may be new, or it was away and has old messages: with
+"latest", its queues begin with what was stored since the start of the member, by the broker's clock and a little earlier.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._asyncio import for_each
+from ..._text import printable
+from ...client import ClientInstance, max_offset, min_offset, search_offset
+from ...errors import TopicNotFoundError
+from ..group import StartFrom
+from .saved_positions import SavedPositions
+
+__all__ = ["Starts"]
+
+logger = logging.getLogger(__name__)
+
+CLOCKS_DIFFER: Final = timedelta(seconds=10)
+"""By how much a client's clock may be ahead of a broker's."""
+
+
+class Starts:
+    """``positions``: those of this member, which ``prepare`` completes."""
+
+    def __init__(self, instance: ClientInstance, positions: SavedPositions, start_from: StartFrom) -> None:
+        self._instance = instance
+        self._positions = positions
+        self._start_from = start_from
+        self._brokers: dict[str, frozenset[str]] = {}
+        """By topic, the brokers that its route named at the start."""
+        self._since = datetime.fromtimestamp(machine.time(), UTC) - CLOCKS_DIFFER
+
+    async def prepare(self, topic: str) -> None:
+        """Sets the positions of a topic's queues that are there now. ``topic``: on the wire. Raises the errors of the requests, and
+        what the user's ``load`` raises."""
+        instance, start = self._instance, self._start_from
+        stored = await self._positions.load(topic)
+        try:
+            route = await instance.routes.get(topic, instance.config.request_timeout)
+        except TopicNotFoundError as error:
+            logger.warning("subscribed, and read as soon as it exists: %s", printable(error, 300))
+            return
+        self._brokers[topic] = frozenset([*route.addresses, *(queue.broker_name for queue in route.subscribe_queues)])
+        if stored:
+            return
+        if isinstance(start, datetime):
+            found = await for_each(
+                route.subscribe_queues, lambda queue: search_offset(instance, queue, start, any_replica=False)
+            )
+        else:
+            find = max_offset if start == "latest" else min_offset
+            found = await for_each(route.subscribe_queues, lambda queue: find(instance, queue, any_replica=False))
+        self._positions.known.update(found)
+
+    async def offset(self, queue: MessageQueue) -> tuple[int, int | None]:
+        """Returns where a queue begins, and the position that is known of it. Raises the errors of the request."""
+        known = self._positions.known.get(queue)
+        if known is not None:
+            return known, known
+        start = self._start_from
+        if start != "earliest" and queue.broker_name not in self._brokers.get(queue.topic, ()):
+            since = start if isinstance(start, datetime) else self._since
+            return await search_offset(self._instance, queue, since, any_replica=False), None
+        return await min_offset(self._instance, queue, any_replica=False), None

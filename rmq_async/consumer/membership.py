@@ -1,0 +1,93 @@
+"""What a member shares with the others of its group: queues, positions at the brokers, locks, and messages that are given back.
+
+``broadcast`` has the other kind of members, which share nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.heartbeat import MessageModel
+from rmq_protocol.message import MessageQueue
+
+from .._text import printable
+from ..client import ClientInstance, committed_offset
+from ..errors import RocketMQError, TopicNotFoundError
+from .commits import Commits
+from .config import ConsumerConfig
+from .group import MemberLocks, Rebalance, Takeover, first_positions, store_positions
+from .held_queue import HeldQueue
+from .outcomes import Outcomes
+from .subscription import Subscription
+
+__all__ = ["Apply", "Clustering", "Open"]
+
+logger = logging.getLogger(__name__)
+
+Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
+"""Takes topic -> share after each round."""
+Open = Callable[[MessageQueue, int, int | None], None]
+"""Takes a queue that is this member's now, its start offset, and the position that is known of it."""
+
+
+class Clustering:
+    """``group``: on the wire. ``subscriptions``: by topic on the wire. ``owned``: the queues whose positions this member commits.
+
+    ``topics``: on the wire, all that are read. ``retries_here``: whether this member handles a message that failed again itself.
+    """
+
+    model = MessageModel.CLUSTERING
+    retries_here = False
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        config: ConsumerConfig,
+        owned: Callable[[], Iterable[HeldQueue]],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._config = config
+        self._retry_topic = RETRY_TOPIC_PREFIX + group
+        self._first: dict[str, dict[MessageQueue, int]] = {}
+        """By topic, the positions to store when this member has joined."""
+        self.topics = (*subscriptions, self._retry_topic)
+        self.outcomes = Outcomes(instance, group)
+        self.locks = MemberLocks(instance, group, [topic for topic, each in subscriptions.items() if each.order is not None])
+        self.commits = Commits(instance, group, owned, self.locks.owns)
+
+    def rebalance(self, apply: Apply) -> Rebalance:
+        """Makes the rounds in which the share is computed."""
+        return Rebalance(self._instance, self._group, self.topics, self._config.allocate, apply)
+
+    def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
+        """Makes what takes the queues of the share over."""
+        patience = self._config.handover_timeout
+        return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
+
+    async def prepare(self, topic: str) -> None:
+        """Finds where the queues of a topic are read from, before the member joins. Raises the errors of the requests."""
+        instance = self._instance
+        try:
+            route = await instance.routes.get(topic, instance.config.request_timeout)
+        except TopicNotFoundError as error:
+            logger.warning("subscribed, and read as soon as it exists: %s", printable(error, 300))
+            return
+        self._first[topic] = await first_positions(instance, self._group, route.subscribe_queues, self._config.start_from)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Returns the position that is kept of a queue on the wire. Raises the errors of the request."""
+        return await committed_offset(self._instance, self._group, queue)
+
+    async def joined(self) -> None:
+        """Called when the brokers have this member's first heartbeat. Raises the errors of its requests."""
+        for positions in self._first.values():
+            await store_positions(self._instance, self._group, positions)
+        try:
+            await self._instance.routes.refresh(self._retry_topic, self._config.handover_timeout)
+        except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again
+            logger.debug("no route of the retry topic yet: %s", printable(error, 300))

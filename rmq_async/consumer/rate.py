@@ -1,0 +1,50 @@
+"""Rates of subscriptions: a token bucket for each. Pure, without a clock.
+
+A bucket fills with ``rate`` tokens a second, and holds those of BURST seconds, one at least; each message of a call takes one. A
+call may begin when there is one token, also where it takes more: the next one waits longer then. A subscription that finds no token
+waits for those of PACE seconds, so that a high rate does not need a timer for each message.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["Bucket"]
+
+BURST: Final = 0.1
+PACE: Final = 0.01
+_ONE: Final = 1.0 - 1e-6
+"""A token, less what sums of floats leave out."""
+
+
+class Bucket:
+    """``rate``: tokens a second. Times are monotonic ones; the bucket is full at ``now``."""
+
+    __slots__ = ("_at", "_until", "rate", "tokens")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self.rate = rate
+        self.tokens = self.capacity
+        self._at = self._until = now
+
+    @property
+    def capacity(self) -> float:
+        return max(1.0, self.rate * BURST)
+
+    def due(self, rate: float, now: float) -> float:
+        """Returns when a call may begin: ``now``, or a later time, the same until then. ``rate``: tokens a second from now on."""
+        if now < self._until and rate == self.rate:
+            return self._until
+        self.tokens += max(now - self._at, 0.0) * self.rate
+        self._at, self.rate = now, rate
+        self.tokens = min(self.tokens, self.capacity)
+        if self.tokens >= _ONE:
+            self._until = now
+        else:
+            wanted = min(max(1.0, rate * PACE), self.capacity)
+            self._until = now + (wanted - self.tokens) / rate
+        return self._until
+
+    def take(self, count: int) -> None:
+        """Takes the tokens of a call with ``count`` messages."""
+        self.tokens -= count
