@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -193,6 +194,13 @@ class RouteTable:
             self._refresh_now(topic)
         else:
             self._timers[topic] = asyncio.get_running_loop().call_later(due - now, self._refresh_now, topic)
+
+    async def renew(self, topic: str, deadline: float) -> None:
+        """Waits until ``deadline`` (monotonic) for a refresh after an error: the one that runs, or a new one as above."""
+        self.refresh_soon(topic)
+        if topic in self._asking:
+            with suppress(RocketMQError, TimeoutError):
+                await self._ask(topic, deadline)
 
     async def refresh_all(self) -> dict[str, bool]:
         """Requests the routes of all topics in use, one after the other; ends the round when no name server answers.

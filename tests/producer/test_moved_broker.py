@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Admin, Message, MessageQueue, Producer
+from rmq_async import Admin, ConnectError, Message, MessageQueue, Producer, TransactionProducer, TransactionStatus
 from rmq_async.testing.simulation import Simulation
 
 TOPIC = "T"
@@ -77,6 +77,76 @@ def test_first_call_after_the_broker_has_moved(call: str, retries: int, batching
     simulation = Simulation(1, brokers=1, faults=None)
     simulation.run(main)
     simulation.check()
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}, {"queue": QUEUE}], ids=["plain", "key", "queue"])
+@pytest.mark.parametrize("window", [0, 64])
+def test_one_way_message_after_the_broker_has_moved(options: dict[str, Any], window: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        async with Producer(
+            "group", namesrv=simulation.namesrv, route_poll_interval=3600.0, heartbeat_interval=3600.0, oneway_window=window
+        ) as producer:
+            await producer.send(Message(TOPIC, b"0"))
+            await asyncio.sleep(300.0)
+            await moves(simulation)
+            await asyncio.sleep(5.0)
+            began = simulation.now
+            await asyncio.gather(*(producer.send_oneway(message(), **options) for _ in range(10)))
+            assert simulation.now - began < WITHIN
+            await producer.send_oneway(message(), **options)  # the new address is known
+            assert simulation.now - began < WITHIN
+            await asyncio.sleep(1.0)
+        stored = [each for each in simulation.machine("broker-a").stored() if each.topic == TOPIC]
+        assert len(stored) == 12
+
+    simulation = Simulation(1, brokers=1, faults=None)
+    simulation.run(main)
+    simulation.check()
+
+
+def test_one_way_message_to_a_broker_that_is_away_has_its_error_at_once() -> None:
+    async def main(simulation: Simulation) -> None:
+        async with Producer("group", namesrv=simulation.namesrv) as producer:
+            await producer.send(Message(TOPIC, b"0"))
+            simulation.machine("broker-a").crash()
+            await asyncio.sleep(1.0)
+            for _ in range(5):
+                began = simulation.now
+                with pytest.raises(ConnectError):
+                    await producer.send_oneway(message(), queue=QUEUE)
+                assert simulation.now - began < 1.2  # the longest back-off, and one question to the name server
+
+    Simulation(1, brokers=1, faults=None).run(main)
+
+
+@pytest.mark.parametrize("knows", [False, True], ids=["asks for the route", "knows the route"])
+@pytest.mark.parametrize("status", [TransactionStatus.COMMIT, TransactionStatus.ROLLBACK])
+def test_end_of_a_transaction_goes_where_the_broker_has_moved(status: TransactionStatus, knows: bool) -> None:
+    took: list[float] = []
+
+    async def main(simulation: Simulation) -> None:
+        async def execute(half: Message, _: object) -> TransactionStatus:
+            broker = simulation.machine("broker-a")
+            broker.crash()  # the client looks at its routes 0.5 s after it has lost the connection
+            await asyncio.sleep(0.1 if knows else 1.0)
+            broker.move("10.7.7.7")
+            broker.restart()
+            await asyncio.sleep(2.0 if knows else 0.3)
+            took.append(simulation.now)
+            return status
+
+        async with TransactionProducer(
+            "group", execute=execute, check=lambda _: pytest.fail("a check"), namesrv=simulation.namesrv,
+            route_poll_interval=3600.0, heartbeat_interval=3600.0,
+        ) as producer:  # fmt: skip
+            await producer.send(Message(TOPIC, b"0"))
+            result = await producer.send_in_transaction(message())
+            assert result.local_status is status
+            assert simulation.now - took[0] < (0.1 if knows else WITHIN)
+        stored = [each for each in simulation.machine("broker-a").stored() if each.unique_id == result.msg_id]
+        assert [each.topic for each in stored if each.topic == TOPIC] == [TOPIC] * (status is TransactionStatus.COMMIT)
+
+    Simulation(1, brokers=1, faults=None).run(main)
 
 
 @pytest.mark.parametrize("after", [0.2, 1.5, 4.0, 9.0])

@@ -8,7 +8,7 @@ from .dispatch import Dispatch, stopped
 from .first_attempt import FirstAttempt, broken_off
 from .recovery import Recovery
 from .retry_loop import RetryLoop
-from .retry_policy import MIN_CAP, is_retriable
+from .retry_policy import MIN_CAP, connect_cap, is_retriable
 
 __all__ = [
     "MIN_CAP",
@@ -19,6 +19,7 @@ __all__ = [
     "Result",
     "RetryLoop",
     "broken_off",
+    "connect_cap",
     "deliver",
     "deliver_unconnected",
     "end_if_late",

@@ -11,7 +11,7 @@ import msgspec
 from rmq_protocol.send_codec import SendReply
 
 from ... import machine
-from ...errors import QueueNotExistError, RocketMQError
+from ...errors import QueueNotExistError, RequestTimeoutError, RocketMQError
 from ...transport import Connection
 from ..admission import Admission, Admitted, Credits
 from ..batching import OrderedSends
@@ -102,7 +102,7 @@ class Oneway:
 
         ``probes``: the broker is on trial, which only a response can end: the message is sent as an ordinary request.
         """
-        connection, pacing = await self._paced(call, target, probes=probes)
+        target, connection, pacing = await self._paced(call, target, probes=probes)
         if pacing is not None and (probes or pacing.due(self._window)):
             self._submit_confirmed(call, target, admitted, connection, pacing)
             return
@@ -128,28 +128,39 @@ class Oneway:
         if passed is not None:
             passed.finish(None, None)
 
-    async def _paced(self, call: Call[Any], target: Target, *, probes: bool) -> tuple[Connection, OnewayPacing | None]:
-        """Returns a connection to the target, and its pacing if it has one; waits while ``MAX_OPEN`` windows are open."""
+    async def _paced(self, call: Call[Any], target: Target, *, probes: bool) -> tuple[Target, Connection, OnewayPacing | None]:
+        """Returns the target at its newest address, a connection to it, and its pacing if it has one.
+
+        Waits while ``MAX_OPEN`` windows are open.
+        """
         window = self._window
         while True:
             connection = self._dispatch.connections.get(target.address)
             if connection is None:
-                await self._connect(call, target)
+                target = await self._connect(call, target)
                 continue
             pacing = pacing_of(connection, window) if window else None
             if probes:
                 pacing = pacing or OnewayPacing(1)
             elif pacing is None or not pacing.due(window):
-                return connection, pacing
+                return target, connection, pacing
             if pacing.open < MAX_OPEN:
-                return connection, pacing
+                return target, connection, pacing
             await self._router.unless_stopped(pacing.wait(call.deadline, target.address))
 
-    async def _connect(self, call: Call[Any], target: Target) -> None:
-        began = machine.monotonic()
-        failed = await self._dispatch.connect(target, call.deadline)
+    async def _connect(self, call: Call[Any], target: Target) -> Target:
+        """Connects, to the broker's new address where it has moved; returns the target at the address that was connected."""
+        began, dispatch, topics, topic = machine.monotonic(), self._dispatch, self._router.topics, call.outgoing.topic
+        target = topics.moved(topic, target)  # it may have waited in a line since its target was chosen
+        failed = await dispatch.connect(target, dispatch.connect_deadline(target, call.deadline))
+        if failed is not None and failed.retriable:
+            await self._router.unless_stopped(topics.renew(topic, call.deadline))
+            before, target = target.address, topics.moved(topic, target)
+            # A connect that runs yet gets the time that is left: the broker may be slow, and not elsewhere.
+            if target.address != before or isinstance(failed, RequestTimeoutError):
+                failed = await dispatch.connect(target, call.deadline)
         if failed is None:
-            return
+            return target
         if self._dispatch.faults is not None:
             self._dispatch.faults.failed(target.broker, failed, machine.monotonic() - began, machine.monotonic())
         self._router.topics.doubt(call.outgoing.topic, failed)

@@ -24,7 +24,7 @@ from ..._asyncio import SingleFlight, StopScope
 from ..._text import printable
 from ...client import ClientInstance, TopicRoute
 from ...errors import BrokerError, BrokerNotFoundError, NotLeaderForQueueError, RequestTimeoutError, RocketMQError
-from .topic_queues import HeaderSettings, TopicQueues, is_writable
+from .topic_queues import HeaderSettings, Target, TopicQueues, is_writable
 
 __all__ = ["TopicTable"]
 
@@ -261,6 +261,15 @@ class TopicTable:
         elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
         if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
             self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
+
+    async def renew(self, topic: str, deadline: float) -> None:
+        """Waits until ``deadline`` (monotonic) for a refresh of the route, which an error put in doubt; see ``doubt``."""
+        await self._instance.routes.renew(self._settings.wire_topic(topic), deadline)
+
+    def moved(self, topic: str, target: Target) -> Target:
+        """Returns the same queue at its broker's newest known address."""
+        newest = self.now(topic)
+        return newest.target(target.queue) if newest is not None and newest.knows(target.queue) else target
 
     async def warm_up(self) -> None:
         """Fetches the routes of ``topics`` and sends heartbeats to their brokers, so that first sends are not delayed.

@@ -23,15 +23,15 @@ from ... import machine
 from ..._asyncio import wait_until
 from ..._text import printable
 from ...broker_answers import broker_error
-from ...client import ClientInstance, first_port
+from ...client import ClientInstance, first_port, vip_address
 from ...config import ClientConfig
-from ...errors import ClientStateError, ConfigError, TransactionError
+from ...errors import ClientStateError, ConfigError, ConnectError, RequestTimeoutError, TransactionError
 from ...options import lists_options
 from ...results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
 from ...timeouts import checked_timeout
 from ...tracebacks import without_frames
 from ...transport import Connection, send_control
-from ..calls import Call
+from ..calls import Call, connect_cap
 from ..config import ProducerConfig, ProducerOptions
 from ..core import LAST_STEPS, ProducerCore
 from ..producer import Producer
@@ -187,7 +187,7 @@ class TransactionProducer(Producer):
         deadline = machine.monotonic() + sender.instance.config.request_timeout
         command = end_command(end, status)
         try:
-            connection, response = await sender.unless_stopped(_ask(sender, address, command, deadline))
+            connection, response = await sender.unless_stopped(_ask(sender, half, command, deadline))
         except RocketMQError as failed:
             why, code, remark = without_frames(failed), None, ""
             maybe_ended = failed.maybe_stored or isinstance(failed, ClientStateError)
@@ -258,17 +258,39 @@ class TransactionProducer(Producer):
 
 
 async def _ask(
-    sender: ProducerCore, address: str, command: RemotingCommand, deadline: float
+    sender: ProducerCore, half: Half, command: RemotingCommand, deadline: float
 ) -> tuple[Connection, RemotingCommand]:
     """Sends the request; repeats it once on a new connection after GO_AWAY, because the broker did not process it."""
     for again in (True, False):
-        connection = sender.connections.get(address) or await sender.pool.connect(
-            address, max(deadline - machine.monotonic(), 0.0)
-        )
+        connection = await _connected(sender, half, deadline)
         response = await connection.request(command, max(deadline - machine.monotonic(), 0.0))
         if not again or response.code != ResponseCode.GO_AWAY:
             break
     return connection, response
+
+
+async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Connection:
+    """Returns a connection to the broker of a half message, at its newest address where it has moved."""
+    address = _newest_address(sender, half)
+    if (connection := sender.connections.get(address)) is not None:
+        return connection
+    left = deadline - machine.monotonic()
+    try:
+        return await sender.pool.connect(address, max(connect_cap(left), 0.0))
+    except (ConnectError, RequestTimeoutError) as error:
+        await sender.topics.renew(half.queue.topic, deadline)
+        newest = _newest_address(sender, half)
+        if newest == address and isinstance(error, ConnectError):
+            raise
+    return await sender.pool.connect(newest, max(deadline - machine.monotonic(), 0.0))
+
+
+def _newest_address(sender: ProducerCore, half: Half) -> str:
+    """Returns where routes say that the broker of a half message is; where it was stored if they do not name the broker."""
+    address = sender.instance.routes.address_of(half.queue.broker_name)
+    if address is None:
+        return half.address
+    return vip_address(address) if sender.instance.config.vip_channel else address
 
 
 def _stopped_during_execute(half: Half) -> ClientStateError:
