@@ -66,10 +66,11 @@ def copies(
     halves = Counter(each.unique_id for each in stored if each.topic == HALF_TOPIC)
 
     def most(call: Call, result: SendResult) -> int:
-        if call.what != _TRANSACTION or call.ended is None:
+        if not isinstance(result, TransactionSendResult):
             return result.attempts
+        by_call = call.ended if result.local_status is TransactionStatus.COMMIT else None
         checked = halves[result.msg_id] - result.attempts
-        return result.attempts + _left_open(checked, heard.get(result.msg_id, ()), call.ended)
+        return result.attempts + _left_open(checked, heard.get(result.msg_id, ()), by_call)
 
     return [
         f"copies: {result.msg_id} of {call.machine} is stored {number[result.msg_id]} times after {result.attempts} attempts"
@@ -80,14 +81,15 @@ def copies(
     ]
 
 
-def _left_open(checked: int, heard: Sequence[float], ended: float) -> int:
+def _left_open(checked: int, heard: Sequence[float], ended: float | None) -> int:
     """Returns how many copies of a half message may have stayed open when its transaction ended.
 
     A check stores the half message anew. If it does not arrive, the client ends the copy before, and is asked about the newer one
-    later, as by real brokers. ``checked``: number of copies that checks have stored.
+    later, as by real brokers. ``checked``: number of copies that checks have stored. ``ended``: when the call had committed it; None
+    if it left that to ``check``.
     """
-    unheard = checked - sum(time <= ended for time in heard)
-    return max(0, checked - len(heard)) + (unheard > 0)
+    unheard = ended is not None and checked > sum(time <= ended for time in heard)
+    return max(0, checked - len(heard)) + unheard
 
 
 def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
@@ -109,13 +111,14 @@ def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
 def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
     """Calls that ended after their budget, by the clock of their machine.
 
-    ``stopped``: times at which the process of a machine did not run.
+    ``stopped``: times at which the process of a machine did not run; a call that begins in the turn in which it goes on may get the
+    grace of requests that a blocked loop has written late.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
         for call in calls
         if call.ended is not None and call.took is not None and call.took > call.budget + LATE and call.what != _TRANSACTION
-        if not any(first < call.ended and last > call.began for first, last in stopped.get(call.machine, ()))
+        if not any(first < call.ended and last >= call.began for first, last in stopped.get(call.machine, ()))
     ]
 
 

@@ -15,7 +15,7 @@ from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.frame import FrameDecoder
 from rmq_protocol.headers import UpdateConsumerOffsetRequestHeader, from_ext
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
 from ...embedded import Broker, BrokerDisk, Connection, DiskLog, NameServer, Registration
@@ -193,6 +193,12 @@ class BrokerMachine(ServerMachine):
         """Returns the offset of the oldest message of a queue, and the one behind its newest."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         return (0, 0) if found is None else (found.oldest, found.max_offset)
+
+    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
+        """Returns the message at an offset; None where there is none."""
+        found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
+        record = None if found is None else found.record(offset)
+        return decode_messages(record).messages[0] if record else None
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> int:
         """Deletes the messages of a queue below an offset; returns how many there were. See ``EmbeddedRocketMQ.expire``."""

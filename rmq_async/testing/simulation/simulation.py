@@ -10,7 +10,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 
 from ... import machine as library
 from .checkers import Stored, copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
@@ -205,6 +205,18 @@ class Simulation:
     def oldest(self, queue: MessageQueue) -> int:
         """Returns the offset of the oldest message that a queue has; those before it were deleted."""
         return next(broker.bounds(queue)[0] for broker in self.brokers if broker.name == queue.broker_name)
+
+    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
+        """Returns the message that a broker has at an offset; None where it has none."""
+        return next(broker.held(queue, offset) for broker in self.brokers if broker.name == queue.broker_name)
+
+    def taken(self, queue: MessageQueue) -> int:
+        """Returns the highest offset of a queue whose message was lost, and may be that of another one now; -1 for none."""
+        return next(broker.taken.get(queue, -1) for broker in self.brokers if broker.name == queue.broker_name)
+
+    def held_to(self, topic: str) -> dict[MessageQueue, int]:
+        """Returns the offset behind the newest message of each queue of a topic that consumers may read."""
+        return {queue: broker.bounds(queue)[1] for broker in self.brokers for queue in broker.queues(topic)}
 
     def moved(self, machine: str) -> bool:
         """Returns whether a machine has had another address."""

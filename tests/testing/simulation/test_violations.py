@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmq_async import BrokerNotFoundError, MessageQueue, SendError
 from rmq_async.errors import Attempt, ConnectError, GoAwayError, RequestTimeoutError, SystemBusyError
 from rmq_async.results import SendResult, SendStatus, TransactionSendResult, TransactionStatus
 from rmq_async.testing.simulation import Simulation
-from rmq_async.testing.simulation.checkers import HALF_TOPIC, Stored, copies, lost, undone
+from rmq_async.testing.simulation.checkers import HALF_TOPIC, Stored, copies, late, lost, undone
 from rmq_async.testing.simulation.connects import MOST, Connects
 from rmq_async.testing.simulation.history import Call, Event
 from rmq_async.testing.simulation.retry_checkers import contradictory, early, returned
@@ -21,7 +22,14 @@ from rmq_async.testing.simulation.retry_checkers import contradictory, early, re
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "rmq_async/testing/simulation"
 REPORTED = re.compile(r'(?<!b)f"([a-z]+): ')
-SCENARIOS = ("scenarios/__init__", "scenarios/groups", "scenarios/hardships", "scenarios/services", "scenarios/workloads")
+SCENARIOS = (
+    "scenarios/__init__",
+    "scenarios/groups",
+    "scenarios/hardships",
+    "scenarios/readings",
+    "scenarios/services",
+    "scenarios/workloads",
+)
 MODULES = ("checkers", "group_checkers", "retry_checkers", "connects", "leaks", "simulation", *SCENARIOS)
 
 
@@ -119,17 +127,29 @@ def test_a_committed_transaction_that_no_consumer_can_read_is_lost() -> None:
     assert not undone([rolled_back], [whole], ["broker-a"])
 
 
+def test_call_that_begins_as_its_process_goes_on_is_not_late() -> None:
+    slow = call(took=3.06)
+    assert late([slow], {})
+    assert late([slow], {"m": [(5.0, 9.99)]})
+    assert not late([slow], {"m": [(5.0, 10.0)]})
+    assert not late([slow], {"m": [(13.0, 14.0)]})
+
+
 def test_a_check_that_did_not_arrive_may_have_its_message_committed_twice() -> None:
     result = TransactionSendResult(
         SendStatus.SEND_OK, "id", "", MessageQueue("T", "broker-a", 0), 0, local_status=TransactionStatus.COMMIT
     )
     half, whole = (Stored("broker-a", topic, 0, 0, "id", b"1") for topic in (HALF_TOPIC, "T"))
     calls = [call(what="send_in_transaction", results=(result,))]  # ends at 10.1 s
+    unknown = msgspec.structs.replace(result, local_status=TransactionStatus.UNKNOWN)
     twice = [half, half, whole, whole]
     assert not copies(calls, twice, {}, restarts=False)
     assert not copies(calls, twice, {"id": [12.0]}, restarts=False)  # it arrived when the transaction had ended
     assert copies(calls, twice, {"id": [10.05]}, restarts=False)
     assert copies(calls, [half, whole, whole], {}, restarts=False)  # there was no check
+    left = [call(what="send_in_transaction", results=(unknown,))]
+    assert copies(left, twice, {"id": [12.0]}, restarts=False)  # check() has decided on the only copy
+    assert not copies(left, twice, {}, restarts=False)
     assert copies(calls, [*twice, whole, whole], {}, restarts=False)
 
 

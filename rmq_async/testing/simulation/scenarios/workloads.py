@@ -22,6 +22,7 @@ from ....producer import Batching, Producer, TransactionProducer
 from ....results import TransactionStatus
 from ..chance import exponential
 from ..errors import CallbackError
+from .readings import READINGS
 from .services import CALM, KEYS, ROUND, Cluster, Workload, every, keeps_sending, keeps_taking, new_body, reaches, serve, turns
 
 __all__ = ["WORKLOADS"]
@@ -287,32 +288,6 @@ async def replies(cluster: Cluster, until: float) -> None:
     await serve(cluster, until, lambda: Producer("replies", namesrv=cluster.namesrv), reply)
 
 
-async def reading(cluster: Cluster, until: float) -> None:
-    """Reads a topic from its beginning and follows it, each minute anew; the offsets of each queue must rise by one."""
-    await _follow(cluster, until, "reading", "Plain")
-
-
-async def returning(cluster: Cluster, until: float) -> None:
-    """Follows a topic whose queues come and go, and go on where they were when they come back."""
-    await _follow(cluster, until, "returning", "Resized")
-
-
-async def _follow(cluster: Cluster, until: float, group: str, topic: str) -> None:
-    async def read(consumer: PullConsumer) -> None:
-        ends: dict[object, int] = {}
-        async with asyncio.timeout(min(60.0, until - cluster.now)):
-            async for message in consumer.read(topic, start="earliest", end=None):
-                queue = message.queue
-                before = ends.get(queue)
-                if before is not None and message.queue_offset <= before:
-                    cluster.violation(f"reading: offset {message.queue_offset} of {queue} came after {before}")
-                elif before is not None and message.queue_offset > max(before + 1, cluster.oldest(queue)):
-                    cluster.violation(f"gap: the reader got offset {message.queue_offset} of {queue} after {before}")
-                ends[queue] = message.queue_offset
-
-    await serve(cluster, until, lambda: PullConsumer(group, namesrv=cluster.namesrv), read)
-
-
 async def administration(cluster: Cluster, until: float) -> None:
     """Creates topics and lists them."""
     chance = cluster.generator("workload administration")
@@ -341,8 +316,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "transactions": transactions,
         "requests": requests,
         "replies": replies,
-        "reading": reading,
-        "returning": returning,
+        **READINGS,
         "administration": administration,
     }
 )

@@ -1,0 +1,138 @@
+"""Services that read a topic while it is written, and hold what they get against what the brokers have at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ....consumer import PullConsumer
+from .services import Cluster, Workload, serve
+
+__all__ = ["READINGS", "Reading"]
+
+TAG: Final = "a"
+"""The tag of half of the messages of ``plain``."""
+LONGEST: Final = 60.0
+"""Seconds of one reading, at most."""
+RESUMED: Final = 0.4
+"""Share of the readings that go on where the one before ended."""
+
+
+class Stocked(Cluster, Protocol):
+    """A simulation whose brokers can be looked into."""
+
+    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
+        """Returns the message that a broker has at an offset; None where it has none."""
+
+    def taken(self, queue: MessageQueue) -> int:
+        """Returns the highest offset of a queue whose message was lost, and may be that of another one now; -1 for none."""
+
+    def held_to(self, topic: str) -> dict[MessageQueue, int]:
+        """Returns the offset behind the newest message of each queue that can be read."""
+
+    def oldest(self, queue: MessageQueue) -> int:
+        """Returns the offset of the oldest message that a queue has."""
+
+
+class Reading:
+    """One reading of a topic, as far as it has come.
+
+    ``tag``: the tag that it asked for; None for all messages. ``start``: offsets at which it began; None for the first messages.
+    With offsets, a queue of a broker that was away at the start begins at a time, so where it begins is not checked.
+    """
+
+    def __init__(self, cluster: Stocked, tag: str | None, start: Mapping[MessageQueue, int] | None = None) -> None:
+        self.next = dict(start or {})
+        """The offset that comes next, by queue."""
+        self._anywhere = start is not None
+        self._last: dict[MessageQueue, tuple[int, str]] = {}
+        """Offset and unique id of the newest message of each queue."""
+        self._cluster = cluster
+        self._tag = tag
+
+    def got(self, message: MessageExt) -> None:
+        """Compares a message with those before it, and with what its broker holds."""
+        queue, offset = message.queue, message.queue_offset
+        following = self.next.get(queue)
+        if following is not None and offset < following:
+            self._cluster.violation(f"reading: offset {offset} of {queue} came where {following} comes next")
+        if self._tag not in (None, message.tags):
+            self._cluster.violation(f"reading: offset {offset} of {queue} with tag {message.tags!r} came to {self._tag!r}")
+        at = self._cluster.held(queue, offset)
+        if at is not None and at.msg_id == message.msg_id:
+            self._last_is_there(queue, offset)
+        elif at is not None and offset > self._cluster.taken(queue):
+            self._cluster.violation(f"reading: offset {offset} of {queue} came as {message.msg_id}, the broker has {at.msg_id}")
+        self._passed(queue, offset)
+        self.next[queue], self._last[queue] = offset + 1, (offset, message.msg_id)
+
+    def over(self, ends: Mapping[MessageQueue, int]) -> None:
+        """Compares a reading that has come to its end with the offsets that were acknowledged before its beginning."""
+        for queue, end in ends.items():
+            self._passed(queue, end)
+
+    def _last_is_there(self, queue: MessageQueue, offset: int) -> None:
+        """Reports a message that was read and lost, and whose offset is another one's, where the reader went on behind it."""
+        before, msg_id = self._last.get(queue, (0, ""))
+        there = self._cluster.held(queue, before)
+        if msg_id and there is not None and there.msg_id != msg_id:
+            self._cluster.violation(
+                f"replaced: the reader went on to offset {offset} of {queue}, though it had read {msg_id} at {before}, where the "
+                f"broker has {there.msg_id} now"
+            )
+
+    def _passed(self, queue: MessageQueue, end: int) -> None:
+        """Reports offsets below ``end`` that were passed over, and whose messages the broker has."""
+        first = self.next.get(queue, end if self._anywhere else 0)
+        for offset in range(max(first, self._cluster.oldest(queue), self._cluster.taken(queue) + 1), end):
+            message = self._cluster.held(queue, offset)
+            if message is not None and self._tag in (None, message.tags):
+                self._cluster.violation(
+                    f"gap: the reader passed over offset {offset} of {queue}, {message.msg_id}, up to {end}"
+                )
+
+
+async def reading(cluster: Stocked, until: float) -> None:
+    """Reads a topic and follows it, each minute anew, from its beginning or where it was, with a tag or without."""
+    await _follow(cluster, until, "reading", "Plain")
+
+
+async def returning(cluster: Stocked, until: float) -> None:
+    """Follows a topic whose queues come and go, and go on where they were when they come back."""
+    await _follow(cluster, until, "returning", "Resized")
+
+
+async def _follow(cluster: Stocked, until: float, group: str, topic: str) -> None:
+    chance = cluster.generator(f"workload {group}")
+
+    async def read(consumer: PullConsumer) -> None:
+        before: Reading | None = None
+        while cluster.now < until:
+            tag = chance.choice((None, TAG))
+            resumed = before is not None and before.next and chance.random() < RESUMED
+            start = dict(before.next) if before is not None and resumed else None
+            before = Reading(cluster, tag, start)
+            try:
+                async with asyncio.timeout(min(LONGEST, until - cluster.now)):
+                    async for message in consumer.read(topic, start=start or "earliest", end=None, tags=tag or "*"):
+                        before.got(message)
+            except TimeoutError:
+                pass
+
+    async def afterwards(consumer: PullConsumer) -> None:
+        for tag in (None, TAG):
+            ends, last = cluster.held_to(topic), Reading(cluster, tag)
+            async for message in consumer.read(topic, tags=tag or "*"):
+                last.got(message)
+            last.over(ends)
+
+    await serve(cluster, until, partial(PullConsumer, group, namesrv=cluster.namesrv), read, afterwards)
+
+
+READINGS: Final[Mapping[str, Workload]] = MappingProxyType({"reading": reading, "returning": returning})  # type: ignore[dict-item]
+"""By name, which is also that of the machine."""
