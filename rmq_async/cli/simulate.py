@@ -120,7 +120,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
 
 
 def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, without: tuple[str, ...]) -> int:
-    began, met, count, hours, operations = time.monotonic(), Counter[str](), 0, 0.0, 0
+    began, met, drawn, count, hours, operations = time.monotonic(), Counter[str](), set[str](), 0, 0.0, 0
     failed: Outcome | None = None
     outcome: Outcome | None = None
     with output.progress() as progress:
@@ -130,6 +130,7 @@ def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, wit
             hours += outcome.seconds / 3600
             operations += outcome.operations
             met.update(outcome.met)
+            drawn.update(outcome.kinds)
             progress.advance(task)
             if outcome.violation:
                 failed = outcome
@@ -141,6 +142,7 @@ def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, wit
         "virtual_hours": round(hours, 3),
         "operations": operations,
         "faults_met": dict(sorted(met.items())),
+        "faults_unmet": sorted(drawn.difference(met)),
     }
     if failed is not None:
         failed, left_out = minimised(failed, without=without)
@@ -148,7 +150,7 @@ def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, wit
         summary["violation"] = failed.violation
         summary["repeat"] = " ".join([line, *(f"--without {kind}" for kind in left_out)])
     elif count == 1 and outcome is not None:
-        summary["trace_hash"], summary["faults_unmet"] = outcome.trace_hash, list(outcome.unmet)
+        summary["trace_hash"] = outcome.trace_hash
     output.record(summary)
     for name, value in summary.items():
         output.line(f"{name.replace('_', ' ')}: {_shown(value)}")

@@ -58,9 +58,16 @@ def test_a_summary_for_people_has_a_line_for_each_number(simulate: Simulate) -> 
         "virtual hours",
         "operations",
         "faults met",
-        "trace hash",
         "faults unmet",
+        "trace hash",
     ]
+
+
+def test_kinds_that_no_seed_has_met_are_named(simulate: Simulate) -> None:
+    (record,) = simulate("--scenario", "administration", "--first", "5", "--seeds", "3", "--json").records
+    drawn = {kind for seed in (5, 6, 7) for kind in Simulation(seed, faults=Faults.swarm()).faults.kinds}
+    assert record["seeds"] == 3
+    assert sorted([*record["faults_met"], *record["faults_unmet"]]) == sorted(drawn)
 
 
 def test_a_kind_of_fault_is_left_out(simulate: Simulate) -> None:
