@@ -85,7 +85,7 @@ def _left_open(checked: int, heard: Sequence[float], ended: float | None) -> int
     """Returns how many copies of a half message may have stayed open when its transaction ended.
 
     A check stores the half message anew. If it does not arrive, the client ends the copy before, and is asked about the newer one
-    later, as by real brokers. ``checked``: number of copies that checks have stored. ``ended``: when the call had committed it; None
+    later, as by real brokers. ``checked``: number of copies that checks have stored. ``ended``: when the call committed it; None
     if it left that to ``check``.
     """
     unheard = ended is not None and checked > sum(time <= ended for time in heard)
