@@ -5,11 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rmq_async import Admin, Batch, ConfigError, Consumer, DeadLetter, Message, MessageExt, Producer, Retry, RetryLater
+from rmq_async import (
+    Admin,
+    Batch,
+    ConfigError,
+    Consumer,
+    DeadLetter,
+    Delivery,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    Retry,
+    RetryLater,
+)
+from rmq_async.client import Names
+from rmq_async.consumer.tracer import ConsumeTracer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trace
 
@@ -144,6 +160,20 @@ async def test_consumption_of_traces_is_not_traced() -> None:
             async with traces:
                 await traces.wait_settled(1)
         assert len(records(server)) == 2
+
+
+@pytest.mark.parametrize(("trace_on", "count"), [("false", 0), ("true", 1), (None, 1)])
+async def test_messages_of_brokers_that_want_no_traces_have_none(trace_on: str | None, count: int) -> None:
+    """A broker with ``traceOn=false`` gives them the property along."""
+    properties = {} if trace_on is None else {"TRACE_ON": trace_on}
+    message = MessageExt(topic="T", body=b"x", properties=properties, queue=MessageQueue("T", "broker-a", 0))
+    instance: Any = SimpleNamespace(names=Names(None), unique_ids=SimpleNamespace(next=lambda: "0" * 32))
+    tracer = ConsumeTracer(instance, "g", True)
+    delivery = Delivery(Consumer("g", namesrv="127.0.0.1:1").subscribe("T", Seen()), (message,), 1)
+    tracer.before_consume(delivery)
+    tracer.after_consume(delivery)
+    tracer.end()
+    assert tracer.lost == 2 * count
 
 
 def test_trace_is_checked() -> None:
