@@ -152,6 +152,19 @@ def test_message_that_is_not_given_back_is_a_problem_only_while_its_queue_is_hel
     Simulation(3, brokers=1, faults=None).run(main)
 
 
+def test_broker_that_did_not_unlock_a_queue_is_a_problem_only_while_queues_are_there() -> None:
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        async with member("g", s.namesrv, "two", Seen(), handover_timeout=3.0) as consumer:
+            s.brokers[0].broker.failures.add(ResponseCode.SYSTEM_BUSY, 2, RequestCode.UNLOCK_BATCH_MQ)
+            async with member("g", s.namesrv, "one", Seen()):  # the first of the list, so the only queue goes to it
+                await until(lambda: not consumer.assignment, 30.0)
+                await asyncio.sleep(60)
+                assert not consumer.health().problems
+
+    Simulation(7, brokers=1, faults=None).run(main)
+
+
 def test_queues_of_a_broker_that_left_the_route_are_a_problem_until_they_are_back_or_for_an_hour() -> None:
     async def main(s: Simulation) -> None:
         await create(s.namesrv, queues=2)
