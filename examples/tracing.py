@@ -1,4 +1,4 @@
-"""Where a message went: OpenTelemetry spans that go on in the consumer, and RocketMQ's own message trace.
+"""Where a message went: OpenTelemetry spans of sends and of handlers, linked to each other, and RocketMQ's own message trace.
 
 Needs opentelemetry-sdk. In production the spans go to a collector instead of a list, and mqadmin's queryMsgTraceById or a dashboard
 reads the message trace.
@@ -10,15 +10,20 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import rmq_async
-from rmq_async import Admin, Message, Producer, PullConsumer
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.otel import OpenTelemetryHook, context_of
+from rmq_async.otel import OpenTelemetryHook
 from rmq_protocol.trace import TRACE_TOPIC, decode_trace
 
 exporter = InMemorySpanExporter()
 trace.set_tracer_provider(provider := TracerProvider())
 provider.add_span_processor(SimpleSpanProcessor(exporter))
 tracer = trace.get_tracer("shop")
+
+
+async def bill(message: MessageExt) -> None:
+    with tracer.start_as_current_span("write the bill"):
+        pass
 
 
 async def main() -> None:
@@ -28,21 +33,26 @@ async def main() -> None:
             with tracer.start_as_current_span("POST /orders"):
                 result = await producer.send(Message("TracedTopic", b"order 17 paid", keys="order-17"))
 
-        async with PullConsumer("billing", namesrv=server.namesrv) as consumer:
-            async for message in consumer.read("TracedTopic", start={result.queue: result.queue_offset}):
-                with tracer.start_as_current_span("process TracedTopic", context_of(message), kind=trace.SpanKind.CONSUMER):
-                    pass
+        consumer = Consumer("billing", namesrv=server.namesrv, start_from="earliest", hooks=[OpenTelemetryHook()], trace=True)
+        consumer.subscribe("TracedTopic", bill)
+        async with consumer:
+            await consumer.wait_settled(1)
 
         for span in sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
             attributes = span.attributes or {}
-            print(span.name, "-", attributes.get("error.type") or attributes.get("rmq_async.send_status") or "ours")
-        print("traces:", len({span.context.trace_id for span in exporter.get_finished_spans() if span.context}))
+            names = ("error.type", "rmq_async.send_status", "rmq_async.outcome")
+            print(span.name, "-", next((attributes[name] for name in names if name in attributes), "ours"))
+        spans = {span.name: span for span in exporter.get_finished_spans()}  # of the sends, the one that was stored
+        (link,), sent = spans["process TracedTopic"].links, spans["send TracedTopic"].get_span_context()
+        assert sent is not None
+        print("linked:", (link.context.trace_id, link.context.span_id) == (sent.trace_id, sent.span_id))
 
         async with Admin(namesrv=server.namesrv) as admin:
-            for kept in await admin.query_message(TRACE_TOPIC, result.msg_id):
-                for record in decode_trace(kept.body.decode()):
-                    assert record.beans[0].msg_id == result.msg_id
-                    print("message trace:", "stored" if record.success else "not stored")
+            messages = await admin.query_message(TRACE_TOPIC, result.msg_id)
+        records = [record for kept in messages for record in decode_trace(kept.body.decode())]
+        for record in sorted(records, key=lambda record: record.time_stamp):
+            assert record.beans[0].msg_id == result.msg_id
+            print("message trace:", record.trace_type, record.group_name, "success" if record.success else "failed")
 
 
 rmq_async.run(main())

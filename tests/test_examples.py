@@ -50,7 +50,8 @@ SAYS = {
     "test_my_service.py": "4 passed",
     "transaction.py": "order-1 for 60: COMMIT\norder-2 for 60: ROLLBACK\norder-3 for 40: UNKNOWN\nannounced: order-1, order-3\n",
     "tracing.py": "POST /orders - ours\nsend TracedTopic - SystemBusyError\nsend TracedTopic - SEND_OK\n"
-    "process TracedTopic - ours\ntraces: 1\nmessage trace: not stored\nmessage trace: stored\n",
+    "process TracedTopic - done\nwrite the bill - ours\nlinked: True\nmessage trace: Pub orders failed\n"
+    "message trace: Pub orders success\nmessage trace: SubBefore billing success\nmessage trace: SubAfter billing success\n",
     "worker.py": "3 handled, committed: 3",
     "your_tests.py": "passed",
 }
