@@ -12,7 +12,7 @@ import random
 import sys
 from pathlib import Path
 from time import time
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -27,7 +27,7 @@ DEAD: Final = "dead"
 
 class MemberSettings(msgspec.Struct):
     """``work``: the longest handler takes so many seconds, the mean one half. ``options``: of the Consumer. ``retry``: limit and
-    delays, None for the default."""
+    delays, None for the default. ``order``: of the subscription. ``fails``: this share of the attempts raises."""
 
     namesrv: str
     group: str
@@ -37,6 +37,8 @@ class MemberSettings(msgspec.Struct):
     work: float
     options: dict[str, int | float | str]
     retry: tuple[int, tuple[float, ...]] | None = None
+    order: Literal["key", "queue"] | None = None
+    fails: float = 0.0
 
 
 async def main(settings: MemberSettings) -> None:
@@ -54,6 +56,9 @@ async def main(settings: MemberSettings) -> None:
         if message.tags in (RAISES, DEAD):
             note("failed", message)
             raise DeadLetter("as its tag says") if message.tags == DEAD else ValueError("as its tag says")
+        if chance.random() < settings.fails:
+            note("failed", message)
+            raise ConnectionError("fails now and then")
         note("ended", message)
 
     async def report() -> None:
@@ -63,7 +68,7 @@ async def main(settings: MemberSettings) -> None:
 
     consumer = Consumer(settings.group, namesrv=settings.namesrv, **settings.options)  # type: ignore[arg-type]
     retry = None if settings.retry is None else Retry(limit=settings.retry[0], delays=settings.retry[1])
-    consumer.subscribe(settings.topic, handle, retry=retry)
+    consumer.subscribe(settings.topic, handle, retry=retry, order=settings.order)
     reporting = asyncio.get_running_loop().create_task(report())
     await consumer.run()
     reporting.cancel()

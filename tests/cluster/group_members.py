@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
+from typing import Literal
 
 import msgspec
 
@@ -85,7 +86,8 @@ class Group:
     """Members on a topic of their own, and a producer that sends ``rate`` messages a second to it.
 
     ``retry``: limit and delays of the members. ``java``: members join there; None for members in Python. ``tag_of``: the tag of a
-    message, by its number; handlers raise at what has one. ``sent``: number -> when its send was confirmed.
+    message, by its number; handlers raise at what has one. ``order``: of the members' subscriptions. ``fails``: this share of the
+    attempts raises. ``keys``: of the messages, by their numbers; 0 for none. ``sent``: number -> when its send was confirmed.
     """
 
     real: RealCluster
@@ -97,6 +99,9 @@ class Group:
     retry: tuple[int, tuple[float, ...]] | None = None
     java: JavaMembers | None = None
     tag_of: Callable[[int], str | None] = lambda number: None
+    order: Literal["key", "queue"] | None = None
+    fails: float = 0.0
+    keys: int = 0
     members: list[Member | JavaMember] = field(default_factory=list)
     sent: dict[int, float] = field(default_factory=dict)
     tagged: dict[int, str] = field(default_factory=dict)
@@ -128,7 +133,7 @@ class Group:
             return joined
         settings = MemberSettings(
             namesrv=self.real.namesrv, group=self.name, topic=self.name, name=name, file=str(self.directory / name),
-            work=self.work, options=dict(self.options), retry=self.retry,
+            work=self.work, options=dict(self.options), retry=self.retry, order=self.order, fails=self.fails,
         )  # fmt: skip
         with (self.directory / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
@@ -169,7 +174,8 @@ class Group:
             tag = self.tag_of(number)
             if tag is not None:
                 self.tagged[number] = tag
-            await producer.send(Message(self.name, b"%d" % number, tags=tag))
+            key = f"key {number % self.keys}" if self.keys else None
+            await producer.send(Message(self.name, b"%d" % number, tags=tag, sharding_key=key))
         except RocketMQError:
             self.unconfirmed.add(number)
         else:

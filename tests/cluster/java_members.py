@@ -74,11 +74,14 @@ class JavaMembers:
 
 
 @asynccontextmanager
-async def java_members(namesrv: str, group: str, work: float, await_termination: float = 0.0) -> AsyncIterator[JavaMembers]:
+async def java_members(
+    namesrv: str, group: str, work: float, await_termination: float = 0.0, *, orderly: bool = False
+) -> AsyncIterator[JavaMembers]:
     """``group``: of the topic of the same name. ``work``: the longest listener takes so many seconds. ``await_termination``:
-    seconds for which ``shutdown()`` waits for running listeners; 0 is the default of the client."""
+    seconds for which ``shutdown()`` waits for running listeners; 0 is the default of the client. ``orderly``: whether the
+    listeners are MessageListenerOrderly."""
     with tempfile.TemporaryDirectory(prefix="rmq-java-home-") as home:
-        numbers = (str(round(work * 1000)), str(round(await_termination * 1000)))
+        numbers = (str(round(work * 1000)), str(round(await_termination * 1000)), "orderly" if orderly else "concurrently")
         async with started(Path(home), "GroupMembers", namesrv, group, group, *numbers) as process:
             members = JavaMembers(process)
             tasks = [asyncio.create_task(members.listen()), asyncio.create_task(members.collect_errors())]

@@ -16,7 +16,9 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ThreadLocalRandom;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -29,7 +31,7 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 /**
  * Push consumers of one group, each a client of its own, that come and go as lines of the input say.
  *
- * <pre>java GroupMembers NAMESERVER GROUP TOPIC WORK_MS AWAIT_MS</pre>
+ * <pre>java GroupMembers NAMESERVER GROUP TOPIC WORK_MS AWAIT_MS orderly|concurrently</pre>
  *
  * Lines: "join NAME FILE", "leave NAME", "shares MEMBERS". Each is answered by one line that begins with it. A listener takes 0 to
  * WORK_MS, and writes to its member's FILE what tests/cluster/group_member.py writes. AWAIT_MS: awaitTerminationMillisWhenShutdown,
@@ -43,6 +45,7 @@ final class GroupMembers {
     private final String topic;
     private final int work;
     private final long await;
+    private final boolean orderly;
     private final PrintStream output;
     private final Map<String, DefaultMQPushConsumer> members = new ConcurrentHashMap<>();
     private DefaultMQAdminExt admin;
@@ -53,6 +56,7 @@ final class GroupMembers {
         topic = arguments[2];
         work = Integer.parseInt(arguments[3]);
         await = Long.parseLong(arguments[4]);
+        orderly = arguments[5].equals("orderly");
         this.output = output;
     }
 
@@ -101,21 +105,28 @@ final class GroupMembers {
         consumer.setConsumeThreadMax(THREADS);
         consumer.setConsumeThreadMin(THREADS);
         consumer.subscribe(topic, "*");
-        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            MessageExt message = messages.get(0);
-            try {
-                note(calls, "begun", message);
-                Thread.sleep(ThreadLocalRandom.current().nextInt(work + 1));
-                note(calls, "ended", message);
-            } catch (InterruptedException | IOException error) {
-                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
-            }
-            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
+        if (orderly) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) ->
+                handle(calls, messages.get(0)) ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT);
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
+                handle(calls, messages.get(0)) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
+        }
         consumer.start();
         members.put(name, consumer);
         while (consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().isEmpty()) {
             Thread.sleep(10);
+        }
+    }
+
+    private boolean handle(FileOutputStream calls, MessageExt message) {
+        try {
+            note(calls, "begun", message);
+            Thread.sleep(ThreadLocalRandom.current().nextInt(work + 1));
+            note(calls, "ended", message);
+            return true;
+        } catch (InterruptedException | IOException error) {
+            return false;
         }
     }
 

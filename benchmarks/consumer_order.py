@@ -1,0 +1,81 @@
+"""Order in group consumers, in full, on real brokers: ``python benchmarks/consumer_order.py --what key,changes,java``.
+
+One line of JSON for each run; exit code 1 where one breaks its promise. What the runs are is in tests/cluster/group_order.py.
+
+- ``key``: one queue, 1,000 keys, handlers of 10 ms, order by key, beside handlers without order. No key overlaps or goes back.
+- ``changes``: order by key; members join and stop, 2 % of the attempts fail. Nothing is lost or repeated, each key is in order.
+- ``java``: order by queue beside an orderly Java member, and kills of ours. One call of a queue at a time, nothing lost.
+
+Needs what RealCluster needs, ``java`` also javac.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import msgspec
+
+from rmq_async import run
+from rmq_async.testing.cluster import DEFAULT_VERSION, RealCluster
+from tests.cluster.group_members import Group
+from tests.cluster.group_order import key_rates, ordered_changes
+from tests.cluster.java_members import java_members
+
+Record = dict[str, object]
+Result = tuple[bool, Record]
+
+
+async def by_key(real: RealCluster, directory: Path, given: argparse.Namespace) -> Result:
+    found = await key_rates(real, 20_000, 1000, 0.01, given.rounds, 200, 4000)
+    return found.overlaps == found.backwards == 0, msgspec.to_builtins(found)
+
+
+async def changes(real: RealCluster, directory: Path, given: argparse.Namespace) -> Result:
+    async with Group(
+        real, directory, given.rate, 0.1, queues=8, order="key", keys=100, fails=0.02, retry=(16, (0.1, 0.5))
+    ) as group:
+        count, order = await ordered_changes(group, given.changes, 2.0, given.seed)
+    good = count.exactly_once and not order.overlaps and not order.backwards
+    return good, msgspec.to_builtins(count) | msgspec.to_builtins(order)
+
+
+async def beside_java(real: RealCluster, directory: Path, given: argparse.Namespace) -> Result:
+    async with (
+        Group(real, directory, given.rate / 2, 0.05, queues=8, order="queue") as group,
+        java_members(real.namesrv, group.name, group.work, 5.0, orderly=True) as java,
+    ):
+        count, order = await ordered_changes(group, given.changes, 3.0, given.seed, java=java, kills=2)
+    return not count.lost and not order.overlaps, msgspec.to_builtins(count) | msgspec.to_builtins(order)
+
+
+RUNS = {"key": by_key, "changes": changes, "java": beside_java}
+
+
+async def main(given: argparse.Namespace) -> int:
+    good = True
+    for what in given.what.split(","):
+        with tempfile.TemporaryDirectory() as place:
+            async with RealCluster(version=given.version, small=True) as real:
+                kept, record = await RUNS[what](real, Path(place) / "files", given)
+        load = [round(each, 1) for each in os.getloadavg()]
+        settings: Record = {"what": what, "kept": kept, "version": real.version, "seed": given.seed, "load": load}
+        print(json.dumps(settings | record), flush=True)
+        good &= kept
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--what", default=",".join(RUNS))
+    parser.add_argument("--version", default=DEFAULT_VERSION)
+    parser.add_argument("--rate", type=float, default=200.0, help="messages a second of changes; java has half of it")
+    parser.add_argument("--rounds", type=int, default=3, help="of key")
+    parser.add_argument("--changes", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    sys.exit(run(main(parser.parse_args())))
