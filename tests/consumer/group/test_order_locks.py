@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmq_async import ClientConfig, Consumer, Message, MessageExt, MessageQueue, Producer, Retry, current_delivery
-from rmq_async.client import ClientInstance
+from rmq_async.client import ClientInstance, group_members
 from rmq_async.consumer import Batch
 from rmq_async.consumer.group import QueueLocks
 from rmq_async.embedded import EmbeddedRocketMQ
@@ -57,9 +57,8 @@ def test_lock_of_an_ordered_queue_that_another_client_got_ends_its_calls(caplog:
             await instance.routes.get("T", 3.0)
             locks = QueueLocks(instance, "g")
             assert await locks.lock([Q0]) == frozenset()
-            session = consumer._session
-            assert session is not None
-            await locks.unlock_for(session.instance.client_id, [Q0])
+            (client_id,) = await group_members(instance, "g", "broker-a", "T")
+            await locks.unlock_for(client_id, [Q0])
             assert await locks.lock([Q0]) == {Q0}
             await until(lambda: cancelled, 30.0)
             assert consumer.stats().failed == 0
