@@ -11,7 +11,6 @@ import pytest
 
 from rmq_async import (
     ClientStateError,
-    ConfigError,
     Consumer,
     HandlerTimeoutError,
     MessageExt,
@@ -27,6 +26,7 @@ from .support import Seen, create, member, send, until
 
 Q0 = MessageQueue("T", "broker-a", 0)
 NOWHERE = "127.0.0.1:1"
+STEPS = ("arrive", "ask", "settle", "close")
 
 
 def reader(namesrv: str, name: str = "one", **options: Any) -> Consumer:
@@ -468,68 +468,3 @@ async def test_lag_counts_messages_in_hand() -> None:
             assert consumer.lag().oldest_age is not None
             consumer.done(*batch)
             assert consumer.lag().messages == 0
-
-
-# -- wrong use
-
-
-def test_topics_to_read_by_hand() -> None:
-    assert [each.topic for each in Consumer("g", namesrv=NOWHERE, topics=("A", "B")).subscriptions] == ["A", "B"]
-    (only,) = Consumer("g", namesrv=NOWHERE, topics={"A": "x || y"}).subscriptions
-    assert (only.tags, only.name, only.timeout) == ("x || y", "by hand", 900.0)
-    for wrong, text in [
-        (b"T", "topics must be"),
-        (3, "topics must be"),
-        (["T", "T"], "twice"),
-        ("a topic", "topic"),
-        ({"T": 1}, "tags"),
-    ]:
-        with pytest.raises(ConfigError, match=text):
-            Consumer("g", namesrv=NOWHERE, topics=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="trace"):
-        Consumer("g", namesrv=NOWHERE, topics="T", trace=True)
-    consumer = Consumer("g", namesrv=NOWHERE, topics="T")
-    with pytest.raises(ConfigError, match="exclude each other"):
-        consumer.subscribe("U", Seen())
-
-
-async def test_read_by_hand_without_a_start_or_with_handlers() -> None:
-    consumer = Consumer("g", namesrv=NOWHERE, topics="T")
-    with pytest.raises(ClientStateError, match="not started"):
-        await anext(aiter(consumer))
-    with pytest.raises(ClientStateError, match="not started"):
-        await consumer.receive()
-    with pytest.raises(ClientStateError, match="not started"):
-        consumer.done(MessageExt("T", b""))
-    for options in ({"max_messages": 0}, {"wait": -1.0}):
-        with pytest.raises(ConfigError):
-            consumer.batches(**options)  # type: ignore[arg-type]
-    async with EmbeddedRocketMQ() as server:
-        await create(server.namesrv, queues=1)
-        async with member("g", server.namesrv, "one", Seen()) as other:
-            with pytest.raises(ClientStateError, match="has handlers"):
-                await anext(aiter(other))
-        async with reader(server.namesrv) as consumer:
-            with pytest.raises(TypeError, match=r"done\(\*batch\)"):
-                consumer.done([])  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match="timeout"):
-                await consumer.receive(timeout=-1)
-            message = MessageExt("T", b"")
-            with pytest.raises(ConfigError, match="delay"):
-                await consumer.retry(message, -1)
-            assert not await consumer.retry(message)
-            assert not await consumer.dead_letter(message)
-            assert not consumer.done(message)
-            iterator = aiter(consumer)
-            waiting = asyncio.ensure_future(anext(iterator))
-            await asyncio.sleep(0)
-            with pytest.raises(RuntimeError, match="another task waits"):
-                await anext(iterator)
-            with pytest.raises(RuntimeError, match="cancel it"):
-                await iterator.aclose()
-            with pytest.raises(TypeError, match="no values"):
-                await iterator.asend(3)  # type: ignore[arg-type]
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            with pytest.raises(KeyError):
-                await iterator.athrow(KeyError("x"))
