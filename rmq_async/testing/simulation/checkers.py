@@ -52,44 +52,30 @@ def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[st
     ]
 
 
-def copies(
-    calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, Sequence[float]], *, restarts: bool
-) -> list[str]:
+def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, int], *, restarts: bool) -> list[str]:
     """Messages that are stored more often than the call that sent them made attempts.
 
     ``restarts``: a broker's process has ended without a word. It may then deliver a delayed message again, and check a transaction
     again that was committed, because brokers write every few seconds how far delays have come (``flushDelayOffsetInterval``) and
-    which transactions have ended (``transactionOpBatchInterval``, from 5.0 on). ``heard``: times at which clients took checks of a
-    transaction, by unique id.
+    which transactions have ended (``transactionOpBatchInterval``, from 5.0 on).
+
+    ``heard``: number of checks of a transaction that clients took, by unique id. Each check stores the half message anew. If one
+    does not arrive, the client ends the copy before, and is asked about the newer one later, as by real brokers.
     """
     number = Counter(each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY))
     halves = Counter(each.unique_id for each in stored if each.topic == HALF_TOPIC)
 
-    def most(call: Call, result: SendResult) -> int:
-        if not isinstance(result, TransactionSendResult):
-            return result.attempts
-        by_call = call.ended if result.local_status is TransactionStatus.COMMIT else None
-        checked = halves[result.msg_id] - result.attempts
-        return result.attempts + _left_open(checked, heard.get(result.msg_id, ()), by_call)
+    def most(result: SendResult) -> int:
+        unheard = halves[result.msg_id] - result.attempts - heard.get(result.msg_id, 0)
+        return result.attempts + max(0, unheard if isinstance(result, TransactionSendResult) else 0)
 
     return [
         f"copies: {result.msg_id} of {call.machine} is stored {number[result.msg_id]} times after {result.attempts} attempts"
         for call in calls
         if not (restarts and (call.delayed or call.what == _TRANSACTION))
         for result in call.results
-        if number[result.msg_id] > most(call, result)
+        if number[result.msg_id] > most(result)
     ]
-
-
-def _left_open(checked: int, heard: Sequence[float], ended: float | None) -> int:
-    """Returns how many copies of a half message may have stayed open when its transaction ended.
-
-    A check stores the half message anew. If it does not arrive, the client ends the copy before, and is asked about the newer one
-    later, as by real brokers. ``checked``: number of copies that checks have stored. ``ended``: when the call committed it; None
-    if it left that to ``check``.
-    """
-    unheard = ended is not None and checked > sum(time <= ended for time in heard)
-    return max(0, checked - len(heard)) + unheard
 
 
 def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -99,8 +100,8 @@ class History:
     def __init__(self, now: Callable[[], float], clock: Callable[[], float], current: Callable[[], str]) -> None:
         self.calls: list[Call] = []
         self.happened: list[Event] = []
-        self.checks: dict[str, list[float]] = {}
-        """Times at which clients took checks of transactions, by the unique id of the message."""
+        self.checks = Counter[str]()
+        """Number of checks of transactions that clients took, by the unique id of the message."""
         self.open = True
         """False while the coroutines of a dead process end: what they do in their last steps has not happened."""
         self._now = now
@@ -139,9 +140,6 @@ class History:
             self.calls.append(call)
             self.leaks.look(producer, call.machine, what)
         return call
-
-    def took_check(self, unique_id: str) -> None:
-        self.checks.setdefault(unique_id, []).append(self._now())
 
     def end(self, call: Call, result: Any, error: BaseException | None) -> None:
         if not self.open:
@@ -219,7 +217,7 @@ class Recording(AbstractContextManager["Recording"]):
 
         @wraps(method)
         def taken(self: Checks, connection: Connection, header: Any, message: MessageExt) -> None:
-            history.took_check(message.msg_id)
+            history.checks[message.msg_id] += 1
             method(self, connection, header, message)
 
         return taken
