@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,23 @@ def test_table_lists_every_patch() -> None:
     ]
     listed = {row[0]: (row[1], row[2], row[3], row[4]) for row in rows[1:]}
     assert listed == {each.name: (each.what, each.scenario, str(each.seeds), each.found_by) for each in planted.plants()}
+
+
+def test_thirty_plants_are_subtle_and_found() -> None:
+    """As the page has it: those of groups and the six that it names do not count."""
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.read_text().splitlines() if line.startswith("| ")
+    ]
+    at_once = TABLE.read_text().partition("found at once:")[2].partition(".\n")[0]
+    counted = [row for row in rows[1:] if row[2] != "groups" and row[0] not in at_once]
+    firsts = [int(row[5]) for row in counted]
+    assert len(counted) == 30
+    assert sum(first <= 10 for first in firsts) <= 8
+    assert max(firsts) <= 2000
+    mends = {re.match(r"Defect (\d+)|Point (\d+)", row[1]) for row in counted}
+    assert {each[0] for each in mends if each} == {
+        "Defect 1", "Defect 2", "Defect 3", "Defect 4", "Defect 6", "Defect 7", "Point 13", "Point 14", "Point 18",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEARCHED)
