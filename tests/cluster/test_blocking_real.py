@@ -1,4 +1,4 @@
-"""Handlers that block, and what a stop leaves at the brokers.
+"""Handlers that block, callbacks at handovers, and what a stop leaves at the brokers.
 
 ``RMQ_ASYNC_SLEEP=120`` has the plain handler sleep for as many seconds, with the usual pauses between heartbeats and renewals; in
 the suite both are shorter.
@@ -7,6 +7,7 @@ the suite both are shorter.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 import uuid
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from rmq_async import Admin, Consumer, Hook, Message, MessageExt, Producer
+from rmq_async import Admin, Consumer, Hook, Message, MessageExt, MessageQueue, Producer
 from rmq_async.consumer import session
 from rmq_async.consumer.group import QueueLocks, handover_group
 from rmq_async.errors import BrokerError
@@ -114,3 +115,58 @@ async def test_blocking_handlers_cost_no_lock_and_a_stop_leaves_nothing(
         await locks.unlock_all()
         for each in (topic, other):
             await admin.delete_topic(each)
+
+
+async def test_callbacks_at_a_handover_between_two_members(feature_cluster: RealCluster) -> None:
+    """The new owner's on_assigned comes after the commit and the unlock of the former one, and before its own first message."""
+    namesrv, unique = feature_cluster.namesrv, uuid.uuid4().hex[:8]
+    group = topic = f"callbacks-{unique}"
+    events: list[tuple[str, str, frozenset[MessageQueue]]] = []
+    committed: dict[MessageQueue, int | None] = {}
+
+    def member(name: str) -> Consumer:
+        async def called(kind: str, queues: frozenset[MessageQueue]) -> None:
+            events.append((name, kind, queues))
+            mine = [queue for queue in queues if queue.topic == topic]
+            if kind == "on_released":
+                committed.update({queue: await consumer.committed(queue) for queue in mine})
+
+        async def handle(message: MessageExt) -> None:
+            events.append((name, "handler", frozenset({message.queue})))
+            await asyncio.sleep(0.3)
+
+        kinds = ("on_assigned", "on_revoked", "on_released", "on_lost")
+        callbacks: dict[str, Any] = {kind: functools.partial(called, kind) for kind in kinds}
+        consumer = Consumer(group, namesrv=namesrv, instance_name=name, commit_interval=60, **callbacks)
+        consumer.subscribe(topic, handle)
+        return consumer
+
+    async with Admin(namesrv=namesrv) as admin, Producer("callback-senders", namesrv=namesrv) as sender:
+        await admin.create_topic(topic, queues=4, broker="broker-a")
+        one, two = member("one"), member("two")
+        await one.start()
+        for number in range(8):
+            await sender.send(Message(topic, b"%d" % number))
+        await one.wait_settled(2)
+        await two.start()
+        async with asyncio.timeout(30):
+            while len(two.assignment) < 2:
+                await asyncio.sleep(0.02)
+        moved = two.assignment
+        for number in range(8):
+            await sender.send(Message(topic, b"later %d" % number))
+        await one.stop()
+        await two.wait_idle(timeout=20)
+        await two.stop()
+        assert "on_lost" not in [kind for _, kind, _ in events]
+        for queue in moved:
+            order = [(name, kind) for name, kind, queues in events if queue in queues and kind != "handler"]
+            assert order[:4] == [("one", "on_assigned"), ("one", "on_revoked"), ("one", "on_released"), ("two", "on_assigned")]
+            at = [(name, kind) for name, kind, queues in events if queue in queues]
+            taken = at.index(("two", "on_assigned"))
+            assert ("two", "handler") not in at[:taken]
+            assert ("one", "handler") not in at[taken:]
+            if queue.topic == topic:
+                assert committed[queue] is not None
+        assert sum(kind == "handler" for _, kind, _ in events) == 16
+        await admin.delete_topic(topic)
