@@ -21,7 +21,7 @@ class Backlog:
     """``turns``: queues with messages that may begin, the next one first. ``running``: calls of the handler. ``size``: messages of
     a call. ``wait``: seconds for which a batch waits until it is full."""
 
-    __slots__ = ("_bucket", "has_lines", "is_ordered", "lines", "running", "size", "turns", "wait")
+    __slots__ = ("_bucket", "has_lines", "is_ordered", "lines", "rate", "running", "size", "turns", "wait")
 
     def __init__(self, subscription: Subscription) -> None:
         self.lines: dict[HeldQueue, Lines] = {}
@@ -31,6 +31,8 @@ class Backlog:
         self.has_lines = subscription.has_lines
         self.size = subscription.batch_size or 1
         self.wait = subscription.batch_wait
+        self.rate = subscription.rate
+        """Messages per second, as of the last call of ``Dispatcher.settings_changed``."""
         self._bucket: Bucket | None = None
         """Of the rate, where there is one."""
 
@@ -66,6 +68,11 @@ class Backlog:
     def ready(self) -> int:
         """Number of messages that may begin."""
         return sum(len(lines.ready) for lines in self.turns.values())
+
+    def set_rate(self, rate: float | None) -> None:
+        self.rate = rate
+        if rate is None:
+            self._bucket = None
 
     def allowed_at(self, rate: float, now: float) -> float:
         """Returns the monotonic time from which on the rate allows a call."""

@@ -169,6 +169,12 @@ class Dispatcher:
             backlog.hasten(held)
         self.pump()
 
+    def settings_changed(self) -> None:
+        """Called when the concurrency or the rate of a subscription has changed."""
+        for subscription, backlog in self._backlogs.items():
+            backlog.set_rate(subscription.rate)
+        self.pump()
+
     def pump(self) -> None:
         """Starts calls while there are slots and messages for them."""
         while self.running < self._concurrency:
@@ -182,10 +188,10 @@ class Dispatcher:
                 ):
                     continue
                 due = backlog.due()
-                if not now and (backlog.size > 1 or subscription.rate is not None):
+                if not now and (backlog.size > 1 or backlog.rate is not None):
                     now = machine.monotonic()
-                if subscription.rate is not None:
-                    due = max(due, backlog.allowed_at(subscription.rate, now))
+                if backlog.rate is not None:
+                    due = max(due, backlog.allowed_at(backlog.rate, now))
                 if due <= now:
                     break
                 next_at = min(next_at, due)

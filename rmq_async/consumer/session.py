@@ -160,7 +160,7 @@ class Session:
         self.dispatcher.may_begin = self.assignment.may_begin
         self.dispatcher.paused = lambda subscription: pauses.all or topic_of[subscription] in pauses.topics
         for subscription in self.subscriptions.values():
-            subscription.wake = self.dispatcher.pump
+            subscription.wake = self.dispatcher.settings_changed
 
     @property
     def is_assigned(self) -> bool:

@@ -97,6 +97,9 @@ async def test_rate_is_changed_while_it_runs() -> None:
             subscription.rate = None
             await until(lambda: len(seen.bodies) == 100, timeout=2)
             assert subscription.rate is None
+            subscription.rate = 10
+            await send(server.namesrv, b"100")
+            await until(lambda: len(seen.bodies) == 101, timeout=1)  # what went without a rate is no debt
         assert seen.twice == 0
 
 
