@@ -8,7 +8,7 @@ import os
 from collections import defaultdict
 
 import rmq_async
-from rmq_async import Admin, Consumer, Message, MessageExt, Producer, Retry
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer, Retry, RetryLater
 from rmq_async.embedded import EmbeddedRocketMQ
 
 balances: defaultdict[str, list[int]] = defaultdict(lambda: [0])
@@ -36,7 +36,7 @@ async def main() -> None:
             (account,) = message.keys
             if account == "account-17" and account not in failed:
                 failed.add(account)
-                raise ConnectionError("the ledger does not answer")  # the next attempt is in 0.1 s, here
+                raise RetryLater(0.1)  # here: the account waits, others go on
             balances[account].append(balances[account][-1] + change["add"])
 
         async with consumer:

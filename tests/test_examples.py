@@ -24,7 +24,6 @@ PROGRAMS = {path.relative_to(EXAMPLES).as_posix() for path in (*EXAMPLES.glob("*
 SAYS = {
     "archive.py": "11 orders, dead letters: [b'rubbish']",
     "accounts.py": "200 accounts, 999 changes\naccount-17: [0, 1, 3, 6, 10, 15]\ndead letters: [b'not JSON']\n",
-    "archive.py": "archived: 20\narchived after a restart: 0\n",
     "async_callbacks.py": "1000 stored, 0 failed",
     "batch.py": "32 messages, offsets 0 to 31, 1 request",
     "batches.py": "99 rows\ndead letters: [b'not JSON']\n",

@@ -34,10 +34,10 @@ class Failure(msgspec.Struct):
 
     ``lasted``: from its beginning to the cure. ``named``: problem of ``health()`` -> when it was seen first after the beginning.
     ``back``: from the cure until each queue had handled a message that was sent afterwards. ``sound``: from the cure until no
-    problem was left. ``others``: the longest time without a message in a queue of another broker. ``repeated``: handler calls that
-    returned beyond the first of their message; ``bound``: calls in the queues that failed, from one interval of commits and one of
-    the broker's writes before the beginning until the cure. ``behind``: handled messages that the committed offsets leave to the
-    next owner.
+    problem was left; ``left``: those that are. ``others``: the longest time without a message in a queue of another broker.
+    ``repeated``: handler calls that returned beyond the first of their message; ``bound``: calls in the queues that failed, from
+    one interval of commits and one of the broker's writes before the beginning until the cure. ``behind``: handled messages that
+    the committed offsets leave to the next owner.
     """
 
     what: str
@@ -45,6 +45,7 @@ class Failure(msgspec.Struct):
     named: dict[str, float]
     back: float
     sound: float
+    left: list[str]
     others: float
     sent: int
     unconfirmed: int
@@ -220,6 +221,7 @@ async def fails(real: RealCluster, what: str, seconds: float, *, poll: float = 3
         touched = [queue for queue in queues if queue.broker_name == first or what.startswith("names")]
         await _until(lambda: None not in [watched.back(queue, cured) for queue in touched])
         await _until(lambda: monotonic() - max(watched.problem_at, cured) > 1.0)
+        left = [problem.text for member in watched.members for problem in member.health().problems]
         watched.stopping = True
         await asyncio.gather(*sending, watching)
         await _until(lambda: watched.sent.keys() <= watched.handled.keys())
@@ -229,6 +231,7 @@ async def fails(real: RealCluster, what: str, seconds: float, *, poll: float = 3
         named={code: round(at - began, 2) for code, at in watched.named.items()},
         back=round(max((watched.back(queue, cured) or cured + PATIENCE) - cured for queue in touched), 2),
         sound=round(max(watched.problem_at - cured, 0.0), 2),
+        left=left,
         others=round(max((_longest_gap(watched.by_queue[queue]) for queue in queues if queue not in touched), default=0.0), 2),
         sent=len(watched.sent),
         unconfirmed=watched.unconfirmed,
