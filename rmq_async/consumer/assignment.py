@@ -197,9 +197,7 @@ class Assignment:
         self._begin_pulls(held)
 
     def _begin_pulls(self, held: HeldQueue) -> None:
-        if self.closing:
-            return
-        if self.pauses.covers(held):
+        if self.closing or self.pauses.covers(held):
             return
         if held.state is QueueState.RUNNING and held not in self._pulls:  # two resets may end at the same time
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
@@ -212,6 +210,7 @@ class Assignment:
             elif (pulls := self._pulls.pop(held, None)) is not None:
                 pulls.cancel()
                 self._intake.drop_waiting(held)
+        self.dispatcher.paused = self.pauses.among(self._subscriptions)
         self.dispatcher.look_again()
 
     def may_begin(self, held: HeldQueue) -> bool:

@@ -37,24 +37,23 @@ MARKED_LATE: Final = "the call of this batch has ended, what is to be done with 
 
 
 class HandlerCalls:
-    """``settling``: decides about the messages of a call and carries it out. ``ended``: called with the subscription and the
-    messages of each call, when all of them have their outcomes. ``context``: that handlers run in a copy of."""
+    """``settling``: decides about the messages of a call and carries it out. ``context``: that handlers run in a copy of."""
 
     def __init__(
         self,
         concurrency: int,
         settling: Settling,
-        ended: Callable[[Subscription, tuple[Waiting, ...]], None],
         context: Context,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.concurrency = concurrency
         self._settling = settling
-        self._ended = ended
         self._context = context
         self._threads: ThreadPoolExecutor | None = None
         self.ending: Callable[[], bool] = _never
         """Whether the event loop ends, which cancels all tasks."""
+        self.ended: Callable[[Subscription, tuple[Waiting, ...]], None]
+        """Called with the subscription and the messages of each call, when all of them have their outcomes."""
         self._closing = False
         self.hooks: CallHooks | None = None
         """None where no hook defines a method for calls."""
@@ -74,7 +73,7 @@ class HandlerCalls:
             item.held.running[item] = delivery
         self.running[delivery] = taken
         delivery.moved = self._deadlines.moved
-        if delivery.deadline is not None:
+        if delivery.deadline is not None and delivery.deadline < self._deadlines.next_look:
             self._deadlines.look_at(delivery.deadline)
         delivery.task = self._loop.create_task(
             self._run(delivery, taken), name=subscription.task_name, context=self._context.copy()
@@ -164,7 +163,7 @@ class HandlerCalls:
         finally:
             delivery.state = "finished"
             self.running.pop(delivery, None)
-            self._ended(delivery.subscription, taken)
+            self.ended(delivery.subscription, taken)
             if hooks is not None:
                 hooks.end(delivery, error, frames)
             delivery.task = None

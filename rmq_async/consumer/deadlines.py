@@ -24,20 +24,21 @@ class CallDeadlines:
     where its timeout is shorter. So a call of usual length costs a comparison, and a timer fires about once in a timeout.
     """
 
-    __slots__ = ("_at", "_expired", "_loop", "_running", "_timer", "moved")
+    __slots__ = ("_expired", "_loop", "_running", "_timer", "moved", "next_look")
 
     def __init__(self, running: Iterable[Delivery], expired: Callable[[Delivery], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._running = running
         self._expired = expired
-        self._at = inf
+        self.next_look = inf
+        """Monotonic time for which the timer is set."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = self._moved
         """For ``Delivery.moved``: called when a deadline has moved, from any thread."""
 
     def look_at(self, deadline: float) -> None:
         """Looks at the calls at ``deadline`` at the latest."""
-        if deadline < self._at:
+        if deadline < self.next_look:
             self._arm(deadline)
 
     def close(self) -> None:
@@ -55,11 +56,11 @@ class CallDeadlines:
     def _arm(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._at = at
+        self.next_look = at
         self._timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._due, context=Context())
 
     def _due(self) -> None:
-        self._timer, self._at = None, inf
+        self._timer, self.next_look = None, inf
         now, next_at = machine.monotonic(), inf
         over: list[tuple[float, Delivery]] = []
         for delivery in self._running:

@@ -55,8 +55,8 @@ class Dispatcher:
         self._concurrency = concurrency
         self._begin = begin
         self._rests = Rests(self._rested)
-        self.paused: Callable[[Subscription], bool] = _never
-        """Whether messages of a subscription wait, those of the retry topic included."""
+        self.paused: frozenset[Subscription] = frozenset()
+        """Subscriptions whose messages wait, those of the retry topic included."""
         self.may_begin: Callable[[HeldQueue], bool] = _always
         """Whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
         self.running = 0
@@ -104,15 +104,19 @@ class Dispatcher:
                         found.append(HeldLine(held, key, items[0], len(items)))
         return found
 
-    def add(self, held: HeldQueue, subscription: Subscription, message: MessageExt) -> None:
-        """Adds a message; ``pump`` starts it."""
-        backlog, item, key = self._backlogs[subscription], Waiting(held, message), None
-        lines = backlog.lines_of(held)
-        if backlog.has_lines and held.subscription is not None:
-            key = _key_of(subscription, item)
+    def add(self, held: HeldQueue, subscription: Subscription, messages: Iterable[MessageExt]) -> None:
+        """Adds messages, in the order of their offsets; ``pump`` starts them."""
+        backlog = self._backlogs[subscription]
+        lines, items = backlog.lines_of(held), [Waiting(held, message) for message in messages]
         if backlog.wait:
-            item.since = machine.monotonic()
-        lines.add(item, key)
+            since = machine.monotonic()
+            for item in items:
+                item.since = since
+        if backlog.has_lines and held.subscription is not None:
+            for item in items:
+                lines.add(item, _key_of(subscription, item))
+        else:
+            lines.add_unordered(items)
         backlog.check(held, lines)
 
     def again(self, subscription: Subscription, item: Waiting, delay: float) -> None:
@@ -183,13 +187,13 @@ class Dispatcher:
                 if (
                     not backlog.turns
                     or backlog.running >= (subscription.concurrency or self._concurrency)
-                    or self.paused(subscription)
+                    or subscription in self.paused
                     or (backlog.has_lines and not self._any_may_begin(backlog))
                 ):
                     continue
-                due = backlog.due()
-                if not now and (backlog.size > 1 or backlog.rate is not None):
-                    now = machine.monotonic()
+                if backlog.size == 1 and backlog.rate is None:
+                    break
+                due, now = backlog.due(), now or machine.monotonic()
                 if backlog.rate is not None:
                     due = max(due, backlog.allowed_at(backlog.rate, now))
                 if due <= now:
@@ -206,12 +210,12 @@ class Dispatcher:
     @property
     def has_turn(self) -> bool:
         """Whether messages wait whose subscription is not paused."""
-        return any(backlog.turns and not self.paused(subscription) for subscription, backlog in self._backlogs.items())
+        return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
 
     def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
         """Removes and returns up to ``limit`` messages of the next subscription of which ``at_least`` wait, without a slot."""
         for subscription, backlog in self._backlogs.items():
-            if backlog.turns and not self.paused(subscription):
+            if backlog.turns and subscription not in self.paused:
                 if at_least > 1 and backlog.ready < at_least:
                     continue
                 self._backlogs.move_to_end(subscription)
@@ -299,11 +303,6 @@ def _key_of(subscription: Subscription, item: Waiting) -> Hashable | None:
     except Exception as error:  # noqa: BLE001 - a function of the user
         item.error = error
     return Single() if key is None and subscription.retries_here else key
-
-
-def _never(_: Subscription) -> bool:
-    """No subscription is paused."""
-    return False
 
 
 def _always(_: HeldQueue) -> bool:

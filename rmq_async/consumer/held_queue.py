@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from enum import Enum
 
 from rmq_protocol.message import MessageExt, MessageQueue
@@ -116,9 +116,12 @@ class HeldQueue:
         """Ends the pulls; the queue stays held."""
         self.state = QueueState.STOPPED
 
-    def count_size(self, size: int) -> None:
-        """Adds a body of ``size`` bytes to the running mean, of which each body is an eighth."""
-        self.mean_size = float(size) if self.mean_size is None else self.mean_size + (size - self.mean_size) / 8
+    def count_sizes(self, sizes: Iterable[int]) -> None:
+        """Adds the sizes of bodies, in bytes, to the running mean, of which each body is an eighth."""
+        mean = self.mean_size
+        for size in sizes:
+            mean = float(size) if mean is None else mean + (size - mean) / 8
+        self.mean_size = mean
 
 
 class Waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
@@ -68,7 +69,7 @@ class Intake:
         if result.lost and self._config.out_of_range == "stop":
             self._stop(held, f"messages of {held.shown} are deleted, from offset {result.lost[0].start} on")
             return True
-        progress, dispatcher, budget = held.progress, self.dispatcher, self._budget
+        progress = held.progress
         for corrupt in result.corrupt:
             self.corrupt += 1
             logger.error("a record of %s cannot be read and is left out: %s", held.shown, printable(corrupt, 300))
@@ -77,27 +78,34 @@ class Intake:
             logger.error("%d messages of %s were deleted before they were pulled: %s", len(missing), held.shown, missing)
         if result.messages:
             self.marks.read(held.queue, result.messages)
-        for message in result.messages:
-            if not progress.enter(message.queue_offset):  # pulled again with others that were dropped
-                continue
-            subscription = held.subscription
-            if subscription is None:
-                topic = original_topic(message.topic, message.properties)
-                subscription = self._subscriptions.get(self._instance.names.wire(topic))
-                if subscription is None:
-                    held.returning.add(message.queue_offset)
-                    self.spawn(f"{message.msg_id} back", self._orphan(held, message, topic))
-                    continue
-                message = msgspec.structs.replace(message, topic=subscription.topic)
-            size = len(message.body)
-            held.count_size(size)
-            budget.take(1, size)
-            dispatcher.add(held, subscription, message)
+        entered = progress.enter_all([message.queue_offset for message in result.messages])
+        fresh = [*compress(result.messages, entered)]  # without those that are pulled again with others that were dropped
+        if held.subscription is None:
+            self._buffer_again(held, fresh)
+        elif fresh:
+            self._buffer(held, held.subscription, fresh)
         progress.pass_to(result.next_offset)
         held.cursor = result.next_offset
         held.end = max(result.max_offset, result.next_offset)
-        dispatcher.pump()
+        self.dispatcher.pump()
         return True
+
+    def _buffer(self, held: HeldQueue, subscription: Subscription, messages: list[MessageExt]) -> None:
+        sizes = [len(message.body) for message in messages]
+        held.count_sizes(sizes)
+        self._budget.take(len(sizes), sum(sizes))
+        self.dispatcher.add(held, subscription, messages)
+
+    def _buffer_again(self, held: HeldQueue, messages: list[MessageExt]) -> None:
+        """Buffers messages that are to be delivered again, each for the subscription of the topic that it was sent to."""
+        for message in messages:
+            topic = original_topic(message.topic, message.properties)
+            subscription = self._subscriptions.get(self._instance.names.wire(topic))
+            if subscription is None:
+                held.returning.add(message.queue_offset)
+                self.spawn(f"{message.msg_id} back", self._orphan(held, message, topic))
+            else:
+                self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 
     async def move(self, held: HeldQueue, result: PullResult) -> None:
         """Finds out why the broker does not hold the offset of the pull, or whether it holds other messages now, and moves the

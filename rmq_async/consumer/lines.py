@@ -7,7 +7,7 @@ it is due. A message without a line begins in its turn. Each step takes the same
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from .held_queue import Waiting
 
@@ -72,6 +72,11 @@ class Lines:
             return
         self.by_key[key] = Line(key)
         self.ready.append(item)
+
+    def add_unordered(self, items: Sequence[Waiting]) -> None:
+        """Adds messages without a line."""
+        self._size += len(items)
+        self.ready.extend(items)
 
     def take(self) -> Waiting:
         """Removes the next ready message, whose line waits for its end. Raises IndexError without one."""

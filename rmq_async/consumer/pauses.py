@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .held_queue import HeldQueue
+from .subscription import Subscription
 
 __all__ = ["Pauses"]
 
@@ -19,6 +20,10 @@ class Pauses:
     def covers(self, held: HeldQueue) -> bool:
         """Returns whether a queue is paused."""
         return self.all or held.paused or held.queue.topic in self.topics
+
+    def among(self, subscriptions: Mapping[str, Subscription]) -> frozenset[Subscription]:
+        """Returns the subscriptions, by topic on the wire, whose topics are paused with all their queues."""
+        return frozenset([each for topic, each in subscriptions.items() if self.all or topic in self.topics])
 
     def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue]) -> None:
         self.topics.update(topics)

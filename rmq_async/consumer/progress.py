@@ -7,7 +7,7 @@ group's committed offset means: a member that starts there repeats no settled me
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 __all__ = ["Progress"]
 
@@ -37,15 +37,25 @@ class Progress:
 
     def enter(self, offset: int) -> bool:
         """Adds the offset of a message; returns False for one below ``next`` that was not withdrawn, which adds nothing."""
-        if offset < self.next:
-            if offset not in self._away:
-                return False
-            self._away.discard(offset)
-            return True
-        self._line.append(offset)
-        self._open.add(offset)
-        self.next = offset + 1
-        return True
+        return self.enter_all([offset])[0]
+
+    def enter_all(self, offsets: Iterable[int]) -> list[bool]:
+        """Adds the offsets of messages; returns for each what ``enter`` returns."""
+        line, still_open, following = self._line, self._open, self.next
+        entered = []
+        for offset in offsets:
+            if offset >= following:
+                line.append(offset)
+                still_open.add(offset)
+                following = offset + 1
+                entered.append(True)
+            elif offset in self._away:
+                self._away.discard(offset)
+                entered.append(True)
+            else:
+                entered.append(False)
+        self.next = following
+        return entered
 
     def pass_to(self, offset: int) -> None:
         """Marks all offsets below ``offset`` that are not entered, or were withdrawn, as without a message for this member."""

@@ -99,7 +99,7 @@ class Session:
             self.dispatcher = dispatcher = HandDispatcher(subscriptions.values())
             self.calls = self.by_hand = dispatcher.room = ByHand(settling, dispatcher, self.supervisor.once, self.locks.owns)
         else:
-            self.calls = calls = HandlerCalls(config.concurrency, settling, self._call_ended, context)
+            self.calls = calls = HandlerCalls(config.concurrency, settling, context)
             self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, calls.begin)
         limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
         self.rebalance = self.member.rebalance(self._apply)
@@ -142,6 +142,7 @@ class Session:
         hooks = config.hooks if self.tracer is None else (*config.hooks, self.tracer)
         if isinstance(self.calls, HandlerCalls):
             self.calls.ending = self.supervisor.is_ending
+            self.calls.ended = self.dispatcher.ended
             self.calls.hooks = CallHooks(hooks) or None
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
@@ -156,9 +157,7 @@ class Session:
         self.rebalance.missing.left = self.intake.marks.doubt
         self.takeover.holders = lambda queues: find_holders(instance, self.group, queues, self.rebalance.others)
         self.budget.full = self._make_room
-        pauses, topic_of = self.assignment.pauses, {each: topic for topic, each in self.subscriptions.items()}
         self.dispatcher.may_begin = self.assignment.may_begin
-        self.dispatcher.paused = lambda subscription: pauses.all or topic_of[subscription] in pauses.topics
         for subscription in self.subscriptions.values():
             subscription.wake = self.dispatcher.settings_changed
 
@@ -358,9 +357,6 @@ class Session:
             self.dispatcher.again(subscription, item, delay)
         else:
             self._message_ended(item, Outcome.ABANDONED)
-
-    def _call_ended(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        self.dispatcher.ended(subscription, taken)
 
     async def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
         """Gives back a message to deliver again whose topic is not subscribed to here: another member may subscribe to it."""

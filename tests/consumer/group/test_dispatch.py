@@ -33,7 +33,7 @@ def fill(dispatcher: Dispatcher, subscription: Subscription, number: int, count:
     queue = MessageQueue(subscription.topic, "a", number)
     held = HeldQueue(queue, queue, subscription, 0)
     for offset in range(count):
-        dispatcher.add(held, subscription, MessageExt(subscription.topic, b"", queue=queue, queue_offset=offset))
+        dispatcher.add(held, subscription, [MessageExt(subscription.topic, b"", queue=queue, queue_offset=offset)])
     return held
 
 

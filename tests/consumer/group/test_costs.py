@@ -1,0 +1,57 @@
+"""What a message costs a group consumer: Python functions called for it, counted. A pull brings 32, as a stock broker gives them.
+
+The server runs in another thread, which the counting does not see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer
+from rmq_async.testing.threaded import ThreadedRocketMQ
+
+from ...calls import counted
+
+TOPIC = "costs"
+QUEUES, PULLED = 4, 32
+MESSAGES = QUEUES * PULLED * 16
+ROUNDS = 3
+LIMIT = 18.4
+"""Calls of one message, the handler's own not included."""
+LOOSE = 0.3
+"""What depends on how answers come, and what runs meanwhile: commits, renewals."""
+
+
+async def test_calls_of_one_message() -> None:
+    count, over = 0, asyncio.Event()
+
+    async def handler(message: MessageExt) -> None:
+        nonlocal count
+        count += 1
+        if count == MESSAGES:
+            over.set()
+
+    figures = []
+    with ThreadedRocketMQ() as server:
+        async with Admin(namesrv=server.namesrv) as admin:
+            await admin.create_topic(TOPIC, queues=QUEUES)
+        async with Producer("senders", namesrv=server.namesrv) as producer:
+            for number in range(MESSAGES // PULLED):
+                batch = [Message(TOPIC, b"body") for _ in range(PULLED)]
+                await producer.send_batch(batch, queue=MessageQueue(TOPIC, "broker-a", number % QUEUES))
+        consumer = Consumer("costs", namesrv=server.namesrv)
+        consumer.subscribe(TOPIC, handler)
+        async with consumer:
+            for _ in range(ROUNDS):
+                consumer.pause()
+                for queue in sorted(each for each in consumer.assignment if each.topic == TOPIC):
+                    await consumer.seek(queue, 0)
+                count = 0
+                over.clear()
+                with counted() as calls:
+                    consumer.resume()
+                    await over.wait()
+                figures.append(calls.count / MESSAGES)
+    print(f"{min(figures):.3f} calls, the limit is {LIMIT}")
+    assert min(figures) <= LIMIT + LOOSE
+    assert min(figures) >= LIMIT * 0.9, "less than the limit says: lower it"
