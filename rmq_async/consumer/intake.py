@@ -54,6 +54,7 @@ class Intake:
         self._orphan = orphan
         self.dispatcher: Dispatcher
         self.spawn: Callable[[str, Coroutine[Any, Any, None]], object]
+        self.pull_again: Callable[[HeldQueue], Coroutine[Any, Any, None]]
         self.held: Callable[[], Mapping[MessageQueue, HeldQueue]]
         self.lost = 0
         self.corrupt = 0
@@ -210,8 +211,11 @@ class Intake:
             if size > share_size:
                 break
             kept += 1
+        is_held = victim.is_caught_up
         if self._drop(victim, messages[kept].queue_offset - 1):
             victim.squeezed = self.dispatcher.waits(victim)
+            if is_held:  # by the broker, until a message comes: its answer would be of no use
+                self.spawn(f"pull of {victim.shown}", self.pull_again(victim))
             victim.changed.set()  # its pulls may wait for room in the span
 
     def _give(self, dropped: list[MessageExt]) -> None:

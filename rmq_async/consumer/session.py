@@ -146,6 +146,7 @@ class Session:
             self.calls.hooks = CallHooks(hooks) or None
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
+        self.intake.pull_again = self.assignment.pull_again
         self.intake.held = lambda: self.assignment.held
         self.assignment.takeover = self.takeover
         self.assignment.locks = self.locks

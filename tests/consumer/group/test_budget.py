@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import MessageExt
+from rmq_async import Message, MessageExt, MessageQueue, Producer
 from rmq_async.consumer.fetch import Budget
 from rmq_async.testing.simulation import Simulation
 
@@ -84,5 +84,31 @@ def test_hung_handler_leaves_room_for_pulls_of_other_queues(limits: dict[str, in
         await until(lambda: len(seen.bodies) >= 300, 60.0)
         assert consumer.stats().buffered_bytes <= max(limits.get("buffered_bytes_limit", 0), 20 * (size + 4))
         await consumer.stop(timeout=0)
+
+    Simulation(12, brokers=1, faults=None).run(main)
+
+
+def test_messages_dropped_for_lack_of_room_are_pulled_again_at_once() -> None:
+    """Also where the broker holds the last pull of their queue, for up to 20 s: nothing wakes it but a new message."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=2)
+
+        async def to(queue_id: int) -> None:
+            queue = MessageQueue("T", "broker-a", queue_id)
+            async with Producer("senders", namesrv=s.namesrv) as producer:
+                await producer.send_batch([Message("T", b"%d %d" % (queue_id, number)) for number in range(64)], queue=queue)
+
+        begun = asyncio.Event()
+        seen = Seen(lambda _: begun.wait())
+        await to(0)
+        options: dict[str, Any] = {"start_from": "earliest", "buffered_limit": 100, "concurrency": 1}
+        async with member("g", s.namesrv, "one", seen, **options) as consumer:
+            await until(lambda: consumer.stats().buffered == 64)
+            await to(1)
+            await asyncio.sleep(1.0)  # what is above the share of the first queue has been dropped
+            begun.set()
+            await until(lambda: len(seen.bodies) == 128, 3.0)
+            assert not seen.twice
 
     Simulation(12, brokers=1, faults=None).run(main)
