@@ -164,7 +164,7 @@ def test_messages_in_hand_follow_a_model(steps: list[tuple[str, int, int]]) -> N
             if step == "arrive":
                 for _ in range(count):
                     held.progress.enter(following)
-                    dispatcher.add(held, subscription, MessageExt("T", b"", queue=Q0, queue_offset=following))
+                    dispatcher.add(held, subscription, [MessageExt("T", b"", queue=Q0, queue_offset=following)])
                     buffer.append(following)
                     following += 1
                 dispatcher.pump()
