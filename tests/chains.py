@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["REAL_SERVERS", "SPARK", "chain_of"]
+__all__ = ["REAL_SERVERS", "SPARK_CHAIN", "chain_of"]
 
 REAL_SERVERS: Final = ("tests/cluster/", "tests/embedded/test_java.py", "tests/test_benchmarks.py")
 SPARK: Final = "tests/spark/"
+SPARK_CHAIN: Final = "spark"
 OWN_SERVERS: Final = (
     *(
         "go_away_real",
@@ -56,7 +57,7 @@ _CHAINS: Final = {
 def chain_of(nodeid: str) -> str | None:
     """Returns the chain of a test; None for one that may run anywhere."""
     if nodeid.startswith(SPARK):
-        return "spark"
+        return SPARK_CHAIN
     if not nodeid.startswith(REAL_SERVERS):
         return None
     file = nodeid.partition("::")[0]

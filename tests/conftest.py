@@ -24,7 +24,7 @@ import pytest
 from hypothesis import settings
 
 from . import canaries
-from .chains import REAL_SERVERS, chain_of
+from .chains import REAL_SERVERS, SPARK_CHAIN, chain_of
 
 pytest_plugins = ["pytester"]
 
@@ -49,8 +49,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class ByChain(LoadScopeScheduling):  # type: ignore[misc]
+        """Who has run Spark, whose gateway keeps sockets and threads, runs no tests that look for those left behind."""
+
         def _split_scope(self, nodeid: str) -> str:
             return chain_of(nodeid) or nodeid.partition("::")[0]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            mine = self.assigned_work.setdefault(node, {})
+            scope = next(iter(self.workqueue))
+            others = [each for each in self.nodes if each is not node and not each.shutting_down]
+            if SPARK_CHAIN in mine and others:
+                scope = next(reversed(self.workqueue))
+                if not scope.startswith(LAST):
+                    return
+            mine[scope] = self.workqueue.pop(scope)
+            places = self.registered_collections[node]
+            node.send_runtest_some([places.index(nodeid) for nodeid, completed in mine[scope].items() if not completed])
 
     config.option.loadscopereorder = False  # in the order in which they come, not by the number of their tests
     return ByChain(config, log)
@@ -68,8 +82,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _compares_real_time(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
+    alone = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) == 1
+
     def turn(item: pytest.Item) -> int:
-        return 0 if chain_of(item.nodeid) else 2 if item.nodeid.startswith(LAST) else 1
+        chain = chain_of(item.nodeid)
+        if chain is None:
+            return 3 if item.nodeid.startswith(LAST) else 1
+        return 2 if chain == SPARK_CHAIN and alone else 0
 
     items.sort(key=turn)
 
