@@ -384,7 +384,10 @@ class Session:
             if machine.monotonic() - renewed >= (RENEW_AGAIN_EVERY if locks.are_late else RENEW_EVERY):
                 renewed = machine.monotonic()
                 await self._confirm()
-            elif locks.assumed:
+                continue
+            if locks.owes:
+                await locks.unlock_owed()
+            if locks.assumed:
                 await locks.lock(sorted(locks.assumed))
 
     async def _confirm(self) -> None:

@@ -67,10 +67,10 @@ class QueueLocks:
         self._groups.clear()
         self._count = 0
 
-    def holder(self, group: str, queue: MessageQueue) -> str | None:
-        """The client that has a queue; None for a queue without a lock."""
+    def holder(self, group: str, queue: MessageQueue, now: float | None = None) -> str | None:
+        """The client that has a queue; None for a queue without a lock. ``now``: None for the time of the clock."""
         client_id, until = self._groups.get(group, {}).get(queue, ("", 0.0))
-        return client_id if until > machine.monotonic() else None
+        return client_id if until > (machine.monotonic() if now is None else now) else None
 
     def any_of(self, group: str) -> bool:
         """Whether somebody has a queue of the group."""

@@ -72,6 +72,14 @@ class MemberLocks:
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         await self._each(queues, QueueLocks.unlock)
 
+    @property
+    def owes(self) -> bool:
+        return self.handover.owes or self.own.owes
+
+    async def unlock_owed(self) -> None:
+        await self.handover.unlock_owed()
+        await self.own.unlock_owed()
+
     def leave(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
             self._of(queue).leave([queue])

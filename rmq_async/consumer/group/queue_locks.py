@@ -62,6 +62,8 @@ class QueueLocks:
         """Queues taken without their lock, and since when."""
         self._unsure: dict[MessageQueue, float] = {}
         """Queues whose last request was not answered, and when it was sent: their broker may have a lock of this client."""
+        self._owed: dict[MessageQueue, float] = {}
+        """Queues that were given back to a broker which did not answer, and since when: its lock keeps other members waiting."""
         self._lost: set[MessageQueue] = set()
         self._errors: dict[str, RocketMQError] = {}
         self._addresses: dict[str, str] = {}
@@ -86,6 +88,11 @@ class QueueLocks:
     def errors(self) -> Mapping[str, RocketMQError]:
         """Broker name -> why its last request was not answered, or refused."""
         return MappingProxyType(self._errors)
+
+    @property
+    def owes(self) -> bool:
+        """Whether a broker has not answered the unlock of a queue; ``unlock_owed`` repeats it."""
+        return bool(self._owed)
 
     def owns(self, queue: MessageQueue) -> bool:
         """Returns whether this client may still write offsets of ``queue``: it is locked and renewed in time, or assumed."""
@@ -165,10 +172,16 @@ class QueueLocks:
             self._held.pop(queue, None)
         await self._for_each_broker(to_unlock, self._unlock)
 
+    async def unlock_owed(self) -> None:
+        """Repeats the unlocks that were not answered, for as long as the locks may live."""
+        horizon = machine.monotonic() - LOCK_LIFE
+        self._owed = {queue: since for queue, since in self._owed.items() if since > horizon and queue not in self._held}
+        await self._for_each_broker([*self._owed], self._unlock)
+
     def leave(self, queues: Iterable[MessageQueue]) -> None:
         """Forgets locks without a request: brokers keep them for up to 60 s."""
         for queue in queues:
-            for table in (self._held, self._unsure, self._assumed):
+            for table in (self._held, self._unsure, self._assumed, self._owed):
                 table.pop(queue, None)
             self._lost.discard(queue)
 
@@ -185,6 +198,8 @@ class QueueLocks:
             asked = frozenset(queues)
             sent = machine.monotonic()
             self._expect(asked, sent)
+            for queue in queues:
+                self._owed.pop(queue, None)
             body = encode_body(LockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
             try:
                 response = await self._ask(broker_name, queues, RequestCode.LOCK_BATCH_MQ, body)
@@ -221,10 +236,13 @@ class QueueLocks:
                     await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
             except RocketMQError as error:
                 self._keep(broker_name, error)
+                for queue in queues:
+                    self._owed.setdefault(queue, machine.monotonic())
                 return
             self._errors.pop(broker_name, None)
             for queue in queues:
                 self._unsure.pop(queue, None)
+                self._owed.pop(queue, None)
 
     def _drop_ended(self) -> None:
         now = machine.monotonic()

@@ -18,17 +18,17 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 
 from .checkers import Stored
-from .group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample
+from .group_log import GROUP, Backlog, Delivery, GroupLog, Sample
 from .history import Call
+from .order_checkers import disordered, is_ordered, open_below, overlapping
 from .servers import Commit
+from .troubles import Troubles
 
 __all__ = [
     "Troubles", "backwards", "group_violations", "repeated", "restarted", "sick", "stalled", "together", "uncommitted",
     "undelivered", "unnamed",
 ]  # fmt: skip
 
-SHADOW: Final = 65.0
-"""Seconds for which a fault is felt after its end: locks of queues live for 60 s."""
 RESUMED: Final = 30.0
 """Seconds after the last fault within which every queue with messages is read."""
 NAMED: Final = 35.0
@@ -44,38 +44,6 @@ MISSING: Final = re.compile(r"queues ([\d, ]+) of topic (\S+) on (\S+) left ")
 """What ``queue_missing`` names."""
 SLACK: Final = 1.5
 """Seconds from a message's end to the commit that covers it, besides the interval of commits."""
-
-
-class Troubles:
-    """``faults``: times between which one was under way. ``ends``: times at which processes ended, by machine. ``paused``: times
-    between which they stood still."""
-
-    def __init__(
-        self,
-        faults: Iterable[tuple[float, float]],
-        ends: Mapping[str, Sequence[float]],
-        paused: Mapping[str, Sequence[tuple[float, float]]],
-    ) -> None:
-        self._faults = sorted(faults)
-        self._ends = ends
-        self._paused = paused
-
-    def felt(self, first: float, last: float) -> bool:
-        """Returns whether a fault was under way, or could be felt, between two times."""
-        return any(began <= last and ended + SHADOW >= first for began, ended in self._faults)
-
-    def killed(self, life: Life, since: float) -> float:
-        """Returns when the process of a life was killed, from a time of that life on; infinity if it was not."""
-        ends = self._ends.get(life.member, ())
-        index = bisect_left(ends, since)
-        at = ends[index] if index < len(ends) else inf
-        return at if life.ended is None or at <= life.ended else inf
-
-    def away(self, member: str, first: float, last: float) -> bool:
-        """Returns whether a member's process ended or stood still between two times."""
-        return any(first <= end <= last for end in self._ends.get(member, ())) or any(
-            began <= last and ended >= first for began, ended in self._paused.get(member, ())
-        )
 
 
 def group_violations(
@@ -108,6 +76,8 @@ def group_violations(
         *uncommitted(log, taken),
         *sick(log),
         *restarted(log),
+        *overlapping(log, troubles),
+        *disordered(log, troubles),
     ]
 
 
@@ -132,13 +102,16 @@ def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
     found: list[str] = []
     for first, second in _pairs(log.deliveries):
         life = log.lives[first.life]
-        if first.how in ("", "cancelled") or troubles.felt(first.began, second.began):
+        in_place = first.how == "failed" and is_ordered(log, first.queue)
+        if first.how in ("", "cancelled") or in_place or troubles.felt(first.began, second.began):
             continue
         killed = troubles.killed(life, first.began)
         text = (
             f"repeated: {_named(first)} was handled by {life.member} at {first.began:.6f} s, and began again at "
             f"{second.began:.6f} s"
         )
+        if is_ordered(log, first.queue) and open_below(log, first, second.began):
+            continue
         if killed > second.began:
             found.append(text)
         elif settled[first.life, first.queue, first.offset] + log.commit_interval + SLACK < killed:
@@ -205,6 +178,7 @@ def stalled(log: GroupLog, troubles: Troubles) -> list[str]:
         if backlog.resting and _members(log.samples, backlog.time, backlog.time + RESUMED)
         if not _ghosts(log.backlogs, backlog.time, backlog.time + RESUMED)
         for queue, waiting in _waiting(backlog, begun)
+        if not _locked(queue, log.backlogs, backlog.time, backlog.time + RESUMED)
         if not any(begun.get((queue, offset), inf) <= backlog.time + RESUMED for offset in waiting)
         and not _spanned(log, troubles, queue, waiting[0], backlog.time)
     ]
@@ -290,8 +264,11 @@ def sick(log: GroupLog) -> list[str]:
 
 
 def _is_right(problem: tuple[str, str], backlogs: Sequence[Backlog], time: float) -> bool:
-    """Returns whether a problem names queues that were taken away, all of them with unread messages, at a time."""
+    """Returns whether a problem is a report of what has happened, or names queues that were taken away, all of them with unread
+    messages, at a time."""
     code, text = problem
+    if code == "queue_lost":  # for five minutes
+        return True
     named = MISSING.match(text) if code == "queue_missing" else None
     at = bisect_right(backlogs, time, key=lambda backlog: backlog.time)
     if named is None or not at:
@@ -372,6 +349,12 @@ def _ghosts(backlogs: Sequence[Backlog], first: float, last: float) -> bool:
             return True
         at += 1
     return False
+
+
+def _locked(queue: MessageQueue, backlogs: Sequence[Backlog], first: float, last: float) -> bool:
+    """Returns whether a client that was gone had the lock of an ordered queue between two times."""
+    at = bisect_left(backlogs, first, key=lambda backlog: backlog.time)
+    return any(queue in look.locked for look in takewhile(lambda look: look.time <= last, backlogs[at:]))
 
 
 def _members(samples: Sequence[Sample], first: float, last: float) -> bool:

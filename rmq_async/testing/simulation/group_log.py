@@ -32,9 +32,10 @@ class Life:
 
 @dataclass(slots=True)
 class Delivery:
-    """One call of a handler. ``queue``, ``offset``: the place that was pulled, in the retry topic for a message delivered again.
-    ``how``: "done" where the handler returned, "failed" or "dead" where it raised; empty while it runs, and for good where its
-    process was killed."""
+    """One call of a handler with one message. ``queue``, ``offset``: the place that was pulled, in the retry topic for a message
+    delivered again. ``how``: "done" where the handler returned, "failed" or "dead" where it raised; empty while it runs, and for
+    good where its process was killed. ``key``: the message's first key, empty without one. ``call``: the same for the messages of
+    one call."""
 
     queue: MessageQueue
     offset: int
@@ -43,19 +44,23 @@ class Delivery:
     began: float
     ended: float | None = None
     how: How | Literal[""] = ""
+    key: str = ""
+    call: int = -1
 
 
 class Backlog(NamedTuple):
     """Of each queue the first offset that the group has not committed, and the offset behind its last message. ``resting``: no
     fault is under way, and none begins for as long as a member needs to go on. ``ghosts``: a broker lists a member that is gone,
     or one twice: its connection fell silent, and the broker believes in it for 120 s. ``taken_away``: queues that their topic has
-    no more, with messages that the group has not committed."""
+    no more, with messages that the group has not committed. ``locked``: queues of ordered topics whose lock a client has that is
+    gone: nothing frees it for 60 s."""
 
     time: float
     queues: Mapping[MessageQueue, tuple[int, int]]
     resting: bool = False
     ghosts: bool = False
     taken_away: Collection[MessageQueue] = ()
+    locked: Collection[MessageQueue] = ()
 
 
 class Sample(NamedTuple):
@@ -71,13 +76,16 @@ class Sample(NamedTuple):
 class GroupLog:
     """``now``: returns the seconds since the beginning; ``brokers``: the brokers of the cluster.
 
-    ``client_ids``: of the members that live, by machine. ``commit_interval``, ``max_span``: of all members. ``fine_from``: the time
-    from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
+    ``order``: of all subscriptions; ``attempts``: of a message, at most. ``client_ids``: of the members that live, by machine.
+    ``commit_interval``, ``max_span``: of all members. ``fine_from``: the time from which on no member may have a problem. ``idle``:
+    the backlog after the last member has stopped.
     """
 
     now: Callable[[], float]
     brokers: Callable[[], Sequence[BrokerMachine]]
     topics: tuple[str, ...] = ()
+    order: Literal["key", "queue"] | None = None
+    attempts: int = 1
     commit_interval: float = 1.0
     max_span: float = inf
     fine_from: float = inf
@@ -101,8 +109,11 @@ class GroupLog:
         self.lives[life].ended = self.now()
         self.client_ids.pop(self.lives[life].member, None)
 
-    def begin(self, message: MessageExt, life: int) -> Delivery:
-        delivery = Delivery(message.queue, message.queue_offset, message.msg_id, life, self.now())
+    def begin(self, message: MessageExt, life: int, call: int | None = None) -> Delivery:
+        """Adds a message of a call that begins. ``call``: that of the first message of its batch; None for a call of its own."""
+        number = len(self.deliveries) if call is None else call
+        key = message.keys[0] if message.keys else ""
+        delivery = Delivery(message.queue, message.queue_offset, message.msg_id, life, self.now(), key=key, call=number)
         self.deliveries.append(delivery)
         return delivery
 
@@ -116,6 +127,7 @@ class GroupLog:
         """Adds what the queues of the group hold now; brokers that do not run are left out."""
         queues: dict[MessageQueue, tuple[int, int]] = {}
         taken_away: list[MessageQueue] = []
+        locked: list[MessageQueue] = []
         ghosts, live = False, list(self.client_ids.values())
         for each in self.brokers():
             if not each.serves:
@@ -125,11 +137,13 @@ class GroupLog:
             for topic in (*self.topics, RETRY_TOPIC_PREFIX + GROUP):
                 for queue in each.queues(topic):
                     queues[queue] = _unread(each, queue)
+                    if self.order is not None and (each.lock_holder(GROUP, queue) or "") not in ("", *live):
+                        locked.append(queue)
                 for queue in each.taken_away(topic):
                     low, high = _unread(each, queue)
                     if low < high:
                         taken_away.append(queue)
-        self.backlogs.append(Backlog(self.now(), queues, resting, ghosts, taken_away))
+        self.backlogs.append(Backlog(self.now(), queues, resting, ghosts, taken_away, locked))
         return self.backlogs[-1]
 
     @property

@@ -180,6 +180,10 @@ class BrokerMachine(ServerMachine):
         """Returns the queues that a topic has had, and that consumers may not read any more."""
         return [queue for queue, readable in self._queues(topic) if not readable]
 
+    def lock_holder(self, group: str, queue: MessageQueue) -> str | None:
+        """Returns the client that has the lock of a queue of a group, by the broker's clock; None without one."""
+        return self.broker.state.locks.holder(group, queue, self.monotonic())
+
     def members(self, group: str) -> tuple[str, ...]:
         """Returns the client ids that the running process lists for a group, once for each of their connections."""
         found = self.broker.state.clients.consumers.get(group)

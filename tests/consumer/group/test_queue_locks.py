@@ -333,3 +333,32 @@ async def test_a_broker_that_cut_the_connection_is_asked_to_unlock_once_more() -
         await locks.unlock([A0])
         assert broker.asked[-1] == (RequestCode.UNLOCK_BATCH_MQ, {0})
         assert not locks.errors
+
+
+async def test_an_unanswered_unlock_is_repeated_until_it_is_answered(server: EmbeddedRocketMQ) -> None:
+    async with members(server) as (one, two):
+        assert await one.lock([A0, A1]) == {A0, A1}
+        server.stall("broker-a")
+        await one.unlock([A0, A1])
+        assert one.owes
+        server.resume("broker-a")
+        await one.unlock_owed()
+        assert not one.owes
+        assert await two.lock([A0, A1]) == {A0, A1}
+
+
+async def test_an_owed_unlock_ends_with_the_life_of_the_lock_or_a_new_one(time: Time) -> None:
+    async with scripted() as (broker, locks):
+        await locks.lock([A0, A1])
+        broker.silent = True
+        await locks.unlock([A0, A1])
+        assert locks.owes
+        broker.silent = False
+        assert await locks.lock([A0]) == {A0}
+        await locks.unlock_owed()
+        assert locks.owns(A0)
+        broker.silent = True
+        await locks.unlock([A0])
+        time.now += 61.0
+        await locks.unlock_owed()
+        assert not locks.owes

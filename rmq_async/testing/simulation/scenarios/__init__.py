@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from ..faults import KINDS
+from .arranged_groups import ARRANGED_GROUPS
 from .groups import GROUPS
 from .hardships import HARDSHIPS
 from .services import CALM, Cluster
@@ -20,7 +21,7 @@ PATIENCE: Final = 120.0
 """Virtual seconds after the end of a scenario within which its services end."""
 
 
-SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS})
+SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS})
 """By name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
 """Kinds of faults that fail no call."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from random import Random
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from ..chance import exponential
 from ..group_log import GROUP, GroupLog
 from .services import AGAIN, CALM, Cluster, Workload
 
-__all__ = ["GROUPS"]
+__all__ = ["GROUPS", "Crew", "Staffed", "decide"]
 
 TOPICS: Final = ("Shared-0", "Shared-1")
 LOOK_EVERY: Final = 2.0
@@ -62,17 +62,19 @@ class Staffed(Cluster, Protocol):
 
 async def groups(cluster: Staffed, until: float) -> None:
     """Two to ten members of a group join, stop and are killed while messages are sent to them."""
-    await _Crew(cluster, until).run()
+    await Crew(cluster, until).run()
 
 
-class _Crew:
+class Crew:
     """The operator, the sender and the members. All drawn values are those of one seed."""
+
+    name = "groups"
 
     def __init__(self, cluster: Staffed, until: float) -> None:
         self.cluster = cluster
         self.until = until
         self.log = cluster.group
-        self.chance = chance = cluster.generator("workload groups")
+        self.chance = chance = cluster.generator(f"workload {self.name}")
         self.topics = TOPICS[: chance.randint(1, 2)]
         share = chance.random()
         self.size = 2 + int(9 * (share * share))  # exact on every platform, unlike a power
@@ -146,7 +148,7 @@ class _Crew:
 
         async def send(producer: Producer) -> None:
             with suppress(RocketMQError):
-                await producer.send(Message(chance.choice(self.topics), b"%d" % cluster.number()))
+                await producer.send(self.message(chance.choice(self.topics), cluster.number()))
 
         while cluster.now < self.until:
             with suppress(RocketMQError):
@@ -156,6 +158,9 @@ class _Crew:
                         await asyncio.gather(*(send(producer) for _ in range(count)))
                         await asyncio.sleep(exponential(chance, FIRST_SENDS))
             await asyncio.sleep(AGAIN)
+
+    def message(self, topic: str, number: int) -> Message:
+        return Message(topic, b"%d" % number)
 
     async def _kill(self) -> None:
         """Kills members, and starts them again a while later."""
@@ -230,8 +235,12 @@ class _Crew:
                 consumer.subscribe(topic, partial(_handle, self.log, chance, life), timeout=timeout)
         return consumer
 
+    def working(self, consumer: Consumer, chance: Random, life: int) -> AbstractAsyncContextManager[None]:
+        """Entered while a consumer runs."""
+        return nullcontext()
 
-async def _live(crew: _Crew, name: str) -> None:
+
+async def _live(crew: Crew, name: str) -> None:
     """One member after the other in the same process, until the run is over."""
     cluster, log = crew.cluster, crew.log
     chance = cluster.generator(f"{name} from {cluster.now}")
@@ -240,7 +249,7 @@ async def _live(crew: _Crew, name: str) -> None:
         end = cluster.now + exponential(chance, crew.mean_life)
         consumer = crew.consumer(chance, life)
         try:
-            async with consumer:
+            async with consumer, crew.working(consumer, chance, life):
                 log.joined(name, consumer)
                 while not crew.over and (cluster.now < end or crew.resting or cluster.now > crew.until):
                     health = consumer.health()
@@ -262,14 +271,14 @@ async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt)
     except asyncio.CancelledError:
         log.end(delivery, "cancelled")
         raise
-    _decide(log, chance, delivery)
+    decide(log, chance, delivery)
 
 
 def _handle_at_once(log: GroupLog, chance: Random, life: int, message: MessageExt) -> None:
-    _decide(log, chance, log.begin(message, life))
+    decide(log, chance, log.begin(message, life))
 
 
-def _decide(log: GroupLog, chance: Random, delivery: Any) -> None:
+def decide(log: GroupLog, chance: Random, delivery: Any) -> None:
     drawn = chance.random()
     if drawn < 0.01:
         log.end(delivery, "dead")

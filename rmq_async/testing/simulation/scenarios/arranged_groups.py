@@ -1,0 +1,141 @@
+"""Members of a group that handle messages in order, in batches or by hand, under the faults and kills of ``groups``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from rmq_protocol.message import Message, MessageExt
+
+from ....consumer import Batch, Consumer, Retry
+from ....errors import RocketMQError
+from ..chance import exponential
+from ..group_log import GROUP, Delivery, GroupLog
+from .groups import Crew, Staffed, decide
+from .services import Workload
+
+__all__ = ["ARRANGED_GROUPS"]
+
+KEYS: Final = 8
+LONGEST_CALL: Final = 3.0
+"""Seconds of a handler call at most: with its attempts it holds a queue for less than a check allows for."""
+STYLES: Final = ("key", "queue", "queue in batches", "batches", "by hand")
+
+
+async def arranged(cluster: Staffed, until: float) -> None:
+    """Members of a group handle messages in order of keys or queues, in batches, or by hand."""
+    await _ArrangedCrew(cluster, until).run()
+
+
+class _ArrangedCrew(Crew):
+    """All members of one seed have one style."""
+
+    name = "arranged"
+
+    def __init__(self, cluster: Staffed, until: float) -> None:
+        super().__init__(cluster, until)
+        self.style = self.chance.choice(STYLES)
+        order: dict[str, Literal["key", "queue"]] = {"key": "key", "queue": "queue", "queue in batches": "queue"}
+        self.log.order = order.get(self.style)
+        self.log.attempts = 4
+        self.batch_size = self.chance.choice((2, 8))
+        self.batch_wait = self.chance.choice((0.0, 0.5))
+        self.options["retry"] = Retry(limit=self.log.attempts - 1, delays=(1, 2))
+
+    def message(self, topic: str, number: int) -> Message:
+        key = self.chance.randint(0, KEYS)
+        return Message(topic, b"%d" % number, keys=f"key-{key}" if key else ())
+
+    def consumer(self, chance: Random, life: int) -> Consumer:
+        if self.style == "by hand":
+            return Consumer(GROUP, namesrv=self.cluster.namesrv, topics=self.topics, **self.options)
+        consumer = Consumer(GROUP, namesrv=self.cluster.namesrv, **self.options)
+        one, many = partial(_handle, self.log, chance, life), partial(_handle_batch, self.log, chance, life)
+        for topic in self.topics:
+            if self.log.order is not None and self.style != "queue in batches":
+                consumer.subscribe(topic, one, order=self.log.order, key=_key_of if self.log.order == "key" else None)
+            else:
+                consumer.subscribe(topic, many, order=self.log.order, batch_size=self.batch_size, batch_wait=self.batch_wait)
+        return consumer
+
+    def working(self, consumer: Consumer, chance: Random, life: int) -> AbstractAsyncContextManager[None]:
+        if self.style != "by hand":
+            return super().working(consumer, chance, life)
+        return _reading(partial(_read, self.log, chance, life, consumer))
+
+
+def _key_of(message: MessageExt) -> str | None:
+    return message.keys[0] if message.keys else None
+
+
+@asynccontextmanager
+async def _reading(read: Any) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(read(), name="reader")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+async def _work(log: GroupLog, chance: Random, deliveries: list[Delivery]) -> None:
+    try:
+        await asyncio.sleep(min(exponential(chance, 2.0 if chance.random() < 0.02 else 0.1), LONGEST_CALL))
+    except asyncio.CancelledError:
+        for delivery in deliveries:
+            log.end(delivery, "cancelled")
+        raise
+
+
+async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt) -> None:
+    delivery = log.begin(message, life)
+    await _work(log, chance, [delivery])
+    decide(log, chance, delivery)
+
+
+async def _handle_batch(log: GroupLog, chance: Random, life: int, batch: Batch) -> None:
+    """All of an ordered batch succeed or fail; others have marks of their own."""
+    call = len(log.deliveries)
+    deliveries = [log.begin(message, life, call) for message in batch]
+    await _work(log, chance, deliveries)
+    failed = chance.random() < 0.04
+    for message, delivery in zip(batch, deliveries, strict=True):
+        drawn = 1.0 if log.order is not None else chance.random()
+        if drawn < 0.01:
+            batch.mark_dead_letter(message, "drawn")
+        elif drawn < 0.04:
+            batch.mark_retry(message, 1.0)
+        how: Literal["dead", "failed", "done"] = "dead" if drawn < 0.01 else "failed" if drawn < 0.04 or failed else "done"
+        log.end(delivery, how)
+    if failed:
+        raise ValueError("drawn")
+
+
+async def _read(log: GroupLog, chance: Random, life: int, consumer: Consumer) -> None:
+    """Reads until it is cancelled; a message that fails is given back, one that is left in hand goes back to the buffer."""
+    while True:
+        with suppress(RocketMQError):
+            async for message in consumer:
+                delivery = log.begin(message, life)
+                await _work(log, chance, [delivery])
+                drawn = chance.random()
+                if drawn < 0.01:
+                    log.end(delivery, "dead")
+                    await consumer.dead_letter(message, "drawn")
+                elif drawn < 0.05:
+                    log.end(delivery, "failed")
+                    await consumer.retry(message, 1.0)
+                else:
+                    log.end(delivery, "done")
+        await asyncio.sleep(0.1)
+
+
+ARRANGED_GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"arranged": arranged})  # type: ignore[dict-item]
+"""By name, which is also that of the machine of the operator and sender."""

@@ -1,0 +1,47 @@
+"""Times at which faults were under way, or were felt, and at which processes were away."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Final
+
+from .group_log import Life
+
+__all__ = ["SHADOW", "Troubles"]
+
+SHADOW: Final = 65.0
+"""Seconds for which a fault is felt after its end: locks of queues live for 60 s."""
+
+
+class Troubles:
+    """``faults``: times between which one was under way. ``ends``: times at which processes ended, by machine. ``paused``: times
+    between which they stood still."""
+
+    def __init__(
+        self,
+        faults: Iterable[tuple[float, float]],
+        ends: Mapping[str, Sequence[float]],
+        paused: Mapping[str, Sequence[tuple[float, float]]],
+    ) -> None:
+        self._faults = sorted(faults)
+        self._ends = ends
+        self._paused = paused
+
+    def felt(self, first: float, last: float) -> bool:
+        """Returns whether a fault was under way, or could be felt, between two times."""
+        return any(began <= last and ended + SHADOW >= first for began, ended in self._faults)
+
+    def killed(self, life: Life, since: float) -> float:
+        """Returns when the process of a life was killed, from a time of that life on; infinity if it was not."""
+        ends = self._ends.get(life.member, ())
+        index = bisect_left(ends, since)
+        at = ends[index] if index < len(ends) else inf
+        return at if life.ended is None or at <= life.ended else inf
+
+    def away(self, member: str, first: float, last: float) -> bool:
+        """Returns whether a member's process ended or stood still between two times."""
+        return any(first <= end <= last for end in self._ends.get(member, ())) or any(
+            began <= last and ended >= first for began, ended in self._paused.get(member, ())
+        )
