@@ -86,6 +86,7 @@ async def test_callback_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureF
         assert "load has blocked the event loop" in text
 
 
+@pytest.mark.wall_clock  # a thread that starts slowly holds the loop, too
 @pytest.mark.usefixtures("quick")
 async def test_nothing_is_named_that_lets_go_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     """Neither a plain function that sleeps in its thread, nor many handlers that keep the loop busy, nor other tasks."""
