@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
 try:
@@ -31,6 +30,7 @@ from rmq_protocol.constants import ResponseCode
 from rmq_protocol.message import Message, MessageExt
 from rmq_protocol.trace import MessageType
 
+from . import machine
 from .consumer import DeadLetter, Delivery, Outcome, RetryLater
 from .errors import BrokerError
 from .producer import Hook, SendContext
@@ -127,7 +127,7 @@ class OpenTelemetryHook(Hook):
             if (found := _span_context(context)) is not None
         ]
         shared = _consume_attributes(delivery)
-        began = time_ns()
+        began = round(machine.time() * 1e9)
         span = self._tracer.start_span(
             f"process {delivery.topic}",
             context=Context(),

@@ -126,7 +126,7 @@ async def run_with_kills(
         await service.start()
     try:
         async with asyncio.timeout(PATIENCE + settings.orders / 50):
-            while not await is_over(settings):
+            while first or not await is_over(settings):
                 await asyncio.sleep(chance.uniform(*pause))
                 if kills.total() >= most:
                     continue

@@ -41,7 +41,7 @@ def test_each_order_is_paid_once_while_consumers_broker_and_database_are_killed(
             for topic in (name, f"{name}-receipts"):
                 await admin.create_topic(topic, queues=4, broker=lone_broker.brokers[0].name)
         settings = Settings(url, lone_broker.namesrv, name, f"{name}-receipts", name, ORDERS, seed)
-        found = await run_with_kills(lone_broker, settings, server, pause=(0.3, 1.0), most=4)
+        found = await run_with_kills(lone_broker, settings, server, pause=(0.2, 0.6), most=4)
         print(found)
         assert found.faultless, found
         assert found.copies >= 1

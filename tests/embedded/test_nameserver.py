@@ -114,8 +114,19 @@ async def test_unknown_codes_are_3_and_carry_no_fields(names: RawClient, broker:
 
 async def test_configuration_codes_are_not_supported(names: RawClient, broker: RawClient) -> None:
     for client in (names, broker):
-        for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.GET_BROKER_CONFIG, 318, 319):
+        for code in (RequestCode.UPDATE_BROKER_CONFIG, 318, 319):
             assert (await client.ask(code, None, b"rocketmqHome=/tmp\n")).code == 3
+    assert (await names.ask(RequestCode.GET_BROKER_CONFIG, None)).code == 3
+
+
+async def test_configuration_of_a_broker_is_shown(broker: RawClient) -> None:
+    shown = await broker.ask(RequestCode.GET_BROKER_CONFIG, None)
+    assert shown.code == 0
+    assert shown.body.decode().splitlines() == [
+        "brokerName=broker-a",
+        "useServerSideResetOffset=true",
+        "enablePropertyFilter=true",
+    ]
 
 
 async def topics(names: RawClient, code: int, ext: dict[str, str] | None = None) -> TopicList:

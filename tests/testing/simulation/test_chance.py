@@ -23,7 +23,7 @@ INEXACT = frozenset({
     "triangular", "vonmisesvariate", "weibullvariate",
 })  # fmt: skip
 """Methods of ``random.Random``."""
-EXACT_OF_MATH = frozenset(["ceil", "floor", "fsum", "inf", "isfinite", "isinf", "isnan", "isqrt", "nan", "sqrt"])
+EXACT_OF_MATH = frozenset(["ceil", "copysign", "floor", "fsum", "inf", "isfinite", "isinf", "isnan", "isqrt", "nan", "sqrt"])
 UNORDERED = frozenset(["all", "any", "frozenset", "len", "max", "min", "set", "sorted", "sum"])
 """Functions for whose result the order of what they take does not count."""
 SUSPECT = re.compile(r"variate|gauss|triangular|\bmath\b|\bpow\(| \*\* ")
