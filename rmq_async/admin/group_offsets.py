@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal
 
-from rmq_protocol.bodies import ConsumeStats, KVTable
+from rmq_protocol.bodies import ConsumeStats
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
@@ -42,7 +42,8 @@ __all__ = ["Target", "clone", "lag", "reset"]
 
 Target = int | Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
 
-_BY_SERVER_FROM: Final = (5, 2, 0)
+_BY_SERVER_FROM: Final = 453
+"""``MQVersion.V5_2_0``."""
 _BY_SERVER: Final = re.compile(r"^\s*useServerSideResetOffset\s*=\s*true\s*$", re.MULTILINE)
 _NO_OFFSET: Final = "not exist"
 """In the remark of a broker of before 5.2 for a group that lacks an offset of a queue."""
@@ -210,16 +211,10 @@ def _timestamp_of(to: Target) -> int | None:
 
 async def _resets_by_server(instance: ClientInstance, broker: str, address: str, deadline: float) -> bool:
     """Whether the broker keeps new offsets until members pull, and so takes one for each queue."""
-    code = RequestCode.GET_BROKER_RUNTIME_INFO
-    response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
-    check(response, code, broker, address)
-    text = decode_body(KVTable, response.body).table.get("brokerVersionDesc", "")
-    if tuple(int(number) for number in re.findall(r"\d+", text)[:3]) < _BY_SERVER_FROM:
-        return False
     code = RequestCode.GET_BROKER_CONFIG
     response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
     check(response, code, broker, address)
-    return _BY_SERVER.search(response.body.decode(errors="replace")) is not None
+    return response.version >= _BY_SERVER_FROM and _BY_SERVER.search(response.body.decode(errors="replace")) is not None
 
 
 # -- copies
