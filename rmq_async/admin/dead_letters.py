@@ -49,8 +49,9 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, timeou
     sent = 0
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
         offset: int | None = await _begin(instance, queue)
-        while offset is not None and (limit is None or sent < limit):
-            left = PULL_SIZE if limit is None else min(limit - sent, PULL_SIZE)
+        end = await max_offset(instance, queue)  # what fails again meanwhile is left to the next call
+        while offset is not None and offset < end and (limit is None or sent < limit):
+            left = min(end - offset, PULL_SIZE if limit is None else limit - sent)
             messages, offset = await _pull(instance, queue, offset, left, machine.monotonic() + timeout)
             for message in messages:
                 await _send(instance, group, message, machine.monotonic() + timeout)

@@ -85,7 +85,7 @@ def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig
     config = SubscriptionGroupConfig(group, **settings)
     try:
         return msgspec.convert(msgspec.to_builtins(config), SubscriptionGroupConfig)
-    except (msgspec.ValidationError, TypeError, NotImplementedError) as error:
+    except (msgspec.ValidationError, TypeError) as error:
         raise TypeError(f"a setting of group {group} has a value of another type: {error}") from None
 
 

@@ -260,6 +260,19 @@ async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, adm
     assert len(handled) == 5
 
 
+async def test_resend_dead_letters_ends_beside_a_member_that_dead_letters_them_again(
+    server: EmbeddedRocketMQ, admin: Admin
+) -> None:
+    await send(server, *(b"bad %d" % number for number in range(3)))
+    consumer, handled = worker(server)
+    async with consumer:
+        await consumer.wait_settled(3)
+        assert await admin.resend_dead_letters("billing") == 3
+        await until(lambda: len(handled) >= 6)
+        await consumer.wait_settled(3)
+    assert len(await admin.dead_letters("billing")) == 3
+
+
 @pytest.mark.parametrize("limit", [0, -1, True, "x"])
 async def test_dead_letters_with_a_bad_limit_raises(limit: Any, admin: Admin) -> None:
     for call in (admin.dead_letters, admin.resend_dead_letters):
