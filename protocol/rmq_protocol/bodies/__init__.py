@@ -23,6 +23,7 @@ from .acks import (
 )
 from .assignment import (
     MessageQueueAssignment,
+    MessageRequestModeSerializeWrapper,
     QueryAssignmentRequestBody,
     QueryAssignmentResponseBody,
     SetMessageRequestModeRequestBody,
@@ -127,6 +128,7 @@ __all__ = [
     "LockBatchResponseBody",
     "MessageQueueAssignment",
     "MessageQueueForC",
+    "MessageRequestModeSerializeWrapper",
     "OffsetWrapper",
     "PolicyEntryInfo",
     "PolicyInfo",

@@ -10,6 +10,7 @@ from ..message import MessageQueue
 
 __all__ = [
     "MessageQueueAssignment",
+    "MessageRequestModeSerializeWrapper",
     "QueryAssignmentRequestBody",
     "QueryAssignmentResponseBody",
     "SetMessageRequestModeRequestBody",
@@ -45,3 +46,9 @@ class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="came
     consumer_group: str
     mode: str = "PULL"
     pop_share_queue_num: Int = 0
+
+
+class MessageRequestModeSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"):
+    """Response of GET_ALL_MESSAGE_REQUEST_MODE: what was set, by topic and group."""
+
+    message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}

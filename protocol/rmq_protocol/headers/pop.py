@@ -70,7 +70,9 @@ class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
-    """As an ack. ``invisibleTime``: ms from now. ``suspend``: keeps an ordered message back without counting it as a try."""
+    """As an ack. ``invisibleTime``: ms from now. ``suspend``: the message comes back without counting it as a try. Without effect
+    for an ordered one, and on brokers that do not know it yet (5.3.3).
+    """
 
     request_code: ClassVar[int | None] = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
 

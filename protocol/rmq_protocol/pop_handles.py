@@ -1,0 +1,166 @@
+"""Handles of popped messages: found in a pop's response, renewed by a change of the invisible time, gathered into acks.
+
+A handle is the ``ExtraInfo`` of one message, with its queue offset. It is valid for the broker that was asked, until the message is
+acknowledged or its invisible time is changed. A broker that has rewritten the topic of a retried message puts the handle into
+property POP_CK: its topic and queue then name a queue it does not lie in, and the infos of the response must not be asked. Numbers
+of the peer are checked here: what has no valid handle has none, and comes back after its invisible time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from .bodies import MAX_ACK_SPAN, BatchAck, pack_bits
+from .constants import RETRY_TOPIC_PREFIX, PropertyName
+from .errors import LocalProtocolError, RemoteProtocolError
+from .headers import ChangeInvisibleTimeResponseHeader, PopMessageResponseHeader
+from .message import MessageExt
+from .pop import (
+    ExtraInfo,
+    info_key,
+    parse_extra_info,
+    parse_msg_offset_info,
+    parse_start_offset_info,
+    retry_flag,
+)
+
+__all__ = ["MAX_POP_SIZE", "can_be_gathered", "changed_handle", "find_handles", "gather_acks", "parse_handle", "plain_topic"]
+
+MAX_POP_SIZE: Final = 32
+"""Messages that one pop may ask for; a broker refuses more."""
+_MAX_INT: Final = 0x7FFFFFFF
+_RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
+
+
+def parse_handle(text: str) -> ExtraInfo:
+    """Reads a whole handle. Raises RemoteProtocolError for one without a message's offset, and for values that none can have."""
+    handle = parse_extra_info(text)
+    if not _is_valid(handle):
+        raise RemoteProtocolError(f"handle {text[:120]!r} has a missing offset, a number out of range or an unknown retry flag")
+    return handle
+
+
+def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
+    """Returns the handle of each message of a pop, None for one that has none: the infos do not name it, its numbers are out of
+    range, or another message of the response has the same.
+
+    ``messages``: as decoded, their topics as on the wire. ``broker_name``: of the broker that was asked. Raises RemoteProtocolError
+    for infos that are broken.
+    """
+    starts = parse_start_offset_info(answer.startOffsetInfo)
+    offsets = {key: frozenset(found) for key, found in parse_msg_offset_info(answer.msgOffsetInfo).items()}
+    seen: set[tuple[str, int, int]] = set()
+    handles: list[ExtraInfo | None] = []
+    for message in messages:
+        handle = _own_handle(answer, message, broker_name)
+        if handle is None:
+            key = info_key(message.topic, message.queue.queue_id)
+            start, offset = starts.get(key), message.queue_offset
+            if start is not None and offset in offsets.get(key, ()):
+                handle = ExtraInfo(
+                    start,
+                    answer.popTime,
+                    answer.invisibleTime,
+                    answer.reviveQid,
+                    retry_flag(message.topic),
+                    broker_name,
+                    message.queue.queue_id,
+                    offset,
+                )
+        if handle is not None:
+            name = (handle.retry, handle.queue_id, handle.msg_queue_offset or 0)
+            if name in seen or not _is_valid(handle):
+                handle = None
+            else:
+                seen.add(name)
+        handles.append(handle)
+    return handles
+
+
+def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:
+    """Returns the handle in the message's property; None for none, and for one of another pop, which a sender has copied."""
+    text = message.properties.get(PropertyName.POP_CK)
+    if text is None:
+        return None
+    try:
+        handle = parse_extra_info(text)
+    except RemoteProtocolError:
+        return None
+    is_of_pop = (handle.pop_time, handle.revive_qid, handle.broker_name) == (answer.popTime, answer.reviveQid, broker_name)
+    return handle if is_of_pop and handle.msg_queue_offset is not None else None
+
+
+def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader) -> ExtraInfo:
+    """Returns the handle that is valid after a change of the invisible time; it begins at the message's own offset.
+
+    Raises RemoteProtocolError for numbers out of range.
+    """
+    offset = handle.msg_queue_offset
+    new = handle._replace(
+        ck_queue_offset=-1 if offset is None else offset,
+        pop_time=answer.popTime,
+        invisible_time=answer.invisibleTime,
+        revive_qid=answer.reviveQid,
+    )
+    if not _is_valid(new):
+        raise RemoteProtocolError(f"response to a change of the invisible time has numbers out of range: {answer}")
+    return new
+
+
+def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[BatchAck, ...]:
+    """Returns the acks of one BATCH_ACK_MESSAGE, one for each queue and pop: the order is that of their first messages.
+
+    ``handles``: pairs of the plain topic on the wire and the handle, all of one broker. Raises LocalProtocolError for a message
+    more than MAX_ACK_SPAN offsets from the start of its pop: acknowledge it alone.
+    """
+    bits: dict[tuple[str, str, int, int, int, int, int], list[int]] = {}
+    for topic, handle in handles:
+        offset = handle.msg_queue_offset
+        if offset is None:
+            raise LocalProtocolError(f"handle of topic {topic[:80]!r} names no message: {handle}")
+        start = handle.ck_queue_offset
+        key = (topic, handle.retry, start, handle.queue_id, handle.revive_qid, handle.pop_time, handle.invisible_time)
+        bits.setdefault(key, []).append(offset - start)
+    return tuple(
+        BatchAck(
+            consumer_group=group,
+            topic=topic,
+            retry=retry,
+            start_offset=start,
+            queue_id=queue_id,
+            revive_queue_id=revive_qid,
+            pop_time=pop_time,
+            invisible_time=invisible_time,
+            bit_set=pack_bits(found),
+        )
+        for (topic, retry, start, queue_id, revive_qid, pop_time, invisible_time), found in bits.items()
+    )
+
+
+def can_be_gathered(handle: ExtraInfo) -> bool:
+    """Returns whether a batch can acknowledge the message."""
+    return handle.msg_queue_offset is not None and handle.msg_queue_offset - handle.ck_queue_offset <= MAX_ACK_SPAN
+
+
+def plain_topic(topic: str, group: str) -> str:
+    """Returns the topic that the message of a retry topic of ``group`` was first in, ``topic`` itself for another one."""
+    for separator in "_+":
+        prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
+        if topic.startswith(prefix) and len(topic) > len(prefix):
+            return topic[len(prefix) :]
+    return topic
+
+
+def _is_valid(handle: ExtraInfo) -> bool:
+    offset = handle.msg_queue_offset
+    return (
+        offset is not None
+        and 0 <= handle.ck_queue_offset <= offset
+        and handle.pop_time >= 0
+        and 0 <= handle.queue_id <= _MAX_INT
+        and 0 <= handle.revive_qid <= _MAX_INT
+        and handle.retry in _RETRY_FLAGS
+        and bool(handle.broker_name)
+        and " " not in handle.broker_name
+    )
