@@ -31,13 +31,21 @@ _OPENING: Final = """\
 - `rmq outbox` takes its `--database` from the environment's `RMQ_OUTBOX_DATABASE` too, the place for a URL with a password.
 - `RMQ_TRACEBACK=1` shows where an error that is a bug came from.
 
-A copy of a topic's last hour, and what is in it by key:
+A copy of a topic's last hour, its bodies as lines of text, and what is in it by key:
 
 ```sh
-rmq pull OrderTopic --from 1h | rmq send Copy -
+rmq pull OrderTopic --from 1h --json | rmq send Copy --json
+rmq pull OrderTopic --from 1h | rmq send Lines -
 rmq pull OrderTopic --from 1h --json | jq -r '.keys[]' | sort | uniq -c
 rmq message query OrderTopic order-17
 ```
+
+A copy has what the senders gave: body, tags, keys, flag, sharding key and properties, in the order of each queue. It does not have
+the unique id (each copy gets its own), the origin and the counters of a retry or dead letter, delays that are over, and marks of
+transactions: a dead letter that is copied is an ordinary message. Lines of `rmq message query --json` and
+`rmq group dead-letters --json` can be sent in the same way, and so can objects of your own, such as
+`{"body": "x", "tags": "t", "keys": ["k"], "properties": {"a": "1"}}`; those that name no `broker` and `queue_id` go to any
+queue, or to that of their sharding key (property `__SHARDINGKEY`).
 """
 
 

@@ -1,8 +1,9 @@
-"""``rmq send``: sends one message, or each line of standard input.
+"""``rmq send``: sends one message, each line of standard input, or each message that ``rmq pull --json`` printed.
 
 As many messages are in flight as the producer has credits; results are printed in the order of the input. Messages for one queue
-or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. The first failure
-ends the command: it waits for the messages in flight, prints their results and then the error.
+or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. Copies are many, so
+they leave that to the producer, which has one request under way for each queue, with all that has come for it meanwhile. The first
+failure ends the command: it waits for the messages in flight, prints their results and then the error.
 """
 
 from __future__ import annotations
@@ -12,13 +13,25 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from rmq_async import ClientConfig, Message, MessageQueue, Producer, ProducerConfig, RocketMQError, SendResult
+from rmq_async import (
+    Admin,
+    ClientConfig,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    ProducerConfig,
+    RocketMQError,
+    SendResult,
+)
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY
 from rmq_protocol.message import MAX_DELAY_LEVEL
 
+from .copying import LONGEST_LINE, Queues, read_record
 from .lines import lines_of
 from .options import PROPERTY, QUEUE, ClientOptions, client_config, client_options, pass_options, run
 from .output import Output
@@ -31,7 +44,9 @@ MAX_UNPRINTED: Final = 4096
 """Messages in flight or stored whose results are not printed yet."""
 STDIN: Final = 0
 
-Results = asyncio.Queue[asyncio.Future[SendResult] | None]
+Outgoing = tuple[str, Message, MessageQueue | None]
+"""What errors call a message; the message; its queue, None for any."""
+Results = asyncio.Queue[tuple[str, asyncio.Future[SendResult]] | None]
 """Results in the order of the messages; None behind the last one."""
 
 
@@ -49,20 +64,32 @@ class _SendOptions(ClientOptions):
     delay_level: int | None
     sharding_key: str | None
     queue: tuple[str, int] | None
+    create: bool
     group: str
 
     def check(self) -> None:
         """Raises UsageError for options that contradict each other."""
         given = sum(each is not None for each in (self.source, self.body, self.path))
-        if given != 1 or self.source not in (None, "-"):
-            raise click.UsageError("give one of --body TEXT, --file PATH and - (each line of standard input)")
-        if self.source and self.count != 1:
-            raise click.UsageError("--count repeats one message, it does not go with -")
+        if self.source not in (None, "-") or given > 1 or (not given and not self.as_json):
+            raise click.UsageError("give one of --body TEXT, --file PATH and - (each line of standard input), or --json")
+        if not self.is_single and self.count != 1:
+            raise click.UsageError("--count repeats one message, it goes with --body and --file")
         if self.delay is not None and self.delay_level is not None:
             raise click.UsageError("give --delay or --delay-level, not both")
 
-    def bodies(self) -> AsyncIterator[bytes]:
-        return _lines() if self.source else _again(_body(self.body, self.path), self.count)
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one message, by --body or --file."""
+        return self.body is not None or self.path is not None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether messages are read as ``--json`` prints them."""
+        return self.source is None and not self.is_single
+
+    @property
+    def only_queue(self) -> MessageQueue | None:
+        return None if self.queue is None else MessageQueue(self.topic, *self.queue)
 
     def message(self, body: bytes) -> Message:
         return Message(
@@ -76,8 +103,22 @@ class _SendOptions(ClientOptions):
             sharding_key=self.sharding_key,
         )
 
+    def copy(self, received: MessageExt) -> Message:
+        """Returns the copy of a message, with the options that are given instead of what it has."""
+        changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
+        if self.tags is not None:
+            changes["tags"] = self.tags
+        if self.keys:
+            changes["keys"] = self.keys
+        if self.sharding_key is not None:
+            changes["sharding_key"] = self.sharding_key
+        if self.properties:
+            own = Message.from_received(received, topic=self.topic).properties
+            changes["properties"] = {**(own or {}), **dict(self.properties)}
+        return Message.from_received(received, topic=self.topic, **changes)
 
-@click.command(short_help="Send a message, or each line of standard input.")
+
+@click.command(short_help="Send a message, each line of standard input, or a copy of messages.")
 @click.argument("topic")
 @click.argument("source", required=False, metavar="[-]")
 @click.option("--body", metavar="TEXT", help="The message.")
@@ -101,17 +142,23 @@ class _SendOptions(ClientOptions):
 )
 @click.option("--sharding-key", metavar="KEY", help="Messages with the same key go to the same queue, in order.")
 @click.option("--queue", type=QUEUE, help="Send to this queue, in order.")
+@click.option("--create/--no-create", default=True, show_default=True, help="Whether brokers may create a missing topic.")
 @click.option("--group", default=GROUP, show_default=True, help="Producer group.")
 @client_options
 @pass_options(_SendOptions)
 def send(options: _SendOptions) -> int:
     """Send messages to TOPIC: --body, --file or, with -, each line of standard input that is not blank.
 
+    With --json and none of these, each line of standard input is a message as rmq pull --json prints it, so that
+    `rmq pull A --json | rmq send B --json` copies a topic: bodies, tags, keys, flags, sharding keys and properties, the messages
+    of each queue in their order, into the queue of the same broker and number where TOPIC has it. What belongs to the system
+    is not copied: each copy gets an id of its own, and no delay, retry or transaction. Options such as --tags replace what
+    the messages have. A send that is not answered in time is repeated, so a copy may hold a message twice.
+
     Prints a line for each stored message: status, id, queue, offset. The first failure ends it with exit code 1.
     """
     options.check()
-    bodies = options.bodies()
-    return run(_send(options, bodies, client_config(options.namesrv, options.timeout)))
+    return run(_send(options, client_config(options.namesrv, options.timeout)))
 
 
 def _body(body: str | None, path: Path | None) -> bytes:
@@ -121,64 +168,110 @@ def _body(body: str | None, path: Path | None) -> bytes:
     return sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
 
 
-async def _again(body: bytes, count: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield body
+def _outgoing(options: _SendOptions, queues: Queues | None) -> AsyncIterator[Outgoing]:
+    if queues is not None:
+        return _copies(options, queues)
+    return _again(options, _body(options.body, options.path)) if options.is_single else _lines(options)
 
 
-async def _lines() -> AsyncIterator[bytes]:
+async def _again(options: _SendOptions, body: bytes) -> AsyncIterator[Outgoing]:
+    for number in range(options.count):
+        yield f"message {number + 1}", options.message(body), options.only_queue
+
+
+async def _lines(options: _SendOptions) -> AsyncIterator[Outgoing]:
+    async for number, line in _numbered_lines(ProducerConfig.max_message_size):
+        yield f"line {number}", options.message(line), options.only_queue
+
+
+async def _copies(options: _SendOptions, queues: Queues) -> AsyncIterator[Outgoing]:
+    async for number, line in _numbered_lines(LONGEST_LINE):
+        try:
+            received, place = read_record(line)
+            message = options.copy(received)
+        except ValueError as error:
+            raise click.ClickException(f"line {number} of standard input: {error}") from None
+        queue = options.only_queue
+        if queue is None and options.sharding_key is None and place is not None:
+            queue = queues.of(place)
+        yield f"line {number}", message, queue
+
+
+async def _numbered_lines(limit: int) -> AsyncIterator[tuple[int, bytes]]:
+    """Yields the lines that are not blank, with their numbers from 1 on."""
+    number = 0
     try:
-        async for line in lines_of(STDIN, ProducerConfig.max_message_size):
+        async for line in lines_of(STDIN, limit):
+            number += 1
             if line.strip():
-                yield line
+                yield number, line
     except ValueError as error:
         raise click.ClickException(str(error)) from None
 
 
-async def _send(options: _SendOptions, bodies: AsyncIterator[bytes], config: ClientConfig) -> int:
+async def _send(options: _SendOptions, config: ClientConfig) -> int:
     output = Output(as_json=options.as_json)
-    async with Producer(options.group, client=config, timeout=config.request_timeout, async_limit=IN_FLIGHT) as producer:
+    if not options.create:
+        async with Admin(client=config) as admin:
+            await admin.topic_route(options.topic)
+    producer = Producer(
+        options.group,
+        client=config,
+        timeout=config.request_timeout,
+        async_limit=IN_FLIGHT,
+        retry_same_queue=options.is_copy,
+        create_topic_key=AUTO_CREATE_TOPIC_KEY if options.create else options.topic,  # brokers create no topic after itself
+    )
+    async with producer:
+        queues = Queues(await producer.fetch_publish_queues(options.topic)) if options.is_copy else None
         results: Results = asyncio.Queue()
         room = asyncio.Semaphore(MAX_UNPRINTED)
-        sender = asyncio.create_task(_send_all(options, bodies, producer, results, room), name="rmq send")
-        number, failed, failure = 0, 0, None
+        sender = asyncio.create_task(_send_all(options, _outgoing(options, queues), producer, results, room), name="rmq send")
+        stored, failed, failure = 0, "", None
         try:
-            while (future := await results.get()) is not None:
+            while (sent := await results.get()) is not None:
                 room.release()
-                number += 1
+                name, future = sent
                 try:
                     _print(output, await future)
+                    stored += 1
                 except RocketMQError as error:
-                    failed, failure = failed or number, failure or error
+                    failed, failure = failed or name, failure or error
                     sender.cancel()
         finally:
             sender.cancel()
             await asyncio.wait([sender])
-    if failure is not None:
-        if options.source:
-            raise click.ClickException(f"message {failed}: {failure}") from failure
+    if options.is_single and failure is not None:
         raise failure
-    sender.result()
+    if failure is not None:
+        raise click.ClickException(f"{failed}: {failure}; {stored} messages were sent") from failure
+    try:
+        sender.result()
+    except click.ClickException as error:
+        raise click.ClickException(f"{error.message}; {stored} messages were sent") from None
     return 0
 
 
 async def _send_all(
-    options: _SendOptions, bodies: AsyncIterator[bytes], producer: Producer, results: Results, room: asyncio.Semaphore
+    options: _SendOptions,
+    outgoing: AsyncIterator[Outgoing],
+    producer: Producer,
+    results: Results,
+    room: asyncio.Semaphore,
 ) -> None:
-    queue = MessageQueue(options.topic, *options.queue) if options.queue is not None else None
-    in_order = queue is not None or options.sharding_key is not None
+    one_by_one = not options.is_copy and (options.queue is not None or options.sharding_key is not None)
     try:
-        async for body in bodies:
+        async for name, message, queue in outgoing:
             await room.acquire()
             try:
-                future = await producer.send_async(options.message(body), queue=queue, on_error=_ignore)
+                future = await producer.send_async(message, queue=queue, on_error=_ignore)
             except RocketMQError as error:
                 refused: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
                 refused.set_exception(error)
-                results.put_nowait(refused)
+                results.put_nowait((name, refused))
                 return
-            results.put_nowait(future)
-            if in_order:
+            results.put_nowait((name, future))
+            if one_by_one:
                 await asyncio.wait([future])
                 if future.exception() is not None:
                     return

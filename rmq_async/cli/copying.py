@@ -1,0 +1,86 @@
+"""Reads what ``--json`` printed of messages, to send them again: what their senders gave, the messages of each queue in order.
+
+A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``, ``broker`` and
+``queue_id``. Other fields are not looked at, so the objects of a newer version can be read. Of the properties those go on that a
+sender may give, see ``Message.from_received``; names of the system do not: the copy gets an id of its own, and a consumer group
+gets it at once, as a first attempt.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Sequence
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from rmq_async import MessageExt, MessageQueue, ProducerConfig
+
+__all__ = ["LONGEST_LINE", "Queues", "read_record"]
+
+LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
+"""Bytes: a body of control characters takes six times its size, ``\\u0001``; properties take 32 KiB at most, before that."""
+
+
+class _Record(msgspec.Struct):
+    body: str | None = None
+    body_base64: str | None = None
+    tags: str | msgspec.UnsetType | None = msgspec.UNSET
+    keys: list[str] | str | msgspec.UnsetType | None = msgspec.UNSET
+    flag: int = 0
+    properties: dict[str, str] | None = None
+    broker: str | None = None
+    queue_id: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Record).decode
+
+
+def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
+    """Returns the message of a line, and broker and number of the queue that it was read from; None where it does not name one.
+
+    ``tags`` and ``keys`` win over the properties that hold them. Raises ValueError for a line that is no such object.
+    """
+    try:
+        record = _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not an object as rmq pull --json prints them: {error}") from None
+    properties = record.properties or {}
+    if record.tags is not msgspec.UNSET:
+        properties["TAGS"] = record.tags or ""
+    if record.keys is not msgspec.UNSET:
+        keys = record.keys or ()
+        properties["KEYS"] = keys if isinstance(keys, str) else " ".join(keys)
+    message = MessageExt("", _body(record), flag=record.flag, properties=properties)
+    place = None if record.broker is None or record.queue_id is None else (record.broker, record.queue_id)
+    return message, place
+
+
+def _body(record: _Record) -> bytes:
+    if (record.body is None) is (record.body_base64 is None):
+        raise ValueError("it must have one of body and body_base64")
+    if record.body is not None:
+        return record.body.encode()
+    assert record.body_base64 is not None
+    try:
+        return b64decode(record.body_base64, validate=True)
+    except ValueError as error:
+        raise ValueError(f"body_base64 is not Base64: {error}") from None
+
+
+class Queues:
+    """The queues to send to."""
+
+    def __init__(self, queues: Sequence[MessageQueue]) -> None:
+        self._all = queues
+        self._by_place = {(queue.broker_name, queue.queue_id): queue for queue in queues}
+
+    def of(self, place: tuple[str, int]) -> MessageQueue:
+        """Returns where messages that were in queue ``place`` go: to the one of that broker and number, else to one that both
+        choose, always the same."""
+        found = self._by_place.get(place)
+        if found is None:
+            broker, number = place
+            found = self._all[(crc32(broker.encode()) + number) % len(self._all)]
+        return found
