@@ -1,8 +1,8 @@
 """The documents are correct: every Python block runs, defaults and codes are those of the code, links lead somewhere.
 
 The blocks of a page are parts of one coroutine; ``server`` is an embedded cluster of two brokers. A block that ends in
-``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md need a Spark session: they run in tests/spark. Those of
-docs/simulation.md are one module of tests, and so is the block of docs/testing.md that waits for handlers.
+``rmq_async.run(...)`` is a program and runs as one. Those of docs/spark.md and docs/spark-kafka.md need a Spark session: they run
+in tests/spark. Those of docs/simulation.md are one module of tests, and so is the block of docs/testing.md that waits for handlers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_program(source: str) -> bool:
     return "rmq_async.run(" in source
 
 
-OF_THEIR_OWN = ("simulation.md", "spark.md")
+OF_THEIR_OWN = ("simulation.md", "spark.md", "spark-kafka.md")
 SNIPPETS = [
     page
     for page in PAGES

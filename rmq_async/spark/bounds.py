@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol
 
 from rmq_protocol.message import MessageQueue
@@ -27,13 +27,17 @@ class OffsetLookup(Protocol):
 def starts_of_options(
     options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets
 ) -> dict[MessageQueue, int]:
-    """The start of every queue of ``latest``; a queue that the options do not name begins at its earliest offset.
+    """The start of every queue of ``latest``.
 
-    Raises ConfigError for an option that names a queue which is not read, and for a queue without a message at or after the moment,
-    unless the strategy is to begin at its end.
+    Raises ConfigError for an option that names a queue which is not read, for a queue that an option by queue does not name,
+    unless ``startingOffsets.default`` says where it begins, and for a queue without a message at or after the moment, unless the
+    strategy is to begin at its end.
     """
     bound = options.start
-    starts = _resolve(bound, "starting", lookup, earliest, latest)
+    if options.start_default == "error":
+        _check_all_named(bound, latest)
+    default = latest if options.start_default == "latest" else earliest
+    starts = _resolve(bound, "starting", lookup, earliest, latest, default)
     if options.no_match_error and isinstance(bound, int | Times):
         named = tuple(queue for queue in starts if not isinstance(bound, Times) or bound.of(queue) is not None)
         ends = lookup.latest(named)  # after the search, which may have found a message that was stored meanwhile
@@ -50,16 +54,21 @@ def starts_of_options(
 def ends_of_options(options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
     """The exclusive ends of a batch read; a queue that the options do not name ends with its last message. Raises ConfigError."""
     assert options.end is not None
-    ends = _resolve(options.end, "ending", lookup, earliest, latest)
+    ends = _resolve(options.end, "ending", lookup, earliest, latest, latest)
     if isinstance(options.end, int | Times):  # messages that were stored after ``latest`` was asked for are not read
         ends = {queue: min(end, latest[queue]) for queue, end in ends.items()}
     return ends
 
 
 def _resolve(
-    bound: Start, side: Literal["starting", "ending"], lookup: OffsetLookup, earliest: Offsets, latest: Offsets
+    bound: Start,
+    side: Literal["starting", "ending"],
+    lookup: OffsetLookup,
+    earliest: Offsets,
+    latest: Offsets,
+    default: Offsets,
 ) -> dict[MessageQueue, int]:
-    """Queues that a bound by queue does not name get their first offset as a start, and their last one as an end."""
+    """Offsets by queue. ``default``: of the queues that a bound by queue does not name."""
     if bound == "earliest":
         return dict(earliest)
     if bound == "latest":
@@ -68,13 +77,25 @@ def _resolve(
         return lookup.stored_at(dict.fromkeys(latest, bound))
     assert isinstance(bound, Positions)
     by_time = isinstance(bound, Times)
-    _check_names(bound, f"{side}OffsetsByTimestamp" if by_time else f"{side}Offsets", latest)
-    unnamed = dict(earliest if side == "starting" else latest)
+    _check_names(bound, _option(bound, side), latest)
     given = {queue: value for queue in latest if (value := bound.of(queue)) is not None}
     if by_time:
-        return unnamed | lookup.stored_at(given)
+        return {**default, **lookup.stored_at(given)}
     words = {EARLIEST: earliest, LATEST: latest}
-    return unnamed | {queue: words[value][queue] if value in words else value for queue, value in given.items()}
+    return {**default, **{queue: words[value][queue] if value in words else value for queue, value in given.items()}}
+
+
+def _option(bound: Positions, side: str) -> str:
+    return f"{side}OffsetsByTimestamp" if isinstance(bound, Times) else f"{side}Offsets"
+
+
+def _check_all_named(bound: Start, latest: Offsets) -> None:
+    """Raises ConfigError for queues that a bound by queue does not name."""
+    if isinstance(bound, Positions) and (unnamed := [queue for queue in sorted(latest) if bound.of(queue) is None]):
+        raise ConfigError(
+            f"option {_option(bound, 'starting')} does not name {_some(unnamed)}; name {'it' if len(unnamed) == 1 else 'them'}, or "
+            "say where queues that are not named begin: startingOffsets.default=earliest or latest"
+        )
 
 
 def _check_names(bound: Positions, option: str, latest: Offsets) -> None:
@@ -86,6 +107,6 @@ def _check_names(bound: Positions, option: str, latest: Offsets) -> None:
         raise ConfigError(f"option {option} names {strange[0]}, which is not read; {_some(latest)} are")
 
 
-def _some(queues: Offsets) -> str:
+def _some(queues: Iterable[MessageQueue]) -> str:
     names = [key_of(queue) for queue in sorted(queues)]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ..errors import ConfigError
+from .kafka_names import option_of_kafka
 
 __all__ = ["DEFAULT_GROUP", "DEFAULT_PRODUCER_GROUP", "OPTIONS", "STREAM_ONLY", "Option", "OptionTexts", "Use"]
 
@@ -48,13 +49,17 @@ OPTIONS: Final = (
     Option("assign", _READ, "", 'Queues to read: `{"topic": {"broker-a": [0, 1]}}`.'),
     Option(
         "startingOffsets", _READ, "batch: earliest; stream: latest",
-        "`earliest`, `latest` or JSON by queue; -2 is earliest, -1 latest; a queue that is not named: earliest.",
+        "`earliest`, `latest` or JSON by queue; -2 is earliest, -1 latest.",
     ),
     Option("startingOffsetsByTimestamp", _READ, "", "JSON of milliseconds by queue, or by topic; wins over `startingOffsets`."),
     Option("startingTimestamp", _READ, "", "Milliseconds since 1970, by store time, for every queue; wins over both."),
     Option(
         "startingOffsetsByTimestampStrategy", _READ, "error",
-        "Where a queue holds nothing that young: `error`, or `latest`, from its end.",
+        "If a queue has no message at or after that time: `error`, or `latest`, from its end.",
+    ),
+    Option(
+        "startingOffsets.default", _READ, "error",
+        "For queues that are there at the start and that the JSON of these two does not name: `error`, `earliest` or `latest`.",
     ),
     Option(
         "endingOffsets", _BATCH, "latest",
@@ -65,11 +70,14 @@ OPTIONS: Final = (
     Option("failOnDataLoss", _READ, "true", "Whether messages that are gone before they were read fail the query."),
     Option("columns", _READ, "all", "Names with `,`: only these are built, in this order."),
     Option("tags", _READ, "*", "Only messages with one of the tags: `a || b`."),
-    Option("minPartitions", _READ, "", "Cut queues further, until there are at least so many partitions."),
-    Option("maxRecordsPerPartition", _READ, "", "Cut queues further, until no partition has more offsets than this."),
+    Option("minPartitions", _READ, "", "Split queues into at least this many partitions."),
+    Option("maxRecordsPerPartition", _READ, "", "Split queues until no partition has more offsets than this."),
     Option("maxPartitions", _READ, "", "Read several queues in one task, so that there are no more partitions than this."),
     Option("maxOffsetsPerTrigger", _STREAM, "", "At most so many offsets in a micro-batch, shared out by backlog."),
-    Option("minOffsetsPerTrigger", _STREAM, "", "No micro-batch before so many offsets are there or `maxTriggerDelay` has passed."),
+    Option(
+        "minOffsetsPerTrigger", _STREAM, "",
+        "No micro-batch, but the first of a run, before so many offsets are there or `maxTriggerDelay` has passed.",
+    ),
     Option("maxTriggerDelay", _STREAM, "15m", "See `minOffsetsPerTrigger`: `90s`, `15m`, `1h`."),
     Option("pullBatchSize", _READ, "32", "Messages that one pull asks for, 1 to 1024; brokers give 32 by default."),
     Option("pullTimeoutMs", _READ, "120000", "How long a queue may give nothing before the task fails."),
@@ -80,6 +88,7 @@ OPTIONS: Final = (
         "Where a broker has no master, plan with the offsets of a replica; what it lacks is not read by that batch.",
     ),
     Option("consumerGroup", _READ, DEFAULT_GROUP, "The group that pulls are made in and offsets are committed for."),
+    Option("consumerGroupPrefix", _STREAM, "", "Pull in a group of this query alone: the prefix, `-` and the query's id."),
     Option("commitOffsets", _STREAM, "false", "Commit the offsets that were read, one micro-batch late; for dashboards only."),
     Option(
         "filterPushdown", _BATCH, "false",
@@ -192,5 +201,7 @@ class OptionTexts:
 def _unknown(given: str) -> str:
     if given.lower() == "path":
         return "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"
+    if (hint := option_of_kafka(given)) is not None:
+        return f"option {given} is Kafka's: {hint}"
     near = difflib.get_close_matches(given.lower(), _BY_NAME, 1, 0.7)
     return f"unknown option {given}" + (f"; is {_BY_NAME[near[0]].name} meant?" if near else "")

@@ -16,6 +16,7 @@ from rmq_protocol.validation import check_group, check_topic
 
 from ..errors import ConfigError
 from .connection import Access, AccessOptions, access_of
+from .kafka_names import read_column_of_kafka
 from .option_texts import DEFAULT_GROUP, DEFAULT_PRODUCER_GROUP, OPTIONS, STREAM_ONLY, OptionTexts
 from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
@@ -25,21 +26,31 @@ __all__ = [
     "ReadOptions",
     "WriteOptions",
     "chosen_columns",
+    "group_of_query",
     "read_options",
     "read_options_of_either",
     "write_options",
 ]
 
 
+LENGTH_OF_ID: Final = 36
+"""Characters of a query's id."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Checked options of a read. Times are seconds. Exactly one of ``topics``, ``pattern`` and ``assign`` is given."""
+    """Checked options of a read. Times are seconds. Exactly one of ``topics``, ``pattern`` and ``assign`` is given.
+
+    ``start_default``: for queues that a ``start`` by queue does not name; error, earliest or latest. ``group_prefix``: wins over
+    ``group`` in the tasks of a streaming query.
+    """
 
     access: Access
     topics: tuple[str, ...]
     pattern: str | None
     assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None
     start: Start
+    start_default: str
     end: Start | None
     fail_on_data_loss: bool
     no_match_error: bool
@@ -57,6 +68,7 @@ class ReadOptions:
     fetch_interval: float
     replicas: bool
     group: str
+    group_prefix: str | None
     commit: bool
     pushdown: bool
 
@@ -88,12 +100,16 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     end = None if streaming else _bound(given, "ending", "latest")
     if isinstance(start, int) and isinstance(end, int) and start > end:
         raise ConfigError(f"startingTimestamp {start} is after endingTimestamp {end}")
+    start_default = given.choice("startingOffsets.default", "error", "earliest", "latest")
+    if "startingOffsets.default" in given and not isinstance(start, Positions):
+        raise ConfigError("option startingOffsets.default needs startingOffsets or startingOffsetsByTimestamp as JSON by queue")
     return ReadOptions(
         access=_access(given),
         topics=topics,
         pattern=pattern,
         assign=assign,
         start=start,
+        start_default=start_default,
         end=end,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         no_match_error=given.choice("startingOffsetsByTimestampStrategy", "error", "latest") == "error",
@@ -111,6 +127,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         fetch_interval=given.seconds("fetchOffset.retryIntervalMs", 1000),
         replicas=given.flag("offsetsFromReplicas", False),
         group=group,
+        group_prefix=_group_prefix(given),
         commit=given.flag("commitOffsets", False),
         pushdown=False if streaming else given.flag("filterPushdown", False),
     )
@@ -120,6 +137,7 @@ def _check_companions(given: OptionTexts) -> None:
     """Raises ConfigError for an option of a read without the one it needs, and for two that exclude each other."""
     if given.flag("commitOffsets", False) and "consumerGroup" not in given:
         raise ConfigError("option commitOffsets needs consumerGroup: whose offsets to commit")
+    given.only_one(("consumerGroup", "consumerGroupPrefix"))
     if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
         raise ConfigError("option maxTriggerDelay needs minOffsetsPerTrigger")
     given.only_one(("minPartitions", "maxPartitions"))
@@ -193,6 +211,18 @@ def _access(given: OptionTexts) -> Access:
     return access_of(options)
 
 
+def _group_prefix(given: OptionTexts) -> str | None:
+    prefix = given.text("consumerGroupPrefix")
+    if prefix is not None:
+        _named("consumerGroupPrefix", check_group, group_of_query(prefix, "-" * LENGTH_OF_ID))
+    return prefix
+
+
+def group_of_query(prefix: str, query: str) -> str:
+    """The group that a query pulls in. ``query``: its id, which stays the same as long as its checkpoint."""
+    return f"{prefix}-{query}"
+
+
 def _topics(given: OptionTexts) -> tuple[tuple[str, ...], str | None, Mapping[str, Mapping[str, tuple[int, ...]]] | None]:
     names = ("topic", "subscribe", "subscribePattern", "assign")
     given.only_one(names)
@@ -245,7 +275,9 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
     for part in text.split(","):
         name = by_name.get(part.strip().lower())
         if name is None:
-            raise ConfigError(f"option columns: there is no column {part.strip()!r}, only {', '.join(SOURCE_COLUMNS)}")
+            called = read_column_of_kafka(part.strip())
+            hint = f"; it is called {called}" if called else f", only {', '.join(SOURCE_COLUMNS)}"
+            raise ConfigError(f"option columns: there is no column {part.strip()!r}{hint}")
         if name in columns:
             raise ConfigError(f"option columns names {name} twice")
         columns.append(name)

@@ -29,7 +29,7 @@ from rmq_protocol.message import MessageQueue
 from ..errors import ConfigError, RocketMQError
 from .bounds import ends_of_options, starts_of_options
 from .cluster import Cluster, Extents
-from .options import ReadOptions
+from .options import ReadOptions, group_of_query
 from .planning import EndOffset, Loss, Offsets, Range, advance, cut, find_losses, find_odd, raise_losses, starts_of
 from .positions import Positions, Times, key_of
 from .pushdown import PushedFilters, push_down
@@ -41,6 +41,14 @@ if TYPE_CHECKING:
 __all__ = ["BatchReader", "PushingReader", "RefusedStream", "Slice", "StreamReader"]
 
 logger = logging.getLogger(__name__)
+
+
+def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
+    """The options with the group of the streaming query that a task belongs to; only tasks know the query's id."""
+    query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+    if options.group_prefix is None or not query:
+        return options
+    return replace(options, group=group_of_query(options.group_prefix, query))
 
 
 class Slice(InputPartition):
@@ -69,8 +77,8 @@ class _Reader:
         assert isinstance(partition, Slice)
         if not partition.ranges:
             return
-        options = self._options
         context = TaskContext.get()
+        options = _of_query(self._options, context)
         again = context is not None and context.attemptNumber() > 0
         here = worker()
         reader = here.reader(options.access, options.group, fresh=again)
@@ -252,13 +260,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
 
     def _enough(self, backlog: int) -> bool:
-        """Whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin."""
+        """Whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin. The first one of a run always may: what
+        arrived while no query ran is not delayed."""
         fewest = self._options.min_offsets
         if fewest is None:
             return True
-        now = monotonic()
-        since = self._waiting_since = now if self._waiting_since is None else self._waiting_since
-        if backlog < fewest and (not backlog or now - since < self._options.max_delay):
+        now, since = monotonic(), self._waiting_since
+        if since is not None and backlog < fewest and (not backlog or now - since < self._options.max_delay):
             return False
         self._waiting_since = now
         return True

@@ -16,6 +16,7 @@ import pyspark
 from pyspark.sql.datasource import DataSource
 
 from ..errors import ConfigError, RocketMQError
+from .kafka_names import read_column_of_kafka
 from .options import ReadOptions, read_options, read_options_of_either, write_options
 from .schema import SOURCE_COLUMNS, source_schema
 from .short_errors import short_errors
@@ -97,7 +98,9 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
         wanted = SOURCE_COLUMNS.get(field.name)
         if wanted is None:
             near = by_name.get(field.name.lower())
-            meant = f"; {near} is meant" if near else f", only {', '.join(SOURCE_COLUMNS)}"
+            called = read_column_of_kafka(field.name)
+            others = f"; it is called {called}" if called else f", only {', '.join(SOURCE_COLUMNS)}"
+            meant = f"; {near} is meant" if near else others
             raise ConfigError(f"schema: there is no column {field.name}{meant}")
         if field.dataType.simpleString() != wanted:
             given_type = field.dataType.simpleString()

@@ -26,6 +26,7 @@ from rmq_protocol.validation import check_message
 from ..errors import ConfigError, InvalidMessageError
 from ..producer import Producer
 from .connection import client_config
+from .kafka_names import sink_column_of_kafka
 from .options import WriteOptions
 from .rows import ID_PROPERTY, blocks_of
 from .schema import SINK_COLUMNS, SOURCE_COLUMNS
@@ -101,6 +102,9 @@ def _unknown(unknown: list[str], names: list[str]) -> str:
     for name in unknown:
         if (meant := {known.lower(): known for known in SINK_COLUMNS}.get(name.lower())) is not None:
             return f"there is no column {name} to write, it is spelt {meant}"
+    for name in unknown:
+        if (called := sink_column_of_kafka(name)) is not None:
+            return f"there is no column {name} to write, it is called {called}"
     what = "there is no column" if len(unknown) == 1 else "there are no columns"
     if set(unknown) <= SOURCE_COLUMNS.keys():
         kept = [repr(name) for name in names if name in _WORTH_KEEPING]

@@ -55,11 +55,16 @@ def sizes(broker: Broker, **options: str) -> list[tuple[int, int, int]]:
     ]
 
 
+EARLY = {"startingOffsets.default": "earliest"}
+
+
 class TestPlanning:
     def test_bounds(self, filled: Broker) -> None:
         whole = [(0, 20, 100), (1, 0, 11)]
         assert sizes(filled) == whole
-        assert sizes(filled, startingOffsets='{"t/broker-a/0": 40}', endingOffsets='{"t": {"broker-a": {"0": 41}}}') == [
+        assert sizes(
+            filled, **EARLY, startingOffsets='{"t/broker-a/0": 40}', endingOffsets='{"t": {"broker-a": {"0": 41}}}'
+        ) == [
             (0, 40, 41),
             whole[1],
         ]
@@ -67,7 +72,7 @@ class TestPlanning:
         assert sizes(filled, startingTimestamp="1", endingTimestamp="253402300799999") == whole
         assert sizes(filled, endingTimestamp="1") == []
         moment = filled.servers.messages("t")[-1].store_time_ms
-        last = sizes(filled, startingOffsetsByTimestamp=json.dumps({"t/broker-a/1": moment}))
+        last = sizes(filled, startingOffsetsByTimestamp=json.dumps({"t/broker-a/1": moment}), **EARLY)
         assert last[0] == whole[0]
         assert last[1][2] == 11
 
@@ -81,16 +86,16 @@ class TestPlanning:
         old, young, wild = (f'{{"t/broker-a/0": {offset}}}' for offset in (5, 101, 100))
         expected = "messages were deleted before they were read; offsets 5 to 100 were to be read, available are 20 to 100"
         with pytest.raises(OffsetRangeError, match=expected):
-            sizes(filled, startingOffsets=old)
-        assert sizes(filled, startingOffsets=old, failOnDataLoss="false") == [(0, 20, 100), (1, 0, 11)]
+            sizes(filled, startingOffsets=old, **EARLY)
+        assert sizes(filled, startingOffsets=old, **EARLY, failOnDataLoss="false") == [(0, 20, 100), (1, 0, 11)]
         assert expected in caplog.text
         with pytest.raises(OffsetRangeError, match="t/broker-a/0: the start is beyond the last message"):
-            sizes(filled, startingOffsets=young)
+            sizes(filled, startingOffsets=young, **EARLY)
         with pytest.raises(OffsetRangeError, match="t/broker-a/0: the end is beyond the last message"):
             sizes(filled, endingOffsets=young)
         assert sizes(filled, endingOffsets=young, failOnDataLoss="false") == [(0, 20, 100), (1, 0, 11)]
         with pytest.raises(ConfigError, match="t/broker-a/0 is to be read from offset 100 to 30, which is before it"):
-            sizes(filled, startingOffsets=wild, endingOffsets='{"t/broker-a/0": 30}')
+            sizes(filled, startingOffsets=wild, **EARLY, endingOffsets='{"t/broker-a/0": 30}')
 
     def test_nothing_to_read_is_one_empty_partition_of_ours(self, filled: Broker) -> None:
         reader = batch(filled, topic="empty")
@@ -175,6 +180,7 @@ def test_a_topic_is_a_dataframe(spark: SparkSession, topics: Topics, reading: Ca
 
     bounds = {
         "startingOffsets": json.dumps({f"{topic}/broker-a/0": 100, f"{topic}/broker-a/1": -1}),
+        **EARLY,
         "endingOffsets": json.dumps({topic: {"broker-a": {"0": 150, "2": 3, "3": 0}}}),
     }
     part = reading(topic, columns="offset,queueId", minPartitions=5, **bounds)

@@ -1,4 +1,7 @@
-"""docs/spark.md is correct: its snippets run in their order against the real broker, its tables are those of the code."""
+"""docs/spark.md is correct: its snippets run in their order against the real broker, its tables are those of the code.
+
+So are those of docs/spark-kafka.md, after them.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from sqlalchemy import MetaData, create_engine
 from rmq_async.cli.spark import PIPELINES
 from rmq_async.outbox import outbox_table
 from rmq_async.spark import SINK_COLUMNS, SOURCE_COLUMNS
+from rmq_async.spark.kafka_names import option_of_kafka
 from rmq_async.spark.options import OPTIONS
 from rmq_async.spark.pipelines import job
 from rmq_async.spark.reference import HEADING, options_table, with_tables
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+OF_KAFKA = PAGE.with_name("spark-kafka.md")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -43,6 +48,23 @@ def test_the_options_are_those_of_the_code() -> None:
     assert with_tables(page) == page
     assert with_tables(page.replace(options_table(), HEADING)) == page, "writing it changes nothing else"
     assert len(rows(page, "\n## Options")) == len(OPTIONS)
+
+
+def test_names_of_kafka_page_are_ours() -> None:
+    """Of its tables of options; where ours is the same, it is a name here."""
+    page = OF_KAFKA.read_text()
+    known = {option.name for option in OPTIONS} | {"tls..."}
+    for after in ("\n## Options of a read", "\n## Options of a write"):
+        for theirs, ours, _ in rows(page, after):
+            meant = re.findall(r"`([\w.]+)`", theirs if ours.startswith("the same") else ours)
+            assert set(meant) <= known, (theirs, ours)
+            for name in re.findall(r"`(kafka[\w.]+|includeHeaders|groupIdPrefix)`", theirs):
+                assert option_of_kafka(name) is not None, name
+    for theirs, ours, sink, written in rows(page, "\n## Columns"):
+        for name in re.findall(r"`(\w+)`", ours):
+            assert name in SOURCE_COLUMNS, (theirs, name)
+        for name in re.findall(r"`(\w+)`", written):
+            assert name in SINK_COLUMNS, (sink, name)
 
 
 def rows(page: str, after: str) -> list[list[str]]:
@@ -94,19 +116,24 @@ def test_the_commands_are_understood() -> None:
 
 def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where ``127.0.0.1:9876`` is the cluster, ``./`` a directory, and the two topics have names of their own."""
-    page = PAGE.read_text()
     stands_for = {"127.0.0.1:9876": topics.namesrv, '"./': f'"{tmp_path}/'}
     stands_for |= {"OrderCopies": topics.make(2), "Orders": topics.make(2)}
     names: dict[str, Any] = {"__name__": "page"}
-    blocks = [(page.count("\n", 0, found.start(2)), found[2]) for found in BLOCK.finditer(page) if found[1] == "python"]
-    assert len(blocks) >= 9
+    blocks = [
+        (page, text.count("\n", 0, found.start(2)), found[2])
+        for page in (PAGE, OF_KAFKA)
+        for text in [page.read_text()]
+        for found in BLOCK.finditer(text)
+        if found[1] == "python"
+    ]
+    assert len(blocks) >= 10
     _make_outbox(tmp_path / "orders.db")
-    for line, source in blocks:
+    for page, line, source in blocks:
         for written, meant in stands_for.items():
             source = source.replace(written, meant)
         tree = ast.parse(source)
         ast.increment_lineno(tree, line)
-        exec(compile(tree, str(PAGE), "exec"), names)
+        exec(compile(tree, str(page), "exec"), names)
     assert names["spark"] is spark
     shown = capsys.readouterr().out
     assert '{"id": 17, "amount": 5.0}' in shown

@@ -38,12 +38,14 @@ class TestNames:
         """Each option stands where the table says, under any spelling of Spark's, and nowhere else."""
         values = {
             "startingOffsetsByTimestamp": '{"T": 1}', "endingOffsetsByTimestamp": '{"T": 1}', "startingOffsets": "latest",
+            "startingOffsets.default": "latest",
             "endingOffsets": "latest", "assign": '{"T": {"b": [0]}}', "columns": "body", "maxTriggerDelay": "1s",
             "startingOffsetsByTimestampStrategy": "latest", "requireStatus": "stored", "tlsKeyFile": "k", "accessKey": "a",
             "nameserver": "y:2",
         }  # fmt: skip
         needs = {
-            "startingOffsetsByTimestampStrategy": {"startingTimestamp": "1"}, "maxTriggerDelay": {"minOffsetsPerTrigger": "5"},
+            "startingOffsetsByTimestampStrategy": {"startingTimestamp": "1"},
+            "startingOffsets.default": {"startingOffsets": '{"T/b/0": 1}'}, "maxTriggerDelay": {"minOffsetsPerTrigger": "5"},
             "commitOffsets": {"consumerGroup": "g"}, "tlsVerify": {"tls": "true"}, "tlsServerName": {"tls": "true"},
             "tlsKeyFile": {"tlsCertFile": "c"}, "accessKey": {"secretKey": "s"}, "secretKey": {"accessKey": "a"},
             "securityToken": {"accessKey": "a", "secretKey": "s"},
@@ -143,7 +145,8 @@ class TestSource:
     @pytest.mark.parametrize(
         ("schema", "columns", "expected"),
         [
-            (StructType().add("value", "binary"), None, "schema: there is no column value, only topic, brokerName"),
+            (StructType().add("text", "binary"), None, "schema: there is no column text, only topic, brokerName"),
+            (StructType().add("value", "binary"), None, "schema: there is no column value; it is called body"),
             (StructType().add("Body", "binary"), None, "schema: there is no column Body; body is meant"),
             (StructType().add("body", "string"), None, "schema: column body is binary, not string"),
             (StructType().add("storeTimestamp", "timestamp_ntz"), None, "schema: column storeTimestamp is timestamp, not"),

@@ -95,6 +95,7 @@ class Asked:
         return {queue: self.now[queue] for queue in queues}
 
 
+EARLY = {"startingOffsets.default": "earliest"}
 EARLIEST, LATEST = {A0: 5, A1: 6, B0: 0}, {A0: 50, A1: 60, B0: 7}
 
 
@@ -115,13 +116,42 @@ class TestBounds:
 
     def test_offsets_by_queue(self) -> None:
         given = json.dumps({"t/broker-a/0": 33, "t/broker-a/1": -1})
-        assert starts(startingOffsets=given) == starts(streaming=True, startingOffsets=given) == {A0: 33, A1: 60, B0: 0}
+        assert (
+            starts(startingOffsets=given, **EARLY)
+            == starts(streaming=True, startingOffsets=given, **EARLY)
+            == {
+                A0: 33,
+                A1: 60,
+                B0: 0,
+            }
+        )
+        assert starts(startingOffsets=given, **{"startingOffsets.default": "latest"}) == {A0: 33, A1: 60, B0: 7}
         assert ends(endingOffsets=given) == {A0: 33, A1: 60, B0: 7}
-        assert starts(startingOffsets='{"t": -1, "t/broker-a/0": -2}') == {A0: 5, A1: 60, B0: 0}
+        assert starts(startingOffsets='{"t": -1, "t/broker-a/0": -2}', **EARLY) == {A0: 5, A1: 60, B0: 0}
+
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            ({"startingOffsets": '{"t": -1}'}, "option startingOffsets does not name u/broker-b/0; name it, or say where"),
+            (
+                {"startingOffsetsByTimestamp": '{"u": 1, "t/broker-a/1": 1}', "startingOffsets": "latest"},
+                "option startingOffsetsByTimestamp does not name t/broker-a/0; name it, or say where",
+            ),
+            (
+                {"startingOffsets": '{"t/broker-a/0": 1}'},
+                "option startingOffsets does not name t/broker-a/1, u/broker-b/0; name them, or say where queues that are not "
+                "named begin: startingOffsets.default=earliest or latest",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_a_queue_that_is_not_named(self, given: dict[str, str], expected: str, streaming: bool) -> None:
+        with pytest.raises(ConfigError, match=expected):
+            starts(streaming=streaming, **given)
 
     def test_moments_win_over_offsets_and_one_for_all_over_both(self) -> None:
         one = {"startingOffsets": "latest", "startingOffsetsByTimestamp": '{"t": 20000, "t/broker-a/1": 30500}'}
-        assert starts(**one) == {A0: 20, A1: 31, B0: 0}
+        assert starts(**one, **EARLY) == {A0: 20, A1: 31, B0: 0}
         assert starts(**one, startingTimestamp="6000") == {A0: 6, A1: 6, B0: 6}
         assert ends(endingTimestamp="6000", endingOffsetsByTimestamp='{"t": 1}') == {A0: 6, A1: 6, B0: 6}
 
@@ -129,7 +159,7 @@ class TestBounds:
         with pytest.raises(ConfigError, match="u/broker-b/0 holds nothing stored at timestamp 7000 or later; starting"):
             starts(startingTimestamp="7000")
         with pytest.raises(ConfigError, match="t/broker-a/1 holds nothing stored at timestamp 70000 or later; starting"):
-            starts(startingOffsetsByTimestamp='{"t/broker-a/1": 70000}')
+            starts(startingOffsetsByTimestamp='{"t/broker-a/1": 70000}', **EARLY)
         late = starts(startingTimestamp="253402300799999", startingOffsetsByTimestampStrategy="latest")
         assert late == LATEST
 
@@ -140,11 +170,14 @@ class TestBounds:
         ("given", "expected"),
         [
             (
-                {"startingOffsets": '{"t/broker-c/0": 1}'},
+                {"startingOffsets": '{"t/broker-c/0": 1}'} | EARLY,
                 "option startingOffsets names t/broker-c/0, which is not read; t/broker-a/0",
             ),
-            ({"startingOffsets": '{"v": -1}'}, "option startingOffsets names v, which is not read"),
-            ({"startingOffsetsByTimestamp": '{"v": 1}'}, "option startingOffsetsByTimestamp names v, which is not read"),
+            ({"startingOffsets": '{"v": -1, "t": -1, "u": -1}'}, "option startingOffsets names v, which is not read"),
+            (
+                {"startingOffsetsByTimestamp": '{"v": 1}'} | EARLY,
+                "option startingOffsetsByTimestamp names v, which is not read",
+            ),
         ],
     )
     def test_a_queue_that_is_not_read(self, given: dict[str, str], expected: str) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
+from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from rmq_async import Admin, PullConsumer
+from rmq_async.consumer import pull_body
 from rmq_async.errors import ConfigError, OffsetRangeError, TopicNotFoundError
 from rmq_protocol.message import MessageQueue
 
@@ -109,7 +112,12 @@ class TestLimits:
         given = {"topic": "t", "startingOffsets": "earliest", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "60s"}
         planner = Planner(broker, **given)
         sent = broker.send("t", 9)
-        assert planner.step() == [], "the first one is written, so that it is known where the stream began"
+        assert planner.step() == sent, "the first one of a run does not wait"
+        sent = broker.send("t", 9)
+        assert not planner.plan()
+        planner.begin()
+        assert planner.step() == sent, "nor does the first one after a restart"
+        sent = broker.send("t", 9)
         assert not planner.plan()
         sent += broker.send("t", 1)
         assert planner.step() == sent
@@ -334,9 +342,16 @@ class TestWhatIsRead:
         broker.topic("t", 2, broker="broker-a")
         sent = broker.send("t", 10)
         given = json.dumps({"t": {"broker-a": {"0": 7}}})
-        assert everything(Planner(broker, topic="t", startingOffsets=given)) == sent[7:]
+        with pytest.raises(ConfigError, match="option startingOffsets does not name t/broker-a/1; name it"):
+            Planner(broker, topic="t", startingOffsets=given)
+        given = json.dumps({"t": {"broker-a": {"0": 7, "1": -2}}})
+        planner = Planner(broker, topic="t", startingOffsets=given)
+        assert everything(planner) == sent[7:]
+        broker.topic("t", 3, broker="broker-a")
+        added = broker.send("t", 3, ("broker-a", 2))
+        assert everything(planner) == added, "a queue that is added later is read from its beginning"
         expected = "t/broker-a/0: the start is beyond the last message; offsets 11 to 11 were to be read, available are 0 to 10"
-        beyond = json.dumps({"t/broker-a/0": 11})
+        beyond = json.dumps({"t/broker-a/0": 11, "t": -1})
         with pytest.raises(OffsetRangeError, match=expected):
             Planner(broker, topic="t", startingOffsets=beyond)
         planner = Planner(broker, topic="t", startingOffsets=beyond, failOnDataLoss="false")
@@ -379,6 +394,29 @@ class TestReports:
         broker.send("t", 5)
         planner.plan()
         assert planner.reader.reportLatestOffset() == {"v": 1, "q": {"t/broker-a/0": 5}}
+
+    def test_tasks_pull_in_the_group_of_their_query(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Tasks know the id of their query, planners do not."""
+        groups = []
+
+        async def pull(instance: Any, request: Any, *arguments: Any) -> Any:
+            groups.append(request.group)
+            return await pull_body(instance, request, *arguments)
+
+        class Context:
+            def attemptNumber(self) -> int:
+                return 0
+
+            def getLocalProperty(self, name: str) -> str | None:
+                return {"sql.streaming.queryId": "7f3e"}.get(name)
+
+        monkeypatch.setattr("rmq_async.spark.pulling.pull_body", pull)
+        monkeypatch.setattr(TaskContext, "get", Context)
+        broker.topic("t", broker="broker-a")
+        sent = broker.send("t", 2)
+        assert Planner(broker, topic="t", startingOffsets="earliest", consumerGroupPrefix="shop").step() == sent
+        assert Planner(broker, topic="t", startingOffsets="earliest", consumerGroup="shop").step() == sent
+        assert groups == ["shop-7f3e", "shop"]
 
     def test_commits_are_for_brokers_only_and_trouble_with_one_is_reported(
         self, broker: Broker, loop: Loop, caplog: pytest.LogCaptureFixture

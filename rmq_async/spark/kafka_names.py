@@ -1,0 +1,70 @@
+"""Options and columns of Spark's Kafka source and sink that have another name here, for errors that give ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["option_of_kafka", "read_column_of_kafka", "sink_column_of_kafka"]
+
+PREFIX: Final = "kafka."
+_OPTIONS: Final[Mapping[str, str]] = {
+    "includeheaders": "headers are always read, as the column properties; leave it out",
+    "groupidprefix": "it is called consumerGroupPrefix",
+    "kafkaconsumer.polltimeoutms": "it is called pullTimeoutMs",
+    "kafka.bootstrap.servers": "the option nameserver gives the addresses of name servers, not of brokers",
+    "kafka.group.id": "it is called consumerGroup",
+    "kafka.client.id": "RocketMQ has none; consumerGroup and producerGroup are what brokers know clients by",
+    "kafka.max.poll.records": "it is called pullBatchSize",
+    "kafka.request.timeout.ms": "it is called requestTimeoutMs",
+    "kafka.delivery.timeout.ms": "it is called sendTimeoutMs",
+    "kafka.retries": "it is called sendRetries",
+    "kafka.batch.size": "it is called batchBytes",
+    "kafka.acks": "it is called requireStatus",
+    "kafka.enable.idempotence": "writes are at least once, and copies have an equal RMQ_SPARK_ID",
+    "kafka.transactional.id": "writes are at least once, and copies have an equal RMQ_SPARK_ID",
+    "kafka.isolation.level": "half messages of transactions are never read; leave it out",
+    "kafka.auto.offset.reset": "startingOffsets and failOnDataLoss say where reads begin and what a loss does",
+    "kafka.enable.auto.commit": "it is called commitOffsets, and serves dashboards only",
+    "kafka.security.protocol": "it is called tls; accessKey and secretKey sign requests",
+    "kafka.ssl.truststore.location": "it is called tlsCaFile and takes PEM",
+    "kafka.ssl.keystore.location": "it is called tlsCertFile and tlsKeyFile, which take PEM",
+}
+_FAMILIES: Final[Mapping[str, str]] = {
+    "kafka.sasl.": "accessKey, secretKey and securityToken sign requests",
+    "kafka.ssl.": "options of TLS begin with tls",
+}
+_READ_COLUMNS: Final[Mapping[str, str]] = {
+    "key": "keys",
+    "value": "body",
+    "partition": "queueId, with brokerName",
+    "headers": "properties",
+    "timestamp": "storeTimestamp, or bornTimestamp by the sender's clock",
+}
+_SINK_COLUMNS: Final[Mapping[str, str]] = {
+    "key": "keys; shardingKey sends rows with the same one to the same queue",
+    "value": "body",
+    "partition": "queueId, with brokerName",
+    "headers": "properties, as map<string,string>",
+}
+
+
+def option_of_kafka(name: str) -> str | None:
+    """What is here in place of an option of the Kafka source, as a part of a sentence; None for any other name."""
+    name = name.lower()
+    if (hint := _OPTIONS.get(name)) is not None:
+        return hint
+    for family, hint in _FAMILIES.items():
+        if name.startswith(family):
+            return hint
+    return "settings of Kafka's clients are not passed on" if name.startswith(PREFIX) else None
+
+
+def read_column_of_kafka(name: str) -> str | None:
+    """The name of a column that the Kafka source calls ``name``."""
+    return _READ_COLUMNS.get(name.lower())
+
+
+def sink_column_of_kafka(name: str) -> str | None:
+    """The name of a column that the Kafka sink calls ``name``."""
+    return _SINK_COLUMNS.get(name.lower())
