@@ -25,6 +25,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 
 from ..instances import client_of
+from ..waiting import until
 
 SLEEP: Final = float(os.environ.get("RMQ_ASYNC_SLEEP", "5"))
 BLOCK: Final = 5.0 if SLEEP > 60 else 2.6
@@ -78,7 +79,7 @@ async def test_blocking_handlers_cost_no_lock_and_a_stop_leaves_nothing(
         owned = consumer.assignment
         async with Producer("blocking-senders", namesrv=namesrv) as sender:
             slept = (await sender.send(Message(topic, b"sleep"))).queue
-            await began.wait()
+            await asyncio.wait_for(began.wait(), 30)
             before, since = answers.answered.copy(), time.monotonic()
             for number in range(int(SLEEP)):  # messages of the other topic go on meanwhile
                 await sender.send(Message(other, b"%d" % number))
@@ -149,13 +150,12 @@ async def test_callbacks_at_a_handover_between_two_members(feature_cluster: Real
             await sender.send(Message(topic, b"%d" % number))
         await one.wait_settled(2)
         await two.start()
-        async with asyncio.timeout(30):
-            while len(two.assignment) < 2:
-                await asyncio.sleep(0.02)
+        await until(lambda: len(two.assignment) >= 2, 30)
         moved = two.assignment
         for number in range(8):
             await sender.send(Message(topic, b"later %d" % number))
         await one.stop()
+        await until(lambda: sum(queue.topic == topic for queue in two.assignment) == 4, 30)  # wait_idle knows no others
         await two.wait_idle(timeout=20)
         await two.stop()
         assert "on_lost" not in [kind for _, kind, _ in events]
