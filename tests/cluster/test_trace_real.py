@@ -20,6 +20,8 @@ from rmq_async.testing._jars import find_java, resolve
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trace
 
+from ..waiting import until
+
 TOPIC = "trace-real"
 LOGGING = """\
 <configuration>
@@ -105,10 +107,11 @@ async def test_mqadmin_finds_both_attempts_of_a_message_and_so_do_we(
 async def test_mqadmin_shows_the_calls_of_handlers(feature_cluster: RealCluster, topic: str, tmp_path: Path) -> None:
     """One that asks for the message again, and the next one, which succeeds, under the group and with the number of the retry."""
     namesrv, group = feature_cluster.namesrv, f"trace-real-readers-{uuid.uuid4().hex[:8]}"
+    unique_id = uuid.uuid4().hex.upper()  # chosen here: the handler may be called before send() returns
     attempts: list[int] = []
 
     async def handle(message: MessageExt) -> None:
-        if message.msg_id == result.msg_id:
+        if message.msg_id == unique_id:
             attempts.append(message.reconsume_times)
             await asyncio.sleep(0.05)
             if not message.reconsume_times:
@@ -117,11 +120,11 @@ async def test_mqadmin_shows_the_calls_of_handlers(feature_cluster: RealCluster,
     consumer = Consumer(group, namesrv=namesrv, trace=True)
     consumer.subscribe(topic, handle)
     async with consumer, Producer("trace-real-senders", namesrv=namesrv) as sender:
-        result = await sender.send(Message(topic, b"x", keys=uuid.uuid4().hex))
-        while attempts != [0, 1]:
-            await asyncio.sleep(0.05)
+        await sender.send(Message(topic, b"x", keys=uuid.uuid4().hex, unique_id=unique_id))
+        await until(lambda: 1 in attempts, 30)
+    assert attempts == [0, 1]
     before, after = [], []
-    for record in await records_of(namesrv, result.msg_id, result.msg_id, 4):
+    for record in await records_of(namesrv, unique_id, unique_id, 4):
         if record.trace_type is TraceType.SUB_BEFORE:
             before.append((record.group_name, record.region_id, record.beans[0].retry_times))
         else:
@@ -130,7 +133,7 @@ async def test_mqadmin_shows_the_calls_of_handlers(feature_cluster: RealCluster,
     assert before == [(group, "DefaultRegion", 0), (group, "DefaultRegion", 1)]
     assert after == [(group, False, 4), (group, True, 0)]
 
-    table = await asyncio.to_thread(mqadmin, namesrv, tmp_path, "queryMsgTraceById", "-i", result.msg_id)
+    table = await asyncio.to_thread(mqadmin, namesrv, tmp_path, "queryMsgTraceById", "-i", unique_id)
     rows = [line.split() for line in table.splitlines() if line.startswith("Sub")]
     assert [(row[1], row[2], row[-1]) for row in rows] == [(group, "127.0.0.1", "failed"), (group, "127.0.0.1", "success")]
 
