@@ -1,6 +1,7 @@
 """What a message costs a group consumer: Python functions called for it, counted. A pull brings 32, as a stock broker gives them.
 
-The server runs in another thread, which the counting does not see.
+The server runs in another thread, which the counting does not see. The first handler calls wait until all messages are buffered:
+else the calls depend on how many come at once, because an ended call that leaves nothing to begin costs one more.
 """
 
 from __future__ import annotations
@@ -10,26 +11,34 @@ import asyncio
 from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
-from ...calls import counted
+from ...calls import Calls, counted
+from ...waiting import until
 
 TOPIC = "costs"
 QUEUES, PULLED = 4, 32
 MESSAGES = QUEUES * PULLED * 16
 ROUNDS = 3
-LIMIT = 18.4
+LIMIT = 18.5
 """Calls of one message, the handler's own not included."""
-LOOSE = 0.3
-"""What depends on how answers come, and what runs meanwhile: commits, renewals."""
+LOOSE = 0.5
+"""What runs meanwhile: commits, renewals. One more call for each message exceeds it."""
 
 
 async def test_calls_of_one_message() -> None:
-    count, over = 0, asyncio.Event()
+    count, over, gate = 0, asyncio.Event(), asyncio.Event()
 
     async def handler(message: MessageExt) -> None:
         nonlocal count
+        await gate.wait()
         count += 1
         if count == MESSAGES:
             over.set()
+
+    def is_buffered(calls: Calls) -> bool:
+        before = calls.count
+        buffered = consumer.stats().buffered
+        calls.count = before  # looking belongs to no message
+        return buffered == MESSAGES
 
     figures = []
     with ThreadedRocketMQ() as server:
@@ -48,8 +57,11 @@ async def test_calls_of_one_message() -> None:
                     await consumer.seek(queue, 0)
                 count = 0
                 over.clear()
+                gate.clear()
                 with counted() as calls:
                     consumer.resume()
+                    await until(lambda: is_buffered(calls), 60.0)
+                    gate.set()
                     await over.wait()
                 figures.append(calls.count / MESSAGES)
     print(f"{min(figures):.3f} calls, the limit is {LIMIT}")
