@@ -136,8 +136,9 @@ async def key_rates(
             consumer.subscribe(topic, handler, order="key" if kind == "ordered" else None)
             async with consumer:
                 began, first = monotonic(), consumer.stats().handled
-                while (handled := consumer.stats().handled) < messages:
-                    await asyncio.sleep(0.02)
+                async with asyncio.timeout(120):
+                    while (handled := consumer.stats().handled) < messages:
+                        await asyncio.sleep(0.02)
                 rate = (handled - first) / (monotonic() - began)
             getattr(found, kind).append(round(rate))
     found.overlaps, found.backwards = kinds["ordered"].overlaps, kinds["ordered"].backwards  # type: ignore[union-attr]

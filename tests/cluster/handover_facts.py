@@ -158,8 +158,9 @@ async def life(members: Members) -> float:
     first, second = await members.locks(), await members.locks()
     await first.lock([queue(11)])
     began = monotonic()
-    while not await second.lock([queue(11)]):
-        await asyncio.sleep(ASK_EVERY)
+    async with asyncio.timeout(300):
+        while not await second.lock([queue(11)]):
+            await asyncio.sleep(ASK_EVERY)
     return monotonic() - began
 
 
@@ -205,8 +206,9 @@ async def handovers(members: Members, count: int) -> list[float]:
 
 
 async def _asked(locks: QueueLocks, queues: list[MessageQueue]) -> float:
-    while not await locks.lock(queues):
-        await asyncio.sleep(ASK_EVERY)
+    async with asyncio.timeout(60):
+        while not await locks.lock(queues):
+            await asyncio.sleep(ASK_EVERY)
     return monotonic()
 
 

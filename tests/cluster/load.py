@@ -120,9 +120,10 @@ async def loaded(cluster: RealCluster, *, broker: str | None = None, **options: 
 async def settled(namesrv: str, topic: str) -> list[Copy]:
     """All that is in the topic, once its offsets stand still: a broker that recovers goes on indexing for a moment."""
     before, count = -1, await stored_count(namesrv, topic)
-    while count != before:
-        await asyncio.sleep(0.3)
-        before, count = count, await stored_count(namesrv, topic)
+    async with asyncio.timeout(120):
+        while count != before:
+            await asyncio.sleep(0.3)
+            before, count = count, await stored_count(namesrv, topic)
     return copies(await read_all(namesrv, topic))
 
 

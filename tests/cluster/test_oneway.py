@@ -70,9 +70,10 @@ async def new_topic(cluster: RealCluster, broker: str | None = None) -> str:
 async def standing_count(cluster: RealCluster, topic: str) -> int:
     """What is stored, once the number has stood still for half a second."""
     before, count = -1, await stored_count(cluster.namesrv, topic)
-    while count != before:
-        await asyncio.sleep(0.5)
-        before, count = count, await stored_count(cluster.namesrv, topic)
+    async with asyncio.timeout(120):
+        while count != before:
+            await asyncio.sleep(0.5)
+            before, count = count, await stored_count(cluster.namesrv, topic)
     return count
 
 
