@@ -1,0 +1,103 @@
+"""Pages of the site that do not stand in docs/: a hook of mkdocs (see mkdocs.yml).
+
+Pages in docs/ link to files elsewhere in the repository, such as ``../examples/worker.py``. Each such file becomes a page (code,
+Markdown) or a file (pictures) of the site, and the links lead there. So a page reads the same in a clone and on the site.
+
+A line ``<!-- modules of FOLDER -->`` is replaced by the API of the modules in that folder.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+DOCS: Final = "docs"
+ALWAYS: Final = ("CHANGELOG.md", "examples/README.md", "protocol/README.md")
+"""In the navigation, whether a page links to them or not."""
+LANGUAGES: Final = {".py": "python", ".json": "json", ".toml": "toml", ".yml": "yaml", ".java": "java"}
+LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+MODULES: Final = re.compile(r"^<!-- modules of (protocol/([\w/]+)) -->$", re.MULTILINE)
+FENCED: Final = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the files that pages link to, and those that the added pages link to."""
+    waiting = list(ALWAYS)
+    for file in files.documentation_pages():
+        waiting += linked(f"{DOCS}/{file.src_uri}", (ROOT / DOCS / file.src_uri).read_text())
+    added: set[str] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in added or path.startswith(f"{DOCS}/"):
+            continue
+        added.add(path)
+        if path.endswith(".md"):
+            text = (ROOT / path).read_text()
+            waiting += linked(path, text)
+            files.append(File.generated(config, path, content=text))
+        elif Path(path).suffix in LANGUAGES:
+            files.append(File.generated(config, page_of(path), content=code_page(path)))
+        else:
+            files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links to files outside docs/ to their pages, and names modules for the API."""
+    uri = page.file.src_uri
+    markdown = MODULES.sub(lambda found: directives(ROOT / found[1], found[2].replace("/", ".")), markdown)
+    own = uri if page.file.generated_by else f"{DOCS}/{uri}"
+    here = posixpath.dirname(uri)
+
+    def replaced(found: re.Match[str]) -> str:
+        target = resolved(own, found[2])
+        if target is None:
+            return found[0]
+        place = target.removeprefix(f"{DOCS}/") if target.startswith(f"{DOCS}/") else page_of(target)
+        return f"{found[1]}{posixpath.relpath(place, here or '.')}{found[3] or ''}{found[4]}"
+
+    parts = FENCED.split(markdown)
+    return "".join(part if part.startswith("```") else LINK.sub(replaced, part) for part in parts)
+
+
+def directives(folder: Path, package: str) -> str:
+    """What mkdocstrings takes for the modules of a package, subpackages excepted: the names of their ``__all__``."""
+    modules = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    options = "    options: {filters: public, show_root_full_path: true}"
+    return "\n\n".join(f"::: {package}.{module}\n{options}" for module in modules)
+
+
+def linked(own: str, text: str) -> list[str]:
+    """Files of the repository that a page links to, as paths from its root."""
+    targets = [resolved(own, found[2]) for found in LINK.finditer(FENCED.sub("", text))]
+    return [target for target in targets if target is not None]
+
+
+def resolved(own: str, target: str) -> str | None:
+    """The path from the root of the repository, of a folder its README.md; None for a link that leads elsewhere."""
+    if "://" in target or target.startswith("mailto:"):
+        return None
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(own), target))
+    if (ROOT / path).is_dir():
+        path += "/README.md"
+    return path if (ROOT / path).is_file() else None
+
+
+def page_of(path: str) -> str:
+    """Where a file outside docs/ is on the site."""
+    suffix = Path(path).suffix
+    return path.removesuffix(suffix) + ".md" if suffix in LANGUAGES else path
+
+
+def code_page(path: str) -> str:
+    return f"# {path}\n\n````{LANGUAGES[Path(path).suffix]}\n{(ROOT / path).read_text()}````\n"
