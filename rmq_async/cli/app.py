@@ -27,6 +27,7 @@ TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
 COMMANDS: Final = MappingProxyType(
     {
         "bench": ".bench",
+        "consume": ".consume",
         "demo": ".demo.command",
         "group": ".group",
         "message": ".message",

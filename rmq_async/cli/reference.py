@@ -46,6 +46,13 @@ transactions: a dead letter that is copied is an ordinary message. Lines of `rmq
 `rmq group dead-letters --json` can be sent in the same way, and so can objects of your own, such as
 `{"body": "x", "tags": "t", "keys": ["k"], "properties": {"a": "1"}}`; those that name no `broker` and `queue_id` go to any
 queue, or to that of their sharding key (property `__SHARDINGKEY`).
+
+A worker without a program: each message of a topic is a file in `outbox/`, and what is no JSON is dead-lettered.
+
+```sh
+rmq consume OrderTopic --group archive --from earliest --concurrency 4 \\
+    --exec 'jq -e . > "outbox/$RMQ_MSG_ID" || exit 65'
+```
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from rmq_async.cli.app import run_command
 from rmq_async.testing.cluster import RealCluster
+
+from ..cli.support import rmq
 
 
 def test_from_a_topics_creation_to_its_deletion(
@@ -52,3 +55,30 @@ def test_from_a_topics_creation_to_its_deletion(
     rmq("topic", "delete", topic)
     for command in (["topic", "route"], ["topic", "offsets"], ["pull"], ["topic", "delete"]):
         rmq(*command, topic, code=1)
+
+
+async def test_a_pipe_copies_a_topic_and_a_group_consumes_the_copy(each_cluster: RealCluster) -> None:
+    source, copy, where = f"Cli_{uuid.uuid4().hex[:12]}", f"Cli_{uuid.uuid4().hex[:12]}", ("--namesrv", each_cluster.namesrv)
+    command = f'"{sys.executable}" -W error -m rmq_async.cli'
+    steps = [
+        f"{command} topic create {source} --queues 2 {' '.join(where)}",
+        f"{command} topic create {copy} --queues 2 {' '.join(where)}",
+        f"seq 50 | {command} send {source} - --tags t --keys k --property a=b {' '.join(where)}",
+        f"{command} pull {source} --json {' '.join(where)} | {command} send {copy} --json --no-create {' '.join(where)} >&2",
+        f"{command} pull {source} --json {' '.join(where)}",
+    ]
+    ended = await rmq(command=["sh", "-ec", " && ".join([*(f"{step} > /dev/null" for step in steps[:3]), *steps[3:]])])
+    assert ended.code == 0, ended.err
+    arguments = ("consume", copy, "--group", copy, "--from", "earliest", "--count", "50", "--json", *where)
+    consumed = await rmq(*arguments)
+    assert consumed.code == 0, consumed.err
+    names = ("queue_id", "queue_offset", "body", "tags", "keys", "flag")
+    facts = [
+        sorted((*(str(record[name]) for name in names), record["properties"]["a"]) for record in records)
+        for records in (ended.records, consumed.records)
+    ]
+    assert facts[0] == facts[1]
+    assert len(facts[0]) == 50
+    commanded = await rmq("consume", source, *arguments[2:-2], *where, "--exec", "exit 65", "--concurrency", "8")
+    assert [each["outcome"] for each in commanded.records] == ["dead-letter"] * 50
+    assert commanded.err.splitlines()[-1] == "rmq: 50 messages: 0 done, 0 to be tried again, 50 dead-lettered"

@@ -1,0 +1,106 @@
+"""Runs the command of ``--exec`` for one message: the body is its input, its exit code the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, Final
+
+import msgspec
+
+from rmq_async import Delivery, MessageExt
+
+__all__ = ["CANNOT_RUN", "DEAD_LETTER", "Commands", "facts_of"]
+
+DEAD_LETTER: Final = 65
+"""EX_DATAERR of sysexits.h: the input is wrong, and will be."""
+CANNOT_RUN: Final = frozenset({126, 127})
+"""With these a shell says that it cannot run the command, or has not found it."""
+STDERR: Final = 2
+LAST_WORDS: Final = 1.0
+"""Seconds from SIGTERM to SIGKILL for a command that is to end."""
+
+
+class Commands:
+    """Those that run. ``stdout_to_stderr``: where standard output is for objects only."""
+
+    def __init__(self, command: str, *, stdout_to_stderr: bool) -> None:
+        self._command = command
+        self._stdout = STDERR if stdout_to_stderr else None
+        self._running: set[asyncio.subprocess.Process] = set()
+
+    async def run(self, message: MessageExt, delivery: Delivery) -> int:
+        """Runs the command by the shell, in a process group of its own, and returns its exit code; 128 + N after signal N.
+
+        Ends the whole group when it is cancelled. Raises OSError where no process can be started.
+        """
+        with _file_of(message.body) as body:
+            process = await asyncio.create_subprocess_shell(
+                self._command,
+                stdin=body,
+                stdout=self._stdout,
+                env={**os.environ, **facts_of(message, delivery)},
+                start_new_session=True,  # Ctrl-C on the terminal lets it end its message
+            )
+        self._running.add(process)
+        try:
+            await process.wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(_end(process))
+            raise
+        finally:
+            self._running.discard(process)
+        assert process.returncode is not None
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+    async def end(self) -> None:
+        """Ends all of them, by SIGTERM and 1 s later by SIGKILL."""
+        await asyncio.gather(*map(_end, self._running))
+
+
+def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
+    """Returns the environment variables that say what the message is; all of them, empty where there is nothing to say."""
+    facts = {
+        "RMQ_TOPIC": message.topic,
+        "RMQ_GROUP": delivery.group,
+        "RMQ_BROKER": message.queue.broker_name,
+        "RMQ_QUEUE_ID": str(message.queue.queue_id),
+        "RMQ_QUEUE_OFFSET": str(message.queue_offset),
+        "RMQ_MSG_ID": message.msg_id,
+        "RMQ_TAGS": message.tags or "",
+        "RMQ_KEYS": " ".join(message.keys),
+        "RMQ_SHARDING_KEY": message.sharding_key or "",
+        "RMQ_PROPERTIES": msgspec.json.encode(message.user_properties).decode(),
+        "RMQ_ATTEMPT": str(delivery.attempt),
+        "RMQ_BORN_TIME_MS": str(message.born_time_ms),
+        "RMQ_STORE_TIME_MS": str(message.store_time_ms),
+    }
+    return {name: text.replace("\0", "\N{REPLACEMENT CHARACTER}") for name, text in facts.items()}
+
+
+def _file_of(body: bytes) -> IO[bytes]:
+    """Returns a file in memory, or in the temporary directory: unlike a pipe it needs no task, and a command need not read it."""
+    in_memory = hasattr(os, "memfd_create")
+    file = os.fdopen(os.memfd_create("message"), "w+b") if in_memory else tempfile.TemporaryFile()  # noqa: SIM115 - the caller's
+    try:
+        file.write(body)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), LAST_WORDS)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

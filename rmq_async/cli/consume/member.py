@@ -1,0 +1,222 @@
+"""The member of the group: what begins, what it comes to, and the end.
+
+A message is printed, or its command has ended, before it is settled. The end lets handlers finish by a pause, which takes what has
+not begun out of the member, and stops it when none runs. What is cut off by a second signal, or has no reader, is not settled: it
+comes again, and uses up no attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from contextlib import suppress
+from typing import Final
+
+import click
+import msgspec
+
+from rmq_async import ClientConfig, Consumer, DeadLetter, MessageExt, RetryLater, RocketMQError, current_delivery
+
+from ..output import Output
+from ..printer import Printer
+from ..records import body_bytes, fields_of, headline
+from .execute import CANNOT_RUN, DEAD_LETTER, Commands
+from .settings import ConsumeOptions
+
+__all__ = ["consume_messages"]
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+NOT_STARTED: Final = -1
+LAST_COMMITS: Final = 1.0
+"""Seconds of a stop that cancels the handlers at once."""
+
+
+async def consume_messages(options: ConsumeOptions, config: ClientConfig) -> int:
+    """Consumes until --count, a signal or a failure; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    work = _Work(options)
+
+    async def handle(message: MessageExt) -> None:
+        await work.handle(message)
+
+    handle.__module__, handle.__qualname__ = "rmq", "consume"  # in the log
+    for number in SIGNALS:
+        loop.add_signal_handler(number, work.interrupt, number)
+    consumer = Consumer(options.group, client=config, start_from=options.start_from, concurrency=options.concurrency)
+    consumer.subscribe(
+        options.topic,
+        handle,
+        tags=options.tags,
+        sql=options.sql,
+        concurrency=options.concurrency,
+        timeout=options.exec_timeout if options.command is not None else None,
+    )
+    work.consumer = consumer
+    try:
+        if await _started(consumer, work.over):
+            await work.over.wait()
+            await work.drained()
+    finally:
+        await consumer.stop(LAST_COMMITS if work.leaving or work.cut.is_set() else None)
+        work.printer.close()
+    if work.failure is not None:
+        raise work.failure
+    work.summarize()
+    return 0 if work.aborted is None else 128 + work.aborted
+
+
+async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
+    """Returns False where a signal comes first."""
+    starting, waiting = asyncio.create_task(consumer.start()), asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await consumer.stop()
+            await asyncio.wait([starting])
+    finally:
+        waiting.cancel()
+    error = starting.exception()
+    if error is not None and not over.is_set():
+        raise error
+    return error is None
+
+
+class _FailedError(RetryLater):
+    """The command has failed; logged without a traceback."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+    def __repr__(self) -> str:
+        return f"exit code {self.code}"
+
+
+class _Work:
+    """The handler of messages, and their numbers. ``consumer``: set before the first call."""
+
+    consumer: Consumer
+
+    def __init__(self, options: ConsumeOptions) -> None:
+        self.over = asyncio.Event()
+        """Set when nothing more shall begin."""
+        self.cut = asyncio.Event()
+        """Set when no handler is waited for."""
+        self.leaving = False
+        """Whether a call waits for the stop to cancel it."""
+        self.aborted: signal.Signals | None = None
+        self.failure: Exception | None = None
+        self.printer = Printer()
+        self._options = options
+        self._output = Output(as_json=options.as_json)
+        self._commands = None if options.command is None else Commands(options.command, stdout_to_stderr=options.as_json)
+        self._outcomes: Counter[str] = Counter()
+        self._begun = self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """Ends the work at a first signal, what runs at a second one."""
+        if self.over.is_set() and self.aborted is None:
+            self.aborted = signal.Signals(number)
+            self.cut.set()
+        elif self._running and self._commands is not None:
+            self._output.trouble(f"ends after {self._running} running commands; a second signal ends them too")
+        self._end()
+
+    async def drained(self) -> None:
+        """Returns when no handler runs; after a second signal when no command runs."""
+        waits = [asyncio.create_task(each.wait()) for each in (self._idle, self.cut)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
+        if self._commands is not None:
+            await self._commands.end()
+
+    async def handle(self, message: MessageExt) -> None:
+        if self.over.is_set() or self._begun == self._options.count:
+            await self._leave()
+        self._begun += 1
+        if self._begun == self._options.count:
+            self._pause()
+        self._running += 1
+        self._idle.clear()
+        try:
+            await self._handle(message)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+                if self._begun == self._options.count:
+                    self._end()
+
+    def _end(self, failure: Exception | None = None) -> None:
+        self.failure = self.failure or failure
+        self._pause()
+        self.over.set()
+
+    def _pause(self) -> None:
+        with suppress(RocketMQError):  # it starts, and ``handle`` leaves what begins, or it stops
+            self.consumer.pause()
+
+    async def _handle(self, message: MessageExt) -> None:
+        if self._commands is None:
+            await self._print(self._shown(message))
+            self._outcomes["done"] += 1
+            return
+        outcome, code = await self._execute(message)
+        self._outcomes[outcome] += 1
+        if outcome == "dead-letter":
+            raise DeadLetter(f"the command ended with exit code {DEAD_LETTER}")
+        if outcome == "retry":
+            raise _FailedError(code)
+
+    def _shown(self, message: MessageExt) -> bytes:
+        if self._options.as_json:
+            return msgspec.json.encode(fields_of(message)) + b"\n"
+        line = f"{headline(message)}\n".encode() if self._options.verbose else b""
+        return line + body_bytes(message) + b"\n"
+
+    async def _execute(self, message: MessageExt) -> tuple[str, int]:
+        """Returns the outcome of the message, and the exit code."""
+        assert self._commands is not None
+        began = asyncio.get_running_loop().time()
+        delivery = current_delivery()
+        try:
+            code = await self._commands.run(message, delivery)
+        except OSError as error:
+            click.echo(f"rmq: message {message.msg_id}: no process can be started: {error}", err=True)
+            return "retry", NOT_STARTED
+        if self.cut.is_set():
+            await self._leave()
+        if code in CANNOT_RUN:
+            self._end(click.ClickException(f"the shell cannot run the command (exit code {code}): {self._options.command}"))
+        outcome = "done" if code == 0 else "dead-letter" if code == DEAD_LETTER else "retry"
+        if self._options.as_json:
+            seconds = round(asyncio.get_running_loop().time() - began, 3)
+            facts = {"topic": message.topic, "broker": message.queue.broker_name, "queue_id": message.queue.queue_id}
+            facts |= {"queue_offset": message.queue_offset, "msg_id": message.msg_id, "attempt": delivery.attempt}
+            await self._print(msgspec.json.encode({**facts, "exit_code": code, "outcome": outcome, "seconds": seconds}) + b"\n")
+        return outcome, code
+
+    async def _print(self, data: bytes) -> None:
+        try:
+            await self.printer.write(data)
+        except OSError as error:
+            self.cut.set()
+            self._end(error)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Waits until the stop cancels the call: its message is not settled."""
+        self.leaving = True
+        await asyncio.get_running_loop().create_future()
+
+    def summarize(self) -> None:
+        parts = [f"{self._outcomes['done']} done"]
+        if self._options.command is not None:
+            parts += [f"{self._outcomes['retry']} to be tried again", f"{self._outcomes['dead-letter']} dead-lettered"]
+        if cut := self._begun - self._outcomes.total():
+            parts.append(f"{cut} cut off, they come again")
+        self._output.trouble(f"{self._begun} messages: {', '.join(parts)}")

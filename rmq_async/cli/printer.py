@@ -1,0 +1,74 @@
+"""Writes to standard output without blocking the loop.
+
+A reader may stop reading (``| less``) for as long as it likes. A daemon thread writes to the descriptor itself, so that a write
+that does not end keeps neither the loop, with its heartbeats, nor the interpreter from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import queue
+import select
+import sys
+import threading
+from contextlib import suppress
+
+import click
+
+__all__ = ["Printer"]
+
+
+class Printer:
+    """Prints in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        sys.stdout.flush()
+        threading.Thread(target=self._write_all, name="rmq standard output", daemon=True).start()
+
+    async def write(self, data: bytes) -> None:
+        """Returns when ``data`` is written. Raises OSError as writing does: BrokenPipeError where the reader has gone."""
+        written: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.put((data, written))
+        await written
+
+    def close(self) -> None:
+        """Ends the thread after what is waiting."""
+        self._waiting.put(None)
+
+    def _write_all(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            data, written = item
+            error: OSError | None = None
+            try:
+                _write(data)
+            except OSError as raised:
+                error = raised
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(_settle, written, error)
+
+
+def _settle(written: asyncio.Future[None], error: OSError | None) -> None:
+    if written.done():
+        return
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
+
+
+def _write(data: bytes) -> None:
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, io.UnsupportedOperation):  # a test has put another object there
+        click.echo(data, nl=False)
+        return
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:  # another process has made the pipe so
+            select.select([], [descriptor], [])
