@@ -25,6 +25,12 @@ DOCS: Final = "docs"
 ALWAYS: Final = ("CHANGELOG.md", "examples/README.md", "protocol/README.md")
 """In the navigation, whether a page links to them or not."""
 LANGUAGES: Final = {".py": "python", ".json": "json", ".toml": "toml", ".yml": "yaml", ".java": "java"}
+WEIGHTS: Final = {
+    "reference/codec": 0.1, "reference/": 0.2, "examples/": 0.4, "benchmarks/": 0.1, "tests/": 0.1, "CHANGELOG": 0.1,
+    "protocol/": 0.3, "cli": 0.4, "decisions/": 0.3, "performance": 0.4, "simulation": 0.5, "spark": 0.6,
+    "production": 3, "inbox": 2, "concepts": 2, "quickstart": 2, "tutorial": 2,
+}  # fmt: skip
+"""How much a hit counts in the search, by the beginning of the page's path; 1 for the others."""
 LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 MODULES: Final = re.compile(r"^<!-- modules of (protocol/([\w/]+)) -->$", re.MULTILINE)
 FENCED: Final = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
@@ -53,8 +59,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to files outside docs/ to their pages, and names modules for the API."""
+    """Leads links to files outside docs/ to their pages, names modules for the API, and weighs the page for the search."""
     uri = page.file.src_uri
+    weight = next((weight for start, weight in WEIGHTS.items() if uri.startswith(start)), 1)
+    page.meta.setdefault("search", {})["boost"] = weight
     markdown = MODULES.sub(lambda found: directives(ROOT / found[1], found[2].replace("/", ".")), markdown)
     own = uri if page.file.generated_by else f"{DOCS}/{uri}"
     here = posixpath.dirname(uri)
