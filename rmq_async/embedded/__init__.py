@@ -24,10 +24,10 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from .._turns import Turns
-from .arguments import check_clock, check_number, check_queue, check_whole
+from .arguments import check_clock, check_number, check_one_of, check_queue, check_whole
+from .broker import VERSIONS, stored_messages
 from .broker import Broker as Broker
 from .broker import BrokerSettings as BrokerSettings
-from .broker import stored_messages
 from .clock import Clock, ManualClock, SystemClock
 from .directory import Holder as Holder
 from .directory import Registration as Registration
@@ -37,6 +37,8 @@ from .disk import DiskLog as DiskLog
 from .faults import FailureScript as FailureScript
 from .live import LiveBrokers
 from .nameserver import NameServer as NameServer
+from .pop_settings import PopStore, checked_settings
+from .pop_switches import PopSwitches
 from .schedule import DELAY_LEVELS
 from .server import Connection as Connection
 from .server import Listener
@@ -70,7 +72,7 @@ def _letters(index: int) -> str:
     return (_letters(first - 1) if first else "") + chr(ord("a") + last)
 
 
-class EmbeddedRocketMQ:
+class EmbeddedRocketMQ(PopSwitches):
     """``host``: address or name to listen on. ``port``: the name server's, 0 for a free one; brokers take free ports and are
     called "broker-a", "broker-b", ... ``max_memory``: bytes of messages kept; above it the oldest go and minimum offsets move.
 
@@ -83,6 +85,11 @@ class EmbeddedRocketMQ:
     ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pulls, as 5.x does; False: it
     sends them to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by SQL92 conditions; a real one does
     with ``enablePropertyFilter=true``, which is not its default.
+
+    ``version``: "5.5.0", or "4.9.7", a broker that answers 3 to pops and to all else that came with 5.x, and resets offsets the old
+    way. ``pop_store``: "log" or "kv", how brokers keep what was popped (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether
+    the topics of its retries have their newer name (``enableRetryTopicV2``). ``pop_revive_delay``: seconds from the end of an
+    invisible time to the redelivery; None is that of a real broker, about 2 with the log and 0.5 with the store.
 
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
     """
@@ -102,6 +109,10 @@ class EmbeddedRocketMQ:
         transaction_check_max: int = 15,
         server_side_reset: bool = True,
         property_filter: bool = True,
+        version: str = VERSIONS[0],
+        pop_store: PopStore = "log",
+        pop_retry_v2: bool = False,
+        pop_revive_delay: float | None = None,
     ) -> None:
         for name, whole in (
             ("port", port),
@@ -128,9 +139,12 @@ class EmbeddedRocketMQ:
                 raise ValueError(f"{name} must be from 0 to {MAX_DELAY} seconds, not {seconds}")
         if transaction_check_max < 0:
             raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
+        check_one_of("version", version, VERSIONS)
         clock = SystemClock() if clock is None else check_clock(clock)
         checks = CheckSettings(transaction_timeout, transaction_check_interval, transaction_check_max)
-        settings = BrokerSettings(clock, delay_levels, checks, server_side_reset, property_filter)
+        pops = checked_settings(pop_store, pop_revive_delay, retry_v2=pop_retry_v2)
+        by_server = server_side_reset and version == VERSIONS[0]
+        settings = BrokerSettings(clock, delay_levels, checks, by_server, property_filter, version, pops)
         self._turns = Turns()
         self._host = host
         self._ports = [port] + [0] * brokers
@@ -217,7 +231,8 @@ class EmbeddedRocketMQ:
 
     def retries(self, group: str) -> list[MessageExt]:
         """Each message that was given back to the group for another attempt, one for each attempt: per broker those that are in the
-        retry topic, in store order, then those that wait for their delay, soonest first, with a queue offset of -1.
+        retry topic, in store order, then those of the retry topics of its pops, then those that wait for their delay, soonest
+        first, with a queue offset of -1.
         """
         return [message for broker in self._brokers for message in broker.retries(group)]
 
@@ -302,6 +317,10 @@ class EmbeddedRocketMQ:
         ``n`` = 0 takes back what is left for ``request``.
         """
         self._failures.add(code, n, request)
+
+    def lose_answers(self, n: int = 1, *, request: int) -> None:
+        """The next ``n`` requests of this RequestCode are served, and their answers never leave. ``n`` = 0 ends it."""
+        self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
         """Each answer of the broker (None: of all brokers) leaves that much later; 0 ends it. "namesrv" is the name server.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from .clock import Clock
 
-__all__ = ["check_clock", "check_number", "check_queue", "check_whole"]
+__all__ = ["check_clock", "check_number", "check_one_of", "check_queue", "check_whole"]
 
 
 def check_whole(name: str, value: object) -> None:
@@ -18,6 +20,11 @@ def check_whole(name: str, value: object) -> None:
 def check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, not {shown(value)}")
+
+
+def check_one_of(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {shown(value)}")
 
 
 def check_queue(queue: object) -> None:

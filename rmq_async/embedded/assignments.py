@@ -1,4 +1,5 @@
-"""Queues allocated to consumers by the broker (400): the strategies AVG and AVG_BY_CIRCLE over the queues of all brokers."""
+"""Queues allocated to consumers by the broker (400): the strategies AVG and AVG_BY_CIRCLE over the queues of all brokers, and what
+they make of a group that pops."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from rmq_protocol.constants import Perm, RequestCode, ResponseCode
 from rmq_protocol.heartbeat import MessageModel
 from rmq_protocol.message import MessageQueue
 
+from .held_pops import ANY_QUEUE
+from .request_modes import PULL, mode_of
 from .server import Connection
 from .service import Handler
 from .state import BrokerState
 
-__all__ = ["AssignmentProcessor", "allocate"]
+__all__ = ["AssignmentProcessor", "allocate", "allocate_for_pops"]
 
 _LEAVE_AS_IT_IS: Final = b"{}"
 """Unlike an empty list it makes the client keep its queues."""
@@ -37,14 +40,21 @@ class AssignmentProcessor:
 
     def assign(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         request = decode_body(QueryAssignmentRequestBody, command.body)
+        mode, share = mode_of(self._state, request.topic, request.consumer_group)
         queues: list[MessageQueue] | None = self._queues(request.topic)
         if queues and request.message_model == MessageModel.CLUSTERING:
             group = self._state.clients.consumers.get(request.consumer_group)
             clients = [] if group is None else sorted(group.ids())
-            queues = allocate(request.strategy_name or "", queues, clients, request.client_id) if clients else None
+            strategy, client_id = request.strategy_name or "", request.client_id
+            if not clients:
+                queues = None
+            elif mode == PULL.mode:
+                queues = allocate(strategy, queues, clients, client_id)
+            else:
+                queues = allocate_for_pops(strategy, queues, clients, client_id, share)
         if not queues and queues != []:
             return make_response(command, ResponseCode.SUCCESS, body=_LEAVE_AS_IT_IS)
-        body = QueryAssignmentResponseBody(tuple(MessageQueueAssignment(queue) for queue in queues or ()))
+        body = QueryAssignmentResponseBody(tuple(MessageQueueAssignment(queue, mode) for queue in queues or ()))
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def _queues(self, name: str) -> list[MessageQueue] | None:
@@ -63,3 +73,21 @@ def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], clie
     """The client's share of ``queues``, both in the order all use; None for a strategy that is not known."""
     share = _STRATEGIES.get(strategy)
     return None if share is None else list(share(client_id, queues, clients))
+
+
+def allocate_for_pops(
+    strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str, share: int
+) -> list[MessageQueue] | None:
+    """As ``allocate``, for a client that pops: without a ``share`` it pops each broker as a whole, else its own queues and those of
+    so many clients behind it."""
+    if strategy not in _STRATEGIES:
+        return None
+    if share <= 0 or share >= len(clients) - 1:
+        return list(dict.fromkeys(queue._replace(queue_id=ANY_QUEUE) for queue in queues))
+    if client_id not in clients:
+        return []
+    at = clients.index(client_id)
+    if len(clients) > len(queues):
+        return [queues[at % len(queues)]]
+    ring = [clients[(at + step) % len(clients)] for step in range(share + 1)]
+    return [queue for each in ring for queue in allocate(strategy, queues, clients, each) or ()]

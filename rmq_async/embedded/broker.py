@@ -24,6 +24,8 @@ from .faults import FailureScript
 from .groups import GroupProcessor
 from .locks import LockProcessor
 from .lookups import LookupProcessor
+from .pop_settings import NO_POPS, PopSettings
+from .popping import Popping
 from .progress import ProgressProcessor
 from .pulls import HeldPulls, PullMessageProcessor
 from .queries import QueryProcessor
@@ -54,6 +56,28 @@ _FIRST_PORT_ONLY: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestC
 """What the second port does not serve, so that those who read are not in the way of those who send."""
 
 
+VERSIONS: Final = ("5.5.0", NO_POPS)
+"""Versions that a broker can be like."""
+_SINCE_5: Final = frozenset(
+    {
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.RECALL_MESSAGE,
+        RequestCode.QUERY_ASSIGNMENT,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
+        RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
+        RequestCode.POP_MESSAGE,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+        RequestCode.NOTIFICATION,
+        RequestCode.POLLING_INFO,
+    }
+)
+"""Requests that the older of these does not know."""
+
+
 class BrokerSettings(NamedTuple):
     """Settings that the brokers of one server share; see ``EmbeddedRocketMQ``. Times are seconds."""
 
@@ -62,10 +86,17 @@ class BrokerSettings(NamedTuple):
     checks: CheckSettings = CheckSettings()
     server_side_reset: bool = True
     property_filter: bool = True
+    version: str = VERSIONS[0]
+    pops: PopSettings = PopSettings()
 
     def as_config(self) -> dict[str, bool]:
         """Those that a real broker has, too, by its names."""
-        return {"useServerSideResetOffset": self.server_side_reset, "enablePropertyFilter": self.property_filter}
+        return {
+            "useServerSideResetOffset": self.server_side_reset,
+            "enablePropertyFilter": self.property_filter,
+            "popConsumerKVServiceEnable": self.pops.store == "kv",
+            "enableRetryTopicV2": self.pops.retry_v2,
+        }
 
 
 class Broker(BaseService):
@@ -92,12 +123,14 @@ class Broker(BaseService):
         super().__init__(disk.name, failures)
         settings = BrokerSettings() if settings is None else settings
         self.topics_changed: Callable[[], object] = lambda: None
-        self.state = BrokerState(disk)
+        self.state = BrokerState(disk, pops_in_store=settings.pops.store == "kv")
         self.state.topics.changed = lambda: self.topics_changed()
         self.held = HeldPulls(self._reply)
         self.calls = ClientCalls()
         self._clients = ClientProcessor(self.state, self.calls, property_filter=settings.property_filter)
-        writer = MessageWriter(self.state, self.held)
+        self.popping = Popping(self.state, settings.clock, settings.pops, self._reply, property_filter=settings.property_filter)
+        writer = MessageWriter(self.state, self.held, self.popping.held)
+        self.popping.revive_with(writer)
         self._schedule = Schedule(self.state, writer, settings.clock, settings.delay_levels)
         self._transactions = Transactions(
             self.state,
@@ -127,13 +160,16 @@ class Broker(BaseService):
             **PullMessageProcessor(self.state, self.held, property_filter=settings.property_filter).handlers(),
             **QueryProcessor(self.state).handlers(),
             **ProgressProcessor(self.state, self.calls, by_server=settings.server_side_reset).handlers(),
-            **GroupProcessor(self.state.groups, self.state.offsets).handlers(),
+            **GroupProcessor(self.state.groups, self.state.offsets, self.state.pop_offsets).handlers(),
             **LockProcessor(self.state.locks).handlers(),
             **AssignmentProcessor(self.state).handlers(),
-            **TopicProcessor(self.state, self.held).handlers(),
-            **StatisticsProcessor(self.state, settings.as_config()).handlers(),
+            **TopicProcessor(self.state, self.held, self.popping).handlers(),
+            **StatisticsProcessor(self.state, settings.as_config(), settings.version).handlers(),
             **RelayProcessor(self.state, self.calls, self._reply).handlers(),
+            **self.popping.handlers(),
         }
+        if settings.version == NO_POPS:
+            self.handlers = {code: handler for code, handler in self.handlers.items() if code not in _SINCE_5}
 
     def registration(self) -> Registration:
         """What the broker registers with its name servers now. Raises RuntimeError before the first start."""
@@ -155,7 +191,13 @@ class Broker(BaseService):
     def retries(self, group: str) -> list[MessageExt]:
         """See ``EmbeddedRocketMQ.retries``."""
         topic = RETRY_TOPIC_PREFIX + group
-        return [*self.messages(topic), *self._schedule.waiting(topic)]
+        popped = (message for name in self.popping.retry_topics(group) for message in self.messages(name))
+        return [*self.messages(topic), *popped, *self._schedule.waiting(topic)]
+
+    def lose_offsets(self) -> None:
+        """See ``EmbeddedRocketMQ.lose_offsets``."""
+        self.state.offsets.restore(self.state.disk.offsets)
+        self.state.pop_offsets.restore(self.state.disk.pop_offsets)
 
     def rebalance(self, group: str) -> None:
         """See ``EmbeddedRocketMQ.rebalance``."""
@@ -200,6 +242,7 @@ class Broker(BaseService):
         taken = log.truncate(position, self.name)
         self._schedule.truncated()
         self._transactions.truncated(position)
+        self.state.disk.forget_check_points()
         return taken
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
@@ -222,6 +265,7 @@ class Broker(BaseService):
         self._sends.listening()
         self._schedule.start()
         self._transactions.start()
+        self.popping.start()
 
     async def stop(self) -> None:
         """Stops in order: everything is on the disk afterwards. Does nothing where nothing runs, after ``crash`` above all."""
@@ -243,18 +287,21 @@ class Broker(BaseService):
         self._queue = None
         self._schedule.stop()
         self._transactions.stop()
+        self.popping.stop()
         self._forget_waiting()
 
     def _save(self, *, offsets: bool = True, levels: bool = True) -> None:
         disk = self.state.disk
         if offsets:
             self.state.offsets.save(disk.offsets)
+            self.state.pop_offsets.save(disk.pop_offsets)
         schedule = self._schedule.progress()
         disk.schedule = schedule if levels else schedule._replace(levels=disk.schedule.levels)
         disk.transactions = self._transactions.progress()
 
     def _forget_waiting(self) -> None:
         self.held.close()
+        self.popping.held.close()
         self.calls.close()
         self._clients.close()
         self._lookups.close()
@@ -290,11 +337,13 @@ class Broker(BaseService):
 
     def disconnected(self, connection: Connection) -> None:
         self.held.disconnected(connection)
+        self.popping.held.disconnected(connection)
         self.calls.disconnected(connection)
         self.state.clients.disconnected(connection)
 
     def resumed(self, connection: Connection) -> None:
         self.held.resumed(connection)
+        self.popping.held.resumed(connection)
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
         self.calls.answered(connection, response)
@@ -309,6 +358,8 @@ class Broker(BaseService):
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
         """The response to a request that was not answered at once; lost on a peer that does not read."""
+        if self.failures.pending and self.failures.takes_answer(command.code):
+            return
         if not command.is_oneway and not connection.congested:
             connection.send(self.encode(command, response))
 

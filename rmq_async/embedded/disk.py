@@ -3,7 +3,8 @@
 Everything else of a broker is memory: connections, members of groups, queue locks, pulls that wait, questions under way, resets
 of offsets. Settings of topics and groups are written when they change; messages as ``DiskLog`` says; committed offsets, and how
 far delays and transactions have come, every 5 s (delay levels every 10 s, offsets for the first time after 10 s) and when the
-broker stops in order, as on a real broker.
+broker stops in order, as on a real broker. Check points of popped messages and their acks are written at once, and no loss of power
+takes them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .check_points import CheckPoints, Handle
 from .groups import SubscriptionGroups
 from .offsets import SavedOffsets
 from .store import CommitLog, Queue
@@ -89,13 +91,29 @@ class BrokerDisk:
         self.topics = TopicTable(name, CLUSTER, auto_create=auto_create_topics)
         self.groups = SubscriptionGroups()
         self.offsets: SavedOffsets = {}
+        self.pop_offsets: SavedOffsets = {}
+        """Where the next pops begin, with the key-value store."""
+        self.check_points = CheckPoints()
+        self.request_modes: dict[tuple[str, str], tuple[str, int]] = {}
+        """By topic and group: PULL or POP, and how many other members' queues a member pops from."""
         self.schedule = ScheduleProgress()
         self.transactions = TransactionProgress()
 
     def power_loss(self) -> int:
         """Takes back what was not flushed, queues included; returns how many messages that were. No broker may run on the disk."""
         self.log.halt()
-        return self.log.truncate(self.log.flushed, self.name)
+        taken = self.log.truncate(self.log.flushed, self.name)
+        self.forget_check_points()
+        return taken
+
+    def forget_check_points(self) -> None:
+        """Forgets the check points of messages that are not there any more: others will have their offsets."""
+
+        def gone(handle: Handle, offset: int) -> bool:
+            queue = self.topics.find_queue(handle.topic, handle.queue_id)
+            return queue is None or offset >= queue.max_offset
+
+        self.check_points.forget(gone)
 
     def mount(self) -> None:
         """Forgets what the memory of another broker object has left in the tables; what it has written is flushed."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
@@ -43,10 +43,11 @@ class FailureScript:
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
+        self._lost: Counter[int] = Counter()
 
     @property
     def pending(self) -> bool:
-        return bool(self._failures)
+        return bool(self._failures or self._lost)
 
     def add(self, code: int, n: int, request: int | None) -> Failure:
         """``request``: a RequestCode, or None for any request to a broker but heartbeats and unregistrations. ``n`` = 0 takes
@@ -60,6 +61,24 @@ class FailureScript:
         else:
             self._failures.append(failure)
         return failure
+
+    def lose(self, n: int, request: int) -> None:
+        """The next ``n`` requests of this RequestCode are served, and their answers do not leave; 0 takes back what is left."""
+        check_whole("n", n)
+        if n < 0:
+            raise ValueError(f"n must not be negative, it is {n}")
+        self._lost[int(request)] += n
+        if n == 0:
+            del self._lost[int(request)]
+
+    def takes_answer(self, request: int) -> bool:
+        """Returns whether the answer to this request is lost."""
+        if not self._lost[request]:
+            return False
+        self._lost[request] -= 1
+        if not self._lost[request]:
+            del self._lost[request]
+        return True
 
     def take_back(self, failure: Failure) -> None:
         """Takes back what is left of one failure."""
@@ -78,6 +97,7 @@ class FailureScript:
 
     def clear(self) -> None:
         self._failures.clear()
+        self._lost.clear()
 
 
 Write = Callable[[Sequence[bytes]], None]

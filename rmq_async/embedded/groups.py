@@ -103,7 +103,7 @@ class SubscriptionGroups:
 
 
 class GroupProcessor:
-    def __init__(self, groups: SubscriptionGroups, offsets: OffsetTable) -> None:
+    def __init__(self, groups: SubscriptionGroups, *offsets: OffsetTable) -> None:
         self._groups = groups
         self._offsets = offsets
 
@@ -140,5 +140,6 @@ class GroupProcessor:
         header = header_of(DeleteSubscriptionGroupRequestHeader, command)
         self._groups.delete(header.groupName)
         if header.cleanOffset:
-            self._offsets.forget_group(header.groupName)
+            for table in self._offsets:
+                table.forget_group(header.groupName)
         return make_response(command, ResponseCode.SUCCESS)

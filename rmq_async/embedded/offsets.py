@@ -41,6 +41,13 @@ class OffsetTable:
                 saved.pop(key, None)
         self._unsaved.clear()
 
+    def restore(self, saved: SavedOffsets) -> None:
+        """Goes back to what was saved; resets that wait stay."""
+        self._count -= sum(map(len, self._committed.values()))
+        self._committed = {key: dict(offsets) for key, offsets in saved.items()}
+        self._count += sum(map(len, self._committed.values()))
+        self._unsaved.clear()
+
     def find(self, group: str, topic: str, queue_id: int) -> int:
         """The group's committed offset, -1 without one."""
         key = (group, topic)

@@ -16,7 +16,7 @@ from rmq_protocol.command import RemotingCommand, decode_command, encode_command
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame
-from rmq_protocol.headers import REQUEST_HEADERS, Header, from_ext
+from rmq_protocol.headers import REQUEST_HEADERS, Header, from_ext, to_ext
 
 from .faults import FailureScript
 from .server import Connection, Listener, Parts
@@ -27,6 +27,7 @@ __all__ = [
     "Handler",
     "Refused",
     "Reply",
+    "fields_of",
     "header_of",
     "not_supported",
     "without_content",
@@ -65,6 +66,11 @@ def header_of(cls: type[H], command: RemotingCommand) -> H:
         return from_ext(cls, command.ext_fields)
     except RemoteProtocolError as error:
         raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+
+
+def fields_of(header: Header) -> ExtFields:
+    """The extFields of a response."""
+    return {**to_ext(header)}
 
 
 def without_content(command: RemotingCommand) -> RemotingCommand:
@@ -120,7 +126,7 @@ class BaseService:
         if command.code in self.handlers or len(self.requests) < MAX_CODES:
             self.requests[command.code] += 1
         response = self.respond(connection, command)
-        if response is None or command.is_oneway:
+        if response is None or command.is_oneway or (self.failures.pending and self.failures.takes_answer(command.code)):
             return None
         return self.encode(command, response)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from .check_points import CheckPoints
 from .clients import ClientTable
 from .disk import BrokerDisk
 from .locks import QueueLocks
@@ -18,17 +19,22 @@ REGION: Final = "DefaultRegion"
 class BrokerState:
     """Tables on the broker's ``disk``, and those in memory.
 
-    ``peers``: all brokers of the cluster, this one included. ``address``: "ip:port" of the broker's socket, known once it listens.
+    ``pops_in_store``: whether check points are in the key-value store. ``peers``: all brokers of the cluster, this one included.
+    ``address``: "ip:port" of the broker's socket, known once it listens.
     """
 
-    def __init__(self, disk: BrokerDisk) -> None:
+    def __init__(self, disk: BrokerDisk, *, pops_in_store: bool = False) -> None:
         disk.mount()
+        if disk.check_points.single != pops_in_store:  # of a broker with other settings, which does not read these
+            disk.check_points = CheckPoints(single=pops_in_store)
         self.disk = disk
         self.name = disk.name
         self.log = disk.log
         self.topics = disk.topics
         self.groups = disk.groups
         self.offsets = OffsetTable(disk.offsets)
+        self.pop_offsets = OffsetTable(disk.pop_offsets)
+        self.check_points = disk.check_points
         self.clients = ClientTable()
         self.locks = QueueLocks()
         self.peers: Sequence[BrokerState] = (self,)

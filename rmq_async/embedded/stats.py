@@ -42,9 +42,10 @@ MAX_QUEUES_SHOWN: Final = 65_536
 class StatisticsProcessor:
     """Rates are not measured: they are always 0. ``config``: settings of a real broker that have a counterpart here."""
 
-    def __init__(self, state: BrokerState, config: Mapping[str, bool]) -> None:
+    def __init__(self, state: BrokerState, config: Mapping[str, bool], version: str) -> None:
         self._state = state
         self._config = config
+        self._version = version
         self._started = machine.time()
 
     def handlers(self) -> dict[int, Handler]:
@@ -131,7 +132,7 @@ class StatisticsProcessor:
         running = int(machine.time() - self._started)
         hours, seconds = divmod(running, 3600)
         info = {
-            "brokerVersionDesc": "V5_5_0",
+            "brokerVersionDesc": f"V{self._version.replace('.', '_')}",
             "brokerActive": "true",
             "bootTimestamp": str(round(self._started * 1000)),
             "runtime": f"[ {hours // 24} days, {hours % 24} hours, {seconds // 60} minutes, {seconds % 60} seconds ]",

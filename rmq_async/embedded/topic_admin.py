@@ -15,6 +15,7 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import CreateTopicRequestHeader, DeleteTopicRequestHeader, GetTopicConfigRequestHeader
 from rmq_protocol.topics import TopicConfig, encode_topic_config
 
+from .popping import Popping
 from .pulls import HeldPulls
 from .server import Connection
 from .service import Handler, Refused, header_of
@@ -24,9 +25,10 @@ __all__ = ["TopicProcessor"]
 
 
 class TopicProcessor:
-    def __init__(self, state: BrokerState, held: HeldPulls) -> None:
+    def __init__(self, state: BrokerState, held: HeldPulls, popping: Popping) -> None:
         self._state = state
         self._held = held
+        self._popping = popping
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -72,6 +74,7 @@ class TopicProcessor:
         if topic is not None:
             queues = topic.queues()
             self._state.offsets.forget_topic(name)
+            self._popping.deleted(name)
             self._state.log.drop(queues)
             self._held.dropped(queues)
         return make_response(command, ResponseCode.SUCCESS)

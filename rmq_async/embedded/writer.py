@@ -1,4 +1,4 @@
-"""Stores messages: packs the record, appends it to queue and log, and answers the pulls that are held for its queue."""
+"""Stores messages: packs the record, appends it to queue and log, and answers the pulls and pops that are held for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from rmq_protocol.constants import MAX_BODY_SIZE, MAX_PROPERTIES_SIZE, RETRY_TOPIC_PREFIX, ResponseCode
 from rmq_protocol.properties import properties_text
 
+from .held_pops import HeldPops
 from .pulls import HeldPulls
 from .records import Content, Draft, pack_record
 from .service import Refused
@@ -30,9 +31,10 @@ class Place(NamedTuple):
 
 
 class MessageWriter:
-    def __init__(self, state: BrokerState, held: HeldPulls) -> None:
+    def __init__(self, state: BrokerState, held: HeldPulls, held_pops: HeldPops) -> None:
         self._state = state
         self._held = held
+        self._held_pops = held_pops
 
     def put(self, draft: Draft) -> Place:
         """Stores a draft; creates a group's retry topic if it is gone.
@@ -61,6 +63,8 @@ class MessageWriter:
         log.append(queue, record, tag_code(tags) if tags else 0, now)
         if queue.waiting:
             self._held.arrived(queue)
+        if name in self._held_pops.topics:
+            self._held_pops.arrived(name, queue_id)
         return offset, position
 
 

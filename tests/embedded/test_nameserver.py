@@ -126,6 +126,8 @@ async def test_configuration_of_a_broker_is_shown(broker: RawClient) -> None:
         "brokerName=broker-a",
         "useServerSideResetOffset=true",
         "enablePropertyFilter=true",
+        "popConsumerKVServiceEnable=false",
+        "enableRetryTopicV2=false",
     ]
 
 

@@ -1,0 +1,189 @@
+"""What becomes due after a pop: acks, one (200051) or many (200151), and changes of the invisible time (200053).
+
+Nearly everything is answered with success: an ack for a message that is not there any more, or by a handle that is void, has no
+effect. A change makes the message visible at another time whether or not it was still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rmq_protocol.bodies import BatchAck, BatchAckMessageRequestBody, decode_body, unpack_bits
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.headers import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+)
+from rmq_protocol.pop import ExtraInfo, parse_extra_info, real_topic
+
+from .check_points import MAX_IN_FLIGHT, Handle
+from .clock import Clock
+from .ordered_pops import OrderedQueue, OrderedQueues
+from .pop_reading import ORDERED_REVIVE_QUEUE
+from .pop_settings import PopFaults
+from .server import Connection
+from .service import Handler, Refused, fields_of, header_of
+from .state import BrokerState
+from .topics import FAQ
+
+__all__ = ["AckProcessor"]
+
+_NO_REMARK: Final = "not set any response code"
+"""What a real broker leaves in the answer to a change, with any code."""
+
+
+class AckProcessor:
+    """``changed``: called when check points were added. ``freed``: called with a queue that ordered pops may have again."""
+
+    def __init__(self, state: BrokerState, ordered: OrderedQueues, clock: Clock, faults: PopFaults) -> None:
+        self._state = state
+        self._ordered = ordered
+        self._clock = clock
+        self._faults = faults
+        self.changed: Callable[[], object] = lambda: None
+        self.freed: Callable[[OrderedQueue], object] = lambda queue: None
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.ACK_MESSAGE: self.ack,
+            RequestCode.BATCH_ACK_MESSAGE: self.ack_batch,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
+        }
+
+    def ack(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(AckMessageRequestHeader, command)
+        low, high = self._bounds(connection, header.topic, header.queueId)
+        if not low <= header.offset <= high:
+            remark = f"offset is illegal, key:{header.topic}@{header.queueId}, commit:{header.offset}, store:{low}~{high}"
+            raise Refused(ResponseCode.NO_MESSAGE, remark)
+        info = _extra_info(header.extraInfo)
+        handle = _handle(header, info)
+        if not self._faults.take_lost_ack():
+            self._ack(connection, handle, header.offset, info.revive_qid)
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def ack_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Offsets that the queue does not have, and queues that are not there, are passed over."""
+        acks = decode_body(BatchAckMessageRequestBody, command.body).acks if command.body else ()
+        if not acks:
+            return make_response(command, ResponseCode.NO_MESSAGE)
+        lost = self._faults.take_lost_ack()
+        refusal: Refused | None = None
+        for each in () if lost else acks:
+            try:
+                self._ack_queue(connection, each)
+            except Refused as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        return make_response(command, ResponseCode.SUCCESS)
+
+    def change(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(ChangeInvisibleTimeRequestHeader, command)
+        empty = fields_of(ChangeInvisibleTimeResponseHeader())
+        try:
+            low, high = self._bounds(connection, header.topic, header.queueId)
+        except Refused as refusal:
+            refusal.ext_fields = empty
+            raise
+        if not low <= header.offset < high:
+            return make_response(command, ResponseCode.NO_MESSAGE, _NO_REMARK, empty)
+        info = _extra_info(header.extraInfo)
+        if info.revive_qid == ORDERED_REVIVE_QUEUE:
+            answer = self._change_ordered(header, info)
+        else:
+            answer = self._change(header, info)
+        return make_response(command, ResponseCode.SUCCESS, _NO_REMARK, fields_of(answer))
+
+    def _bounds(self, connection: Connection, name: str, queue_id: int) -> tuple[int, int]:
+        """Minimum and maximum offset of a queue. Raises Refused (17, 13)."""
+        topic = self._state.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:160]}] not exist, apply first please! \n{FAQ}")
+        count = topic.config.read_queue_nums
+        if not 0 <= queue_id < count:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{count}] "
+                f"consumer:[/{connection.remote}]",
+            )
+        queue = topic.find(queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+
+    def _ack(self, connection: Connection, handle: Handle, offset: int, revive_queue: int) -> None:
+        if revive_queue == ORDERED_REVIVE_QUEUE:
+            self._ack_ordered(connection, handle, offset)
+        else:
+            self._state.check_points.ack(handle, offset)
+
+    def _ack_queue(self, connection: Connection, ack: BatchAck) -> None:
+        """Raises Refused (1, 13)."""
+        try:
+            topic = real_topic(ack.retry, ack.topic, ack.consumer_group)
+        except RemoteProtocolError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        queue = self._state.topics.find_queue(topic, ack.queue_id)
+        if queue is None:
+            return
+        handle = Handle(ack.consumer_group, topic, ack.queue_id, ack.start_offset, ack.pop_time, ack.invisible_time)
+        for bit in unpack_bits(ack.bit_set):
+            if queue.min_offset <= ack.start_offset + bit <= queue.max_offset:
+                self._ack(connection, handle, ack.start_offset + bit, ack.revive_queue_id)
+
+    def _ack_ordered(self, connection: Connection, handle: Handle, offset: int) -> None:
+        """Raises Refused (13) for a message that the last pop of the queue did not take."""
+        queue = OrderedQueue(handle.group, handle.topic, handle.queue_id)
+        offsets = self._state.offsets
+        committed = offsets.find(*queue)
+        if offset < committed:
+            return
+        try:
+            following = self._ordered.ack(queue, offset, handle.pop_time)
+        except LookupError:
+            key = f"{handle.topic}@{handle.group}@{handle.queue_id}"
+            remark = f"offset is illegal, key:{key}, old:{committed}, commit:{offset}, next:-1, /{connection.remote}"
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, remark) from None
+        if following is not None:
+            offsets.commit(*queue, following)
+            if not self._ordered.blocked(queue, None):
+                self.freed(queue)
+
+    def _change(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
+        """Raises Refused (1) where the broker keeps no more check points."""
+        points = self._state.check_points
+        now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
+        self._state.check_points.ack(_handle(header, info), header.offset)
+        if points.messages >= MAX_IN_FLIGHT:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{MAX_IN_FLIGHT} popped messages of this broker have no ack")
+        if self._state.groups.get(header.consumerGroup) is not None:
+            new = Handle(header.consumerGroup, header.topic, header.queueId, header.offset, now, header.invisibleTime)
+            points.add(new, [header.offset], suspended=header.suspend)
+            self.changed()
+        return ChangeInvisibleTimeResponseHeader(popTime=now, invisibleTime=header.invisibleTime, reviveQid=info.revive_qid)
+
+    def _change_ordered(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
+        """The handle stays; the answer says how long the message is invisible, from the pop on."""
+        queue = OrderedQueue(header.consumerGroup, header.topic, header.queueId)
+        if header.offset < self._state.offsets.find(*queue):
+            return ChangeInvisibleTimeResponseHeader()
+        visible_at = self._clock.now_ms() + header.invisibleTime
+        self._ordered.change(queue, header.offset, info.pop_time, visible_at)
+        return ChangeInvisibleTimeResponseHeader(
+            popTime=info.pop_time, invisibleTime=visible_at - info.pop_time, reviveQid=info.revive_qid
+        )
+
+
+def _extra_info(text: str) -> ExtraInfo:
+    """Raises Refused (1)."""
+    try:
+        return parse_extra_info(text)
+    except RemoteProtocolError as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"java.lang.IllegalArgumentException: {error}") from None
+
+
+def _handle(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> Handle:
+    return Handle(header.consumerGroup, header.topic, header.queueId, info.ck_queue_offset, info.pop_time, info.invisible_time)

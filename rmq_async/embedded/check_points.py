@@ -1,0 +1,150 @@
+"""Messages that were popped and not acknowledged yet, as check points: what one pop took of one queue, until when.
+
+A real broker writes check points and acks to a log, and matches them when they are due; or it keeps a record per message in a
+key-value store (``popConsumerKVServiceEnable``). What clients see differs in how an ack finds its check point, and that is what
+``CheckPoints`` has of both.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Final, NamedTuple
+
+__all__ = ["MAX_IN_FLIGHT", "CheckPoint", "CheckPoints", "Handle"]
+
+MAX_IN_FLIGHT: Final = 200_000
+"""Messages of all check points of one broker."""
+_SWEEP_FROM: Final = 1024
+
+_Key = tuple[str, str, int, int, int]
+
+
+class Handle(NamedTuple):
+    """The pop, or change of the invisible time, by which a client has a message. ``start``: queue offset at which it began to read.
+    Times in epoch ms and ms."""
+
+    group: str
+    topic: str
+    queue_id: int
+    start: int
+    pop_time: int
+    invisible_time: int
+
+    @property
+    def end(self) -> int:
+        return self.pop_time + self.invisible_time
+
+
+class CheckPoint:
+    """``left``: queue offsets without an ack. ``suspended``: coming back does not count as a try."""
+
+    __slots__ = ("handle", "left", "suspended")
+
+    def __init__(self, handle: Handle, offsets: Iterable[int], *, suspended: bool = False) -> None:
+        self.handle = handle
+        self.left = list(offsets)
+        self.suspended = suspended
+
+
+class CheckPoints:
+    """``single``: each message has a check point of its own, found by its end, as in the key-value store; else a pop's messages of
+    one queue share one, found by where and when the pop began. ``messages``: number of those without an ack.
+    """
+
+    def __init__(self, *, single: bool = False) -> None:
+        self.single = single
+        self.messages = 0
+        self._points: dict[_Key, CheckPoint] = {}
+        self._ends: list[tuple[int, int, CheckPoint]] = []
+        """A heap; what was acknowledged stays until its end, or until a sweep."""
+        self._numbers = count()
+
+    @property
+    def kept(self) -> int:
+        """Number of entries, those of acknowledged messages included."""
+        return len(self._ends)
+
+    def add(self, handle: Handle, offsets: Iterable[int], *, suspended: bool = False) -> None:
+        """Takes down that a client has these messages."""
+        groups = [[offset] for offset in offsets] if self.single else [list(offsets)]
+        for each in groups:
+            self._put(CheckPoint(handle, each, suspended=suspended))
+
+    def ack(self, handle: Handle, offset: int) -> bool:
+        """Removes one message; returns whether it was there by this handle."""
+        key = self._key(handle, offset)
+        point = self._points.get(key)
+        if point is None or offset not in point.left:
+            return False
+        point.left.remove(offset)
+        self.messages -= 1
+        if not point.left:
+            del self._points[key]
+        return True
+
+    def take(self, until: int, most: int) -> list[CheckPoint]:
+        """Removes and returns at most ``most`` check points that end at ``until`` or before, soonest first."""
+        due: list[CheckPoint] = []
+        while self._ends and self._ends[0][0] <= until and len(due) < most:
+            _, _, point = heapq.heappop(self._ends)
+            if self._remove(point):
+                due.append(point)
+        return due
+
+    def next_end(self) -> int | None:
+        """Epoch ms at which the next check point ends."""
+        while self._ends and not self._ends[0][2].left:
+            heapq.heappop(self._ends)
+        return self._ends[0][0] if self._ends else None
+
+    def of_group(self, group: str) -> list[tuple[Handle, int]]:
+        """Returns each message that the group has, with its handle and queue offset, in the order in which they were popped."""
+        points = sorted(self._ends, key=lambda entry: entry[1])
+        return [(point.handle, offset) for _, _, point in points if point.handle.group == group for offset in point.left]
+
+    def forget(self, gone: Callable[[Handle, int], bool]) -> None:
+        """Removes the messages for which ``gone`` is true of their handle and queue offset."""
+        for key, point in list(self._points.items()):
+            left = [offset for offset in point.left if not gone(point.handle, offset)]
+            self.messages -= len(point.left) - len(left)
+            point.left[:] = left
+            if not left:
+                del self._points[key]
+        self._sweep(0)
+
+    def _put(self, point: CheckPoint) -> None:
+        if not point.left:
+            return
+        key = self._key(point.handle, point.left[0])
+        old = self._points.get(key)
+        if old is not None:  # the same moment once more: one of the two is all that a real broker finds, too
+            self._remove(old)
+            old.left.clear()
+        self._points[key] = point
+        self.messages += len(point.left)
+        heapq.heappush(self._ends, (point.handle.end, next(self._numbers), point))
+        self._sweep(_SWEEP_FROM)
+
+    def _remove(self, point: CheckPoint) -> bool:
+        """Takes a check point out of the table; its entry in the heap is empty then. Returns whether it had messages."""
+        if not point.left:
+            return False
+        key = self._key(point.handle, point.left[0])
+        if self._points.get(key) is not point:
+            return False
+        del self._points[key]
+        self.messages -= len(point.left)
+        return True
+
+    def _key(self, handle: Handle, offset: int) -> _Key:
+        group, topic, queue_id, start, pop_time, _ = handle
+        if self.single:
+            return (group, topic, queue_id, offset, handle.end)
+        return (group, topic, queue_id, start, pop_time)
+
+    def _sweep(self, slack: int) -> None:
+        if len(self._ends) > slack + 2 * len(self._points):
+            self._ends = [entry for entry in self._ends if entry[2].left]
+            heapq.heapify(self._ends)

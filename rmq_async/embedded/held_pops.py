@@ -1,0 +1,192 @@
+"""Pops that wait for messages (``PopLongPollingService``).
+
+They wait by topic, group and the queue asked for, -1 being any. A message that arrives wakes one pop of each group, which looks
+again; what it leaves wakes the next. The others stay asleep, and what is still held at its deadline looks a last time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from rmq_protocol.command import RemotingCommand
+
+from .clock import Clock, SystemClock, Timer
+from .filters import Filter
+from .server import Connection
+
+__all__ = ["ANY_QUEUE", "MAX_HELD", "MAX_HELD_PER_KEY", "HeldPops", "Pop", "PopKey"]
+
+ANY_QUEUE: Final = -1
+MAX_HELD_PER_KEY: Final = 1024
+"""Pops of one topic, group and queue (``popPollingSize``)."""
+MAX_HELD: Final = 100_000
+"""Of all together (``maxPopPollingSize``)."""
+MAX_WAIT_MS: Final = 3_600_000
+EARLY_MS: Final = 50
+"""So much before its deadline a pop is answered."""
+
+
+class PopKey(NamedTuple):
+    topic: str
+    group: str
+    queue_id: int
+
+
+class Pop:
+    """A request for messages. ``count``: of messages at most. ``deadline``: epoch ms until which it may be held, 0 for one that may
+    not. Times are ms."""
+
+    __slots__ = (
+        "attempt", "command", "connection", "count", "deadline", "filter", "from_oldest", "invisible_time", "key", "notified",
+        "ordered", "poll_time", "timers",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, command: RemotingCommand, key: PopKey) -> None:
+        self.connection = connection
+        self.command = command
+        self.key = key
+        self.count = self.invisible_time = self.poll_time = self.deadline = 0
+        self.filter = Filter()
+        self.from_oldest = self.ordered = False
+        self.notified = False
+        """Whether it only wants to know of messages, and takes none."""
+        self.attempt: str | None = None
+        self.timers: list[Timer] = []
+
+
+class HeldPops:
+    """``serve``: answers a pop, as the last time or not, or returns None where it is to be held. ``reply``: writes a response."""
+
+    def __init__(self, clock: Clock, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
+        self._clock = clock
+        self._reply = reply
+        self.serve: Callable[[Pop, bool], RemotingCommand | None] = lambda pop, last: None
+        self.topics: dict[str, dict[str, int]] = {}
+        """By topic and group, how many pops wait."""
+        self._count = 0
+        self._by_key: dict[PopKey, dict[Pop, None]] = {}
+        """In the order they came."""
+        self._by_connection: dict[Connection, dict[Pop, None]] = {}
+        self._arrived: dict[tuple[str, int], int] = {}
+        self._woken: dict[PopKey, int] = {}
+        self._wake_handle: asyncio.Handle | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def number_of(self, key: PopKey) -> int:
+        return len(self._by_key.get(key, ()))
+
+    def has_room(self, key: PopKey) -> bool:
+        """Returns whether one more pop of this kind can be held."""
+        return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
+
+    def hold(self, pop: Pop) -> None:
+        """Holds a pop until its deadline by the broker's clock. Where that is moved by hand and stands still, the time that the pop
+        asked for passes on the event loop's."""
+        if pop.connection.closed:
+            return
+        self._enter(pop)
+        wait = min(max(pop.deadline - EARLY_MS - self._clock.now_ms(), 0), MAX_WAIT_MS)
+        if not isinstance(self._clock, SystemClock):
+            pop.timers.append(self._clock.call_at(pop.deadline - EARLY_MS, lambda: self._expired(pop)))
+            wait = min(wait, max(pop.poll_time - EARLY_MS, 0))
+        pop.timers.append(asyncio.get_running_loop().call_later(wait / 1000, self._expired, pop))
+
+    def arrived(self, topic: str, queue_id: int) -> None:
+        """A message has come to a queue of a topic in ``topics``."""
+        self._arrived[topic, queue_id] = self._arrived.get((topic, queue_id), 0) + 1
+        self._wake_soon()
+
+    def notify(self, key: PopKey, count: int = 1) -> None:
+        """Has the pop that waits longest look again, and the next one if it finds something, ``count`` times at most."""
+        if key in self._by_key:
+            self._woken[key] = self._woken.get(key, 0) + count
+            self._wake_soon()
+
+    def disconnected(self, connection: Connection) -> None:
+        for pop in list(self._by_connection.get(connection, ())):
+            self._leave(pop)
+
+    def resumed(self, connection: Connection) -> None:
+        """The connection takes answers again: its pops look for what has come meanwhile."""
+        for pop in self._by_connection.get(connection, ()):
+            self.notify(pop.key)
+
+    def close(self) -> None:
+        """Forgets all that is held, unanswered."""
+        for connection in list(self._by_connection):
+            self.disconnected(connection)
+        if self._wake_handle is not None:
+            self._wake_handle.cancel()
+            self._wake_handle = None
+        self._arrived.clear()
+        self._woken.clear()
+
+    def _wake_soon(self) -> None:
+        if self._wake_handle is None:
+            self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._wake_handle = None
+        arrived, self._arrived = self._arrived, {}
+        woken, self._woken = self._woken, {}
+        for (topic, queue_id), count in arrived.items():
+            for group in list(self.topics.get(topic, ())):
+                for asked in (ANY_QUEUE, queue_id):
+                    self._look(PopKey(topic, group, asked), count)
+        for key, count in woken.items():
+            self._look(key, count)
+
+    def _look(self, key: PopKey, count: int) -> None:
+        for pop in list(self._by_key.get(key, ())):
+            if count <= 0:
+                return
+            if pop.connection.congested or pop not in self._by_key.get(key, ()):
+                continue
+            response = self.serve(pop, False)
+            if response is None:
+                return
+            count -= 1
+            self._leave(pop)
+            self._reply(pop.connection, pop.command, response)
+
+    def _expired(self, pop: Pop) -> None:
+        if pop not in self._by_key.get(pop.key, ()):
+            return
+        self._leave(pop)
+        if not pop.connection.congested:
+            response = self.serve(pop, True)
+            if response is not None:
+                self._reply(pop.connection, pop.command, response)
+
+    def _enter(self, pop: Pop) -> None:
+        self._count += 1
+        self._by_key.setdefault(pop.key, {})[pop] = None
+        self._by_connection.setdefault(pop.connection, {})[pop] = None
+        groups = self.topics.setdefault(pop.key.topic, {})
+        groups[pop.key.group] = groups.get(pop.key.group, 0) + 1
+
+    def _leave(self, pop: Pop) -> None:
+        for timer in pop.timers:
+            timer.cancel()
+        pop.timers.clear()
+        key = pop.key
+        _drop(self._by_key, key, pop)
+        _drop(self._by_connection, pop.connection, pop)
+        groups = self.topics[key.topic]
+        groups[key.group] -= 1
+        if not groups[key.group]:
+            del groups[key.group]
+        if not groups:
+            del self.topics[key.topic]
+        self._count -= 1
+
+
+def _drop(table: dict, key: object, pop: Pop) -> None:  # type: ignore[type-arg]
+    pops = table[key]
+    del pops[pop]
+    if not pops:
+        del table[key]

@@ -1,0 +1,140 @@
+"""Queues that are popped in order: who has a queue's messages keeps all others from it until they are acknowledged or visible.
+
+A queue has one batch, the messages that were popped last. Their acks come in any order, and the committed offset follows to the
+first without one. What is not acknowledged comes again from the queue itself, and counts its deliveries (``OrderInfo``).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .clock import Alarm, Clock
+
+__all__ = ["OrderedQueue", "OrderedQueues"]
+
+
+class OrderedQueue(NamedTuple):
+    group: str
+    topic: str
+    queue_id: int
+
+
+class _Batch:
+    """``counts``: how often a message was delivered before, without those that are new. ``free_at``: when a pop that waits looks
+    again, epoch ms."""
+
+    __slots__ = ("acked", "attempt", "counts", "free_at", "invisible_time", "offsets", "pop_time", "visible")
+
+    def __init__(self, attempt: str | None, pop_time: int, invisible_time: int, offsets: Sequence[int]) -> None:
+        self.attempt = attempt
+        self.pop_time = pop_time
+        self.invisible_time = invisible_time
+        self.offsets = offsets
+        self.acked: dict[int, None] = {}
+        self.visible: dict[int, int] = {}
+        """By offset, when it is visible again where that was changed."""
+        self.counts: dict[int, int] = {}
+        self.free_at = 0
+
+    def visible_at(self, offset: int) -> int:
+        return self.visible.get(offset, self.pop_time + self.invisible_time)
+
+    def blocks(self, now: int) -> bool:
+        return any(now < self.visible_at(offset) for offset in self.offsets if offset not in self.acked)
+
+    def next_offset(self) -> int:
+        return next((offset for offset in self.offsets if offset not in self.acked), self.offsets[-1] + 1)
+
+
+class OrderedQueues:
+    """``wake``: called with a queue whose first unacknowledged message is visible again."""
+
+    def __init__(self, clock: Clock, wake: Callable[[OrderedQueue], object]) -> None:
+        self._clock = clock
+        self._wake = wake
+        self._batches: dict[OrderedQueue, _Batch] = {}
+        self._times: list[tuple[int, OrderedQueue]] = []
+        self._alarm = Alarm(clock, self._ring)
+
+    def start(self) -> None:
+        self._alarm.start()
+
+    def stop(self) -> None:
+        self._alarm.stop()
+
+    def blocked(self, queue: OrderedQueue, attempt: str | None) -> bool:
+        """Returns whether a pop gets nothing of the queue. The one that took its messages may ask again by the same attempt."""
+        batch = self._batches.get(queue)
+        if batch is None or (batch.attempt is not None and batch.attempt == attempt):
+            return False
+        return batch.blocks(self._clock.now_ms())
+
+    def popped(
+        self, queue: OrderedQueue, attempt: str | None, pop_time: int, invisible_time: int, offsets: Sequence[int]
+    ) -> dict[int, int]:
+        """Takes down who has the messages now; returns how often those that come again were delivered before."""
+        batch, before = _Batch(attempt, pop_time, invisible_time, offsets), self._batches.get(queue)
+        if before is not None:
+            if before.attempt is not None and before.attempt == attempt:
+                batch.counts = before.counts
+            else:
+                batch.counts = {each: before.counts.get(each, 0) + 1 for each in offsets if each in before.offsets}
+        self._batches[queue] = batch
+        self._look_later(queue, batch)
+        return batch.counts
+
+    def ack(self, queue: OrderedQueue, offset: int, pop_time: int) -> int | None:
+        """Returns the offset to commit; None for an ack that does not count. Raises LookupError for a message that is not here."""
+        batch = self._batches.get(queue)
+        if batch is None:
+            return offset + 1
+        if batch.pop_time != pop_time:
+            return None
+        if offset not in batch.offsets:
+            raise LookupError(offset)
+        batch.acked[offset] = None
+        self._look_later(queue, batch)
+        return batch.next_offset()
+
+    def change(self, queue: OrderedQueue, offset: int, pop_time: int, visible_at: int) -> None:
+        """Makes the message of this pop visible at another time."""
+        batch = self._batches.get(queue)
+        if batch is not None and batch.pop_time == pop_time and offset in batch.offsets:
+            batch.visible[offset] = visible_at
+            self._look_later(queue, batch)
+
+    def clear(self, queue: OrderedQueue) -> None:
+        """Lets all pops have the queue."""
+        self._batches.pop(queue, None)
+
+    def forget(self, gone: Callable[[OrderedQueue], bool]) -> None:
+        """Clears the queues for which ``gone`` is true."""
+        for queue in [each for each in self._batches if gone(each)]:
+            del self._batches[queue]
+
+    def _look_later(self, queue: OrderedQueue, batch: _Batch) -> None:
+        """Has pops that wait look when the first message without an ack is visible; at no other time, as a real broker."""
+        now = self._clock.now_ms()
+        times = (batch.visible_at(offset) for offset in batch.offsets if offset not in batch.acked)
+        batch.free_at = next((time for time in times if now < time), 0)
+        if batch.free_at:
+            heapq.heappush(self._times, (batch.free_at, queue))
+            if len(self._times) > 1024 + 2 * len(self._batches):
+                self._times = [each for each in self._times if self._is_next(*each)]
+                heapq.heapify(self._times)
+            self._alarm.by(self._times[0][0])
+
+    def _is_next(self, time: int, queue: OrderedQueue) -> bool:
+        batch = self._batches.get(queue)
+        return batch is not None and batch.free_at == time
+
+    def _ring(self) -> None:
+        now = self._clock.now_ms()
+        while self._times and self._times[0][0] <= now:
+            time, queue = heapq.heappop(self._times)
+            if self._is_next(time, queue):
+                self._wake(queue)
+        if self._times:
+            self._alarm.by(self._times[0][0])

@@ -1,0 +1,71 @@
+"""How a broker serves pops: what an administrator sets, and what a test makes go wrong."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple, get_args
+
+from .arguments import check_number, check_one_of
+
+__all__ = ["NO_POPS", "PopFaults", "PopSettings", "PopStore", "checked_settings"]
+
+PopStore = Literal["log", "kv"]
+
+LOG_DELAY: Final = 2.0
+"""Seconds from the end of an invisible time to the redelivery, at least, where check points are in the revive log."""
+KV_DELAY: Final = 0.5
+"""The same with the key-value store, which is looked at so often."""
+MAX_DELAY: Final = 10 * 365 * 24 * 3600
+"""Seconds."""
+NO_POPS: Final = "4.9.7"
+"""The version that knows nothing of pops."""
+
+
+class PopSettings(NamedTuple):
+    """``store``: "kv" keeps check points as with ``popConsumerKVServiceEnable``. ``retry_v2``: retry topics have their newer name
+    (``enableRetryTopicV2``). ``revive_delay``: seconds; None is that of the store."""
+
+    store: PopStore = "log"
+    retry_v2: bool = False
+    revive_delay: float | None = None
+
+    @property
+    def delay_ms(self) -> int:
+        """Milliseconds from the end of an invisible time to the redelivery."""
+        usual = KV_DELAY if self.store == "kv" else LOG_DELAY
+        return round(1000 * (usual if self.revive_delay is None else self.revive_delay))
+
+
+def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: bool) -> PopSettings:
+    """Raises TypeError for a delay that is no number, ValueError for another store and for a delay out of range."""
+    check_one_of("pop_store", store, get_args(PopStore))
+    if revive_delay is not None:
+        check_number("pop_revive_delay", revive_delay)
+        if not 0 <= revive_delay <= MAX_DELAY:
+            raise ValueError(f"pop_revive_delay must be from 0 to {MAX_DELAY} seconds, not {revive_delay}")
+    return PopSettings(store, retry_v2, revive_delay)
+
+
+class PopFaults:
+    """What goes wrong next. ``empty``: pops that get nothing, though messages may be there. ``lost_acks``: requests that
+    acknowledge, are answered, and have no effect. ``late_ms``: how much later than usual messages come back. ``copies``: how often
+    each does."""
+
+    __slots__ = ("copies", "empty", "late_ms", "lost_acks")
+
+    def __init__(self) -> None:
+        self.empty = 0
+        self.lost_acks = 0
+        self.late_ms = 0
+        self.copies = 1
+
+    def take_empty(self) -> bool:
+        """Returns whether this pop gets nothing."""
+        taken = self.empty > 0
+        self.empty -= taken
+        return taken
+
+    def take_lost_ack(self) -> bool:
+        """Returns whether this request to acknowledge has no effect."""
+        taken = self.lost_acks > 0
+        self.lost_acks -= taken
+        return taken

@@ -1,0 +1,120 @@
+"""All that one broker needs to be popped from, put together: requests, pops that wait, and messages that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.message import MessageExt
+from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
+from rmq_protocol.stored import decode_messages
+
+from .acks import AckProcessor
+from .clock import Clock
+from .held_pops import ANY_QUEUE, HeldPops, PopKey
+from .ordered_pops import OrderedQueue, OrderedQueues
+from .pop_reading import PopReader
+from .pop_settings import PopFaults, PopSettings
+from .pops import PopProcessor
+from .request_modes import RequestModeProcessor
+from .revival import Revival
+from .server import Connection
+from .service import Handler
+from .state import BrokerState
+from .writer import MessageWriter
+
+__all__ = ["Popping"]
+
+_MS: Final = 1000
+
+
+class Popping:
+    """``reply``: writes the response to a request that was held. ``held``: pops that wait. ``faults``: what goes wrong next."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        clock: Clock,
+        settings: PopSettings,
+        reply: Callable[[Connection, RemotingCommand, RemotingCommand], None],
+        *,
+        property_filter: bool,
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._settings = settings
+        self.faults = PopFaults()
+        self.held = HeldPops(clock, reply)
+        self._ordered = OrderedQueues(clock, self._freed)
+        reader = PopReader(state, self._ordered, settings)
+        self._pops = PopProcessor(state, reader, self.held, clock, self.faults, property_filter=property_filter)
+        self._acks = AckProcessor(state, self._ordered, clock, self.faults)
+        self._acks.freed = self._freed
+        self._revival: Revival | None = None
+
+    def revive_with(self, writer: MessageWriter) -> None:
+        """``writer`` stores what comes back."""
+        self._revival = Revival(self._state, writer, self._clock, self._settings, self.faults, self._revived)
+        self._pops.popped = self._acks.changed = self._revival.arm
+
+    def handlers(self) -> dict[int, Handler]:
+        return {**self._pops.handlers(), **self._acks.handlers(), **RequestModeProcessor(self._state).handlers()}
+
+    def start(self) -> None:
+        self._ordered.start()
+        if self._revival is not None:
+            self._revival.start()
+
+    def stop(self) -> None:
+        self._ordered.stop()
+        if self._revival is not None:
+            self._revival.stop()
+
+    def delay_revival(self, seconds: float) -> None:
+        """See ``EmbeddedRocketMQ.delay_revival``."""
+        self.faults.late_ms = round(seconds * _MS)
+        if self._revival is not None:
+            self._revival.arm()
+
+    def deleted(self, topic: str) -> None:
+        """The topic is gone, with all that was popped of it."""
+        self._state.pop_offsets.forget_topic(topic)
+        self._state.check_points.forget(lambda handle, offset: handle.topic == topic)
+        self._ordered.forget(lambda queue: queue.topic == topic)
+
+    def in_flight(self, group: str) -> list[MessageExt]:
+        """See ``EmbeddedRocketMQ.in_flight``."""
+        found: list[MessageExt] = []
+        for handle, offset in self._state.check_points.of_group(group):
+            queue = self._state.topics.find_queue(handle.topic, handle.queue_id)
+            record = None if queue is None else queue.record(offset)
+            if record is not None:
+                found += decode_messages(record, topic_queue_broker=self._state.name).messages
+        return found
+
+    def retry_topics(self, group: str) -> list[str]:
+        """Names of the topics in which popped messages have come back to the group."""
+        topics = self._state.topics
+        names = [topic.config.topic_name for topic in topics]
+        return [
+            name
+            for each in names
+            for name in (pop_retry_topic_v1(each, group), pop_retry_topic(each, group))
+            if topics.get(name)
+        ]
+
+    def _freed(self, queue: OrderedQueue) -> None:
+        for asked in (ANY_QUEUE, queue.queue_id):
+            self.held.notify(PopKey(queue.topic, queue.group, asked))
+
+    def _revived(self, group: str, topic: str) -> None:
+        """Any pop of the topic gets the copy, so any that waits may have it."""
+        for asked in (ANY_QUEUE, *range(self._queues(topic))):
+            if self.held.number_of(PopKey(topic, group, asked)):
+                self.held.notify(PopKey(topic, group, asked))
+                return
+
+    def _queues(self, topic: str) -> int:
+        found = self._state.topics.get(topic)
+        return 0 if found is None else found.config.read_queue_nums

@@ -1,0 +1,201 @@
+"""POP_MESSAGE (200050), and the two requests that only look: NOTIFICATION (200054) and POLLING_INFO (200055)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import Perm, RequestCode, ResponseCode
+from rmq_protocol.headers import (
+    NotificationRequestHeader,
+    NotificationResponseHeader,
+    PollingInfoRequestHeader,
+    PollingInfoResponseHeader,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+)
+from rmq_protocol.subscription import TAG
+
+from .check_points import MAX_IN_FLIGHT
+from .clock import Clock
+from .filters import Filter, check_condition, filter_of
+from .held_pops import HeldPops, Pop, PopKey
+from .pop_reading import PopReader, Taken
+from .pop_settings import PopFaults
+from .server import Connection
+from .service import Handler, Refused, fields_of, header_of, without_content
+from .state import BrokerState
+from .topics import FAQ, Topic
+
+__all__ = ["PopProcessor"]
+
+MAX_COUNT: Final = 32
+"""Messages that a pop may ask for."""
+LATE_MS: Final = 500
+"""A pop that comes so much after its own deadline is not looked at."""
+_FROM_OLDEST: Final = 0
+_READ: Final = int(Perm.READ)
+
+
+class PopProcessor:
+    """``popped``: called when check points were added."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        reader: PopReader,
+        held: HeldPops,
+        clock: Clock,
+        faults: PopFaults,
+        *,
+        property_filter: bool,
+    ) -> None:
+        self._state = state
+        self._reader = reader
+        self._held = held
+        self._clock = clock
+        self._faults = faults
+        self._property_filter = property_filter
+        self.popped: Callable[[], object] = lambda: None
+        held.serve = self._serve
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.POP_MESSAGE: self.pop,
+            RequestCode.NOTIFICATION: self.notification,
+            RequestCode.POLLING_INFO: self.polling_info,
+        }
+
+    def pop(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        header = header_of(PopMessageRequestHeader, command)
+        key = PopKey(header.topic, header.consumerGroup, max(header.queueId, -1))
+        pop = Pop(connection, without_content(command), key)
+        now = self._clock.now_ms()
+        if header.bornTime and now - header.bornTime - header.pollTime > LATE_MS:
+            remark = f"the broker[{self._state.ip}] pop message is timeout too much"
+            return make_response(command, ResponseCode.POLLING_TIMEOUT, remark, fields_of(PopMessageResponseHeader()))
+        if header.maxMsgNums > MAX_COUNT:
+            remark = f"the broker[{self._state.ip}] pop message's num is greater than {MAX_COUNT}"
+            return make_response(command, ResponseCode.INVALID_PARAMETER, remark, fields_of(PopMessageResponseHeader()))
+        pop.count, pop.invisible_time, pop.poll_time = header.maxMsgNums, header.invisibleTime, header.pollTime
+        pop.deadline = (header.bornTime or now) + header.pollTime if header.pollTime > 0 else 0
+        pop.from_oldest, pop.ordered = header.initMode == _FROM_OLDEST, bool(header.order)
+        pop.attempt = header.attemptId
+        return self._begin(pop, command, header.exp or "", header.expType or TAG)
+
+    def notification(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        header = header_of(NotificationRequestHeader, command)
+        key = PopKey(header.topic, header.consumerGroup, max(header.queueId, -1))
+        pop = Pop(connection, without_content(command), key)
+        pop.notified = True
+        pop.poll_time, pop.ordered, pop.attempt = header.pollTime, bool(header.order), header.attemptId
+        pop.deadline = (header.bornTime or self._clock.now_ms()) + header.pollTime if header.pollTime > 0 else 0
+        return self._begin(pop, command, header.exp or "", header.expType or TAG)
+
+    def polling_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = header_of(PollingInfoRequestHeader, command)
+        number = self._held.number_of(PopKey(header.topic, header.consumerGroup, header.queueId))
+        return make_response(command, ResponseCode.SUCCESS, None, fields_of(PollingInfoResponseHeader(pollingNum=number)))
+
+    def _begin(self, pop: Pop, command: RemotingCommand, expression: str, kind: str) -> RemotingCommand | None:
+        """Answers the pop, or holds it."""
+        try:
+            self._topic(pop)
+            pop.filter = self._filter(expression, kind)
+        except Refused as refusal:
+            return self._refuse(pop, refusal)
+        response = self._serve(pop, command.is_oneway)
+        if response is None:
+            self._held.hold(pop)
+        return response
+
+    def _topic(self, pop: Pop) -> Topic:
+        """The topic of a pop that may go on. Raises Refused (17, 16, 29, 26)."""
+        name, group, queue_id = pop.key
+        topic = self._state.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:160]}] not exist, apply first please! \n{FAQ}")
+        if not topic.config.perm & _READ:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden")
+        if queue_id >= topic.config.read_queue_nums:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.config.read_queue_nums}] "
+                f"consumer:[/{pop.connection.remote}]",
+            )
+        if not self._state.groups.use(group).consume_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
+        return topic
+
+    def _filter(self, expression: str, kind: str) -> Filter:
+        """Raises Refused (23, 1)."""
+        if not expression:
+            return Filter()
+        if kind != TAG:
+            try:
+                check_condition(expression, kind, property_filter=self._property_filter)
+            except Refused as refusal:
+                if refusal.code != ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                    raise
+                raise Refused(refusal.code, "parse the consumer's subscription failed") from None
+        return filter_of(expression, kind, property_filter=self._property_filter, brought=True)
+
+    def _serve(self, pop: Pop, last: bool) -> RemotingCommand | None:
+        try:
+            topic = self._topic(pop)
+            if pop.notified:
+                return self._notify(pop, topic, last)
+            return self._pop(pop, topic, last)
+        except Refused as refusal:
+            return self._refuse(pop, refusal)
+
+    def _pop(self, pop: Pop, topic: Topic, last: bool) -> RemotingCommand | None:
+        """The answer; None for one that is to be held. Raises Refused (1, 2)."""
+        now = self._clock.now_ms()
+        if self._faults.take_empty():
+            return self._answer(pop, ResponseCode.POLLING_TIMEOUT, self._reader.nothing(pop, now))
+        if self._state.check_points.messages > MAX_IN_FLIGHT - MAX_COUNT:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY, f"{MAX_IN_FLIGHT} popped messages of this broker have no ack, it gives no more"
+            )
+        taken = self._reader.take(pop, topic, now)
+        if taken.records:
+            self.popped()
+            if taken.rest > 0:
+                self._held.notify(pop.key)
+            return self._answer(pop, ResponseCode.SUCCESS, taken)
+        code = self._unheld(pop, last)
+        return None if code is None else self._answer(pop, code, taken)
+
+    def _notify(self, pop: Pop, topic: Topic, last: bool) -> RemotingCommand | None:
+        found = self._reader.has_messages(pop, topic)
+        code = None if found else self._unheld(pop, last)
+        if not found and code is None:
+            return None
+        header = NotificationResponseHeader(hasMsg=found, pollingFull=code == ResponseCode.POLLING_FULL)
+        return make_response(pop.command, ResponseCode.SUCCESS, None, fields_of(header))
+
+    def _unheld(self, pop: Pop, last: bool) -> ResponseCode | None:
+        """The code of a pop that finds nothing and is not held; None for one that is."""
+        if last or not pop.deadline or pop.deadline <= self._clock.now_ms():
+            return ResponseCode.POLLING_TIMEOUT
+        return None if self._held.has_room(pop.key) else ResponseCode.POLLING_FULL
+
+    def _answer(self, pop: Pop, code: ResponseCode, taken: Taken) -> RemotingCommand:
+        header = PopMessageResponseHeader(
+            popTime=taken.pop_time,
+            invisibleTime=pop.invisible_time,
+            reviveQid=taken.revive_queue,
+            restNum=taken.rest,
+            startOffsetInfo=taken.start_offset_info,
+            msgOffsetInfo=taken.msg_offset_info,
+            orderCountInfo=taken.order_count_info if pop.ordered else None,
+        )
+        remark = "FOUND" if code == ResponseCode.SUCCESS else "NO_MESSAGE_IN_QUEUE"
+        return make_response(pop.command, code, remark, fields_of(header), b"".join(taken.records))
+
+    @staticmethod
+    def _refuse(pop: Pop, refusal: Refused) -> RemotingCommand:
+        header = NotificationResponseHeader() if pop.notified else PopMessageResponseHeader()
+        return make_response(pop.command, refusal.code, refusal.remark, fields_of(header))

@@ -1,0 +1,114 @@
+"""Popped messages without an ack in time: each comes back as a copy in a retry topic of its topic and group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
+
+from .check_points import CheckPoint, Handle
+from .clock import Alarm, Clock
+from .pop_settings import PopFaults, PopSettings
+from .records import read_record
+from .service import Refused
+from .state import BrokerState
+from .writer import MessageWriter
+
+__all__ = ["Revival"]
+
+logger = logging.getLogger("rmq_async.embedded")
+
+_BATCH: Final = 256
+"""Check points that come due in one go, before the event loop serves others again."""
+_MAX_INT: Final = 0x7FFFFFFF
+
+
+class Revival:
+    """``revived``: called with group and topic, as in the request of the pop, when a message has come back."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        writer: MessageWriter,
+        clock: Clock,
+        settings: PopSettings,
+        faults: PopFaults,
+        revived: Callable[[str, str], object],
+    ) -> None:
+        self._state = state
+        self._writer = writer
+        self._clock = clock
+        self._settings = settings
+        self._faults = faults
+        self._revived = revived
+        self._alarm = Alarm(clock, self._ring)
+
+    def start(self) -> None:
+        """Starts to bring messages back; what came due while the broker was down comes now."""
+        self._alarm.start()
+        self.arm()
+
+    def stop(self) -> None:
+        self._alarm.stop()
+
+    def arm(self) -> None:
+        """Sets the alarm to the check point that ends next."""
+        end = self._state.check_points.next_end()
+        if end is not None:
+            self._alarm.by(end + self._delay_ms)
+
+    @property
+    def _delay_ms(self) -> int:
+        return self._settings.delay_ms + self._faults.late_ms
+
+    def _ring(self) -> None:
+        for point in self._state.check_points.take(self._clock.now_ms() - self._delay_ms, _BATCH):
+            for offset in point.left:
+                for _ in range(self._faults.copies):
+                    self._revive(point, offset)
+        self.arm()
+
+    def _revive(self, point: CheckPoint, offset: int) -> None:
+        """Stores the copy. Where message, topic or group is gone, there is none."""
+        state, handle = self._state, point.handle
+        queue = state.topics.find_queue(handle.topic, handle.queue_id)
+        record = None if queue is None else queue.record(offset)
+        if record is None or state.groups.get(handle.group) is None:
+            return
+        draft = read_record(record)
+        properties = draft.properties
+        if draft.reconsume_times == 0 or "1ST_POP_TIME" not in properties:
+            properties["1ST_POP_TIME"] = str(handle.pop_time)
+        properties["ORIGIN_GROUP"] = handle.group
+        draft.topic, draft.queue_id = self._retry_topic(handle), 0
+        draft.reconsume_times = min(draft.reconsume_times + (not point.suspended), _MAX_INT)
+        draft.born_host = state.address
+        draft.prepared_offset = 0
+        try:
+            if state.topics.get(draft.topic) is None:
+                state.topics.ensure(draft.topic)
+                state.offsets.commit(handle.group, draft.topic, 0, 0)
+            self._writer.put(draft)
+        except (Refused, ProtocolError) as error:
+            logger.warning("%s: a popped message of %s is lost: %s", state.name, handle.topic, error)
+            return
+        self._revived(handle.group, _plain_topic(handle))
+
+    def _retry_topic(self, handle: Handle) -> str:
+        if handle.topic.startswith(RETRY_TOPIC_PREFIX):
+            return handle.topic
+        name = pop_retry_topic if self._settings.retry_v2 else pop_retry_topic_v1
+        return name(handle.topic, handle.group)
+
+
+def _plain_topic(handle: Handle) -> str:
+    """The topic of the pop that a message of ``handle`` came with."""
+    for mark in "_+":
+        prefix = f"{RETRY_TOPIC_PREFIX}{handle.group}{mark}"
+        if handle.topic.startswith(prefix):
+            return handle.topic.removeprefix(prefix)
+    return handle.topic
