@@ -53,6 +53,8 @@ class Commits:
         """Offsets that brokers have confirmed."""
         self.error: str | None = None
         """Of the last round; None after one without errors."""
+        self._doubted: dict[MessageQueue, float] = {}
+        """When a commit of a queue was last not answered: a queue may be given up and taken over again meanwhile."""
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
         """Commits for ever. ``after_gap``: awaited where the loop was blocked for longer than GAP."""
@@ -119,15 +121,23 @@ class Commits:
                 return
             try:
                 await commit_offset(self._instance, self._group, held.queue, offset)
+            except asyncio.CancelledError:
+                self._doubt(held.queue)
+                raise
             except (ConnectionLostError, RequestTimeoutError) as error:
                 if error.maybe_stored:
-                    held.doubted = machine.monotonic()
+                    self._doubt(held.queue)
                 raise
             held.committed = offset
             self.count += 1
 
     def _doubts(self, held: HeldQueue) -> bool:
-        return machine.monotonic() - held.doubted < DOUBT
+        return held.queue in self._doubted and machine.monotonic() - self._doubted[held.queue] < DOUBT
+
+    def _doubt(self, queue: MessageQueue) -> None:
+        now = machine.monotonic()
+        self._doubted = {each: since for each, since in self._doubted.items() if now - since < DOUBT}
+        self._doubted[queue] = now
 
     def _may(self, held: HeldQueue) -> bool:
         return held.is_owned and self._owns(held.queue)

@@ -36,7 +36,7 @@ class HeldQueue:
     """
 
     __slots__ = (
-        "announced", "changed", "committed", "committing", "cursor", "doubted", "end", "ends", "error", "mean_size", "paused",
+        "announced", "changed", "committed", "committing", "cursor", "end", "ends", "error", "mean_size", "paused",
         "progress", "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
     )  # fmt: skip
 
@@ -49,8 +49,6 @@ class HeldQueue:
         self.committed: int | None = None
         self.committing = asyncio.Lock()
         """Held while a commit is under way."""
-        self.doubted = float("-inf")
-        """When a commit was last left without an answer: its broker may still get it, after a later one."""
         self.end: int | None = None
         self.mean_size: float | None = None
         self.running: dict[Waiting, Delivery] = {}

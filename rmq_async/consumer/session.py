@@ -49,9 +49,10 @@ logger = logging.getLogger(__name__)
 RENEW_EVERY: Final = 20.0
 """Seconds between two renewals of locks, which live for 60 s."""
 RENEW_AGAIN_EVERY: Final = 5.0
-"""Seconds between two renewals while the lock of an ordered queue was not renewed: its calls end before another member begins."""
+"""Seconds between two renewals while a lock was not renewed: a broker that is back must hear of it before the lock ends."""
 CLAIM_EVERY: Final = 0.5
 """Seconds between two requests for the locks of queues that are read without them: nothing else keeps another member away."""
+LOOK_AT_ASSUMED_EVERY: Final = 0.05
 FIRST_ASSIGNMENT: Final = 3.0
 """Seconds for which ``start()`` waits until the queues of the first share are read."""
 LAST_STEPS: Final = 1.0
@@ -156,7 +157,7 @@ class Session:
             f"locks of {client_id}", self.takeover.free(client_id, queues)
         )
         self.rebalance.missing.left = self.intake.marks.doubt
-        self.takeover.holders = lambda queues: find_holders(instance, self.group, queues, self.rebalance.others)
+        self.takeover.holders = lambda queues, within: find_holders(instance, self.group, queues, self.rebalance.others, within)
         self.budget.full = self._make_room
         self.dispatcher.may_begin = self.assignment.may_begin
         for subscription in self.subscriptions.values():
@@ -222,8 +223,7 @@ class Session:
             self.tracer.hurry()
         now = machine.monotonic()
         end = max(deadline, now + LAST_STEPS)
-        # Out of the list at once: the other members ask for the locks while this one drains.
-        leaving = self.supervisor.once(f"leave of {self.group}", self._leave(min(LEAVE_TIME, end - now)))
+        leaving = self.supervisor.once(f"leave of {self.group}", self._leave_in_turn(end))
         try:
             await self.assignment.give_up_all(min(now + self.config.handover_timeout, end - LAST_STEPS), end)
             await asyncio.wait([leaving], timeout=max(end - machine.monotonic(), 0.0))
@@ -300,6 +300,16 @@ class Session:
         await self.takeover.idle.wait()
         await self.assignment.begun.wait()
         self.was_assigned = True
+
+    async def _leave_in_turn(self, end: float) -> None:
+        """Leaves the list at once, so that the other members ask for the locks while this one drains.
+
+        Nothing but the list keeps them away from a queue that is read without its lock: the lock of the crashed member may end
+        during the drain. So the member is listed until it has given up the last one of these.
+        """
+        while self.locks.assumed:  # noqa: ASYNC110 - rare, and soon over: an event would be one more thing for all locks to set
+            await asyncio.sleep(LOOK_AT_ASSUMED_EVERY)
+        await self._leave(min(LEAVE_TIME, end - machine.monotonic()))
 
     async def _leave(self, timeout: float) -> None:
         if self._registered:

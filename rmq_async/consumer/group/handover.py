@@ -5,8 +5,10 @@ its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_
 commits, and unlocks it; the next owner asks for the lock every 100 ms (after 2 s every 500 ms), reads the committed offset when it
 has it, and pulls. The lock of a member that has crashed lives for 60 s: members that have seen the crashed one in the list free its
 locks after ``handover_timeout`` and 2 s, and a queue whose lock is not granted 2 s later is taken without it. No
-queue is taken without its lock while another member says that it holds it: that one has not heard of the new share yet. A queue of
-an ordered topic waits for its lock however long that takes: order is worth the 60 s after a crash.
+queue is taken without its lock while another member says that it holds it: that one has not heard of the new share yet. The lock of
+a crashed member may end while one that reads without it drains the queue, so a lock that was granted after more than 2 s does not
+show that the queue is free: the other members are asked here, too. A queue of an ordered topic waits for its lock however long that
+takes: order is worth the 60 s after a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, group_members
 from ...errors import RocketMQError
-from .holders import Holders
+from .holders import ANSWER_TIME, Holders
 from .member_locks import MemberLocks
 from .start_position import start_offset
 
@@ -45,9 +47,15 @@ FREED_WITHIN: Final = 2.0
 that has joined since waits for those who know it."""
 ASK_HOLDERS_EVERY: Final = 5.0
 """Seconds between two questions to the other members about queues that are not unlocked in time."""
+DOUBTED_FOR: Final = 60.0
+"""Seconds for which a queue whose lock was granted late is left to another member that says that it holds it."""
+ASK_DOUBTED_EVERY: Final = 1.0
+DOUBT_TIME: Final = 1.0
+"""Seconds for the answers to a question about such a queue: a member that is silent does not hold up a handover."""
 SILENT_LIMIT: Final = 20.0
 """Seconds for which members that do not answer may hold such a queue: until their next look at the list."""
 AT_ONCE: Final = 16
+NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
 
 class Takeover:
@@ -80,8 +88,10 @@ class Takeover:
         """Queues whose offset is wanted, and when it is asked for next."""
         self._late: dict[MessageQueue, tuple[float, float]] = {}
         """Queues that were not unlocked in time: since when, and when the other members are asked next."""
-        self.holders: Callable[[Iterable[MessageQueue]], Awaitable[Holders]] = _no_other
-        """Asks the other members which queues they hold."""
+        self._doubted: dict[MessageQueue, tuple[float, float]] = {}
+        """Locked queues that another member holds: since when that is known, and when it is asked for next."""
+        self.holders: Callable[[Iterable[MessageQueue], float], Awaitable[Holders]] = _no_other
+        """Asks the other members which queues they hold, for so many seconds."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         """Set while no queue is waited for."""
@@ -117,6 +127,7 @@ class Takeover:
         for queue in queues:
             waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
             self._late.pop(queue, None)
+            self._doubted.pop(queue, None)
             self.errors.pop(queue, None)
             if waited is not None or locked is not None:
                 removed.append(queue)
@@ -168,21 +179,52 @@ class Takeover:
         granted = await self._locks.lock(tuple(self._waiting))
         now = machine.monotonic()
         dropped = []
+        doubtful = []
         for queue in sorted(granted):  # sets of names have another order in each process
             self._late.pop(queue, None)
-            if self._waiting.pop(queue, None) is not None:
-                self._ready[queue] = now
-            else:
+            since = self._waiting.get(queue)
+            if since is None:
                 dropped.append(queue)  # not wanted any more since this round began
+            elif now - since >= ASK_LATER_AFTER and not self._locks.is_ordered(queue):
+                doubtful.append(queue)
+            else:
+                self._begin(queue)
         if dropped:
             await self._locks.unlock(dropped)
         late = [
             queue
             for queue, since in self._waiting.items()
-            if now >= max(since + self._patience, self._next_question(queue)) and not self._locks.is_ordered(queue)
+            if queue not in granted
+            and now >= max(since + self._patience, self._next_question(queue))
+            and not self._locks.is_ordered(queue)
         ]
+        for queue in self._doubted.keys() - granted:
+            del self._doubted[queue]
+        if doubtful:
+            await self._take_granted(doubtful)
         if late:
             await self._take_late(late)
+
+    def _begin(self, queue: MessageQueue) -> None:
+        """Has the offset of a queue asked for that this member has now."""
+        del self._waiting[queue]
+        self._doubted.pop(queue, None)
+        self._ready[queue] = machine.monotonic()
+
+    async def _take_granted(self, queues: list[MessageQueue]) -> None:
+        """Takes queues whose locks were granted late, but for those that another member still reads or drains without the lock."""
+        now = machine.monotonic()
+        asked = [queue for queue in queues if now >= self._doubted.get(queue, (0.0, 0.0))[1]]
+        found = await self.holders(asked, DOUBT_TIME) if asked else NO_HOLDERS
+        now = machine.monotonic()
+        for queue in asked:
+            if queue not in self._waiting:
+                continue  # not wanted any more
+            since, _ = self._doubted.get(queue, (now, now))
+            if queue not in found.held or now - since >= DOUBTED_FOR:
+                self._begin(queue)
+            else:
+                self._doubted[queue] = since, now + ASK_DOUBTED_EVERY
 
     async def _take_late(self, late: list[MessageQueue]) -> None:
         """Takes queues whose former owner has not unlocked them in time.
@@ -237,7 +279,7 @@ class Takeover:
 
     async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
         """Returns those of ``late`` that other members hold, and those that members may hold that do not answer."""
-        found = await self.holders(late)
+        found = await self.holders(late, ANSWER_TIME)
         now = machine.monotonic()
         for queue in late:
             if queue in self._waiting:
@@ -266,6 +308,6 @@ class Takeover:
         await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)
 
 
-async def _no_other(_: Iterable[MessageQueue]) -> Holders:
+async def _no_other(_: Iterable[MessageQueue], within: float) -> Holders:
     """There is no other member."""
-    return Holders(frozenset(), frozenset())
+    return NO_HOLDERS

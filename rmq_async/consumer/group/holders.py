@@ -2,7 +2,8 @@
 
 A member may not know yet that a queue is another one's: its notice is lost, or the group has notices switched off, and it looks at
 the list after its ``rebalance_interval``. It renews its locks meanwhile, as a crashed member seems to do for a minute. So members
-are asked before a queue is read without its lock, and only then: the relay keeps a thread of the broker busy.
+are asked before a queue is read without its lock, and where a lock was granted late, and only then: the relay keeps a thread of the
+broker busy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..._asyncio import for_each
 from ...client import ClientInstance
 from ...errors import RocketMQError
 
-__all__ = ["Holders", "find_holders"]
+__all__ = ["ANSWER_TIME", "Holders", "find_holders"]
 
 ANSWER_TIME: Final = 3.0
 """Seconds for all answers together: the takeover of other queues waits meanwhile."""
@@ -36,13 +37,15 @@ class Holders(NamedTuple):
     silent: frozenset[str]
 
 
-async def find_holders(instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str]) -> Holders:
+async def find_holders(
+    instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str], within: float = ANSWER_TIME
+) -> Holders:
     """Asks each of ``members`` once, through the brokers of ``queues`` in turn until one passes the question on. Raises nothing.
 
-    Members that have not answered after ANSWER_TIME, or were not asked by then, are silent ones.
+    Members that have not answered after ``within`` seconds, or were not asked by then, are silent ones.
     """
     wanted = frozenset(queues)
-    deadline = machine.monotonic() + ANSWER_TIME
+    deadline = machine.monotonic() + within
     brokers = {instance.routes.broker_of(each): each.topic for each in sorted(wanted)}
 
     async def ask(client_id: str) -> frozenset[MessageQueue] | None:

@@ -49,9 +49,9 @@ class MemberLocks:
 
     @property
     def are_late(self) -> bool:
-        """Whether the lock of an ordered queue was not renewed in time: it may end while a call runs."""
+        """Whether the lock of a queue was not renewed in time: it may end while a call runs."""
         now = machine.monotonic()
-        return any(now - since > RENEWED_WITHIN for since in self.own.held.values())
+        return any(now - since > RENEWED_WITHIN for locks in (self.handover, self.own) for since in locks.held.values())
 
     def owns(self, queue: MessageQueue) -> bool:
         return self._of(queue).owns(queue)

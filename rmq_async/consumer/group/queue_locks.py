@@ -176,7 +176,11 @@ class QueueLocks:
         """Repeats the unlocks that were not answered, for as long as the locks may live."""
         horizon = machine.monotonic() - LOCK_LIFE
         self._owed = {queue: since for queue, since in self._owed.items() if since > horizon and queue not in self._held}
-        await self._for_each_broker([*self._owed], self._unlock)
+
+        async def unlock(broker_name: str, queues: Collection[MessageQueue]) -> None:
+            await self._unlock(broker_name, queues, owed=True)
+
+        await self._for_each_broker([*self._owed], unlock)
 
     def leave(self, queues: Iterable[MessageQueue]) -> None:
         """Forgets locks without a request: brokers keep them for up to 60 s."""
@@ -223,8 +227,10 @@ class QueueLocks:
                 self._assumed.pop(queue, None)
                 self._lost.add(queue)
 
-    async def _unlock(self, broker_name: str, queues: Collection[MessageQueue]) -> None:
+    async def _unlock(self, broker_name: str, queues: Collection[MessageQueue], *, owed: bool = False) -> None:
         async with self._turn(broker_name):
+            if owed and not (queues := [queue for queue in queues if queue in self._owed]):
+                return  # asked for anew before this turn
             self._expect(queues, machine.monotonic())
             for queue in queues:
                 self._held.pop(queue, None)  # of a request that was under way when it was given back

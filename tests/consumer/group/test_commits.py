@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rmq_async import Consumer, MessageQueue, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .support import Seen, create, send, until
+from .support import Seen, create, member, send, until
 
 Q0 = MessageQueue("T", "broker-a", 0)
 
@@ -30,12 +32,14 @@ async def test_commit_during_one_in_the_background_commits_what_moved_since() ->
                 assert server.progress("g")[Q0] == number * 2
 
 
-async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_late() -> None:
-    """A connection that hung may deliver it after a later commit of a new connection."""
+@pytest.mark.parametrize("returns", [False, True], ids=["keeps", "returns"])
+async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_late(returns: bool) -> None:
+    """A connection that hung may deliver it after a later commit of a new connection, also of a queue that was given up and taken
+    over again meanwhile: simulated seed 70165."""
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
-        consumer = Consumer("g", namesrv=server.namesrv, commit_interval=0.05, rebalance_interval=300.0, request_timeout=0.3)
-        consumer.subscribe("T", Seen())
+        options = {"commit_interval": 0.05, "rebalance_interval": 300.0, "request_timeout": 0.3}
+        consumer = member("g", server.namesrv, "b", Seen(), **options)
         async with consumer:
             await send(server.namesrv, b"1", b"2")
             await consumer.wait_idle()
@@ -46,6 +50,10 @@ async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_lat
             server.delay(0)
             await consumer.wait_idle()
             await consumer.commit()
+            if returns:
+                async with member("g", server.namesrv, "a", Seen()) as other:
+                    await until(lambda: Q0 in other.assignment)
+                await until(lambda: Q0 in consumer.assignment)
             async with PullConsumer("g", namesrv=server.namesrv) as late:
                 await late.commit(Q0, 1)
             await until(lambda: server.progress("g")[Q0] == 3, 2.0)

@@ -362,3 +362,24 @@ async def test_an_owed_unlock_ends_with_the_life_of_the_lock_or_a_new_one(time: 
         time.now += 61.0
         await locks.unlock_owed()
         assert not locks.owes
+
+
+async def test_an_owed_unlock_that_waits_for_a_request_of_its_queue_is_left_out() -> None:
+    """Else a queue that was taken over again is read, and never committed: simulated seed 90005."""
+    async with scripted() as (broker, locks):
+        await locks.lock([A0])
+        broker.silent = True
+        await locks.unlock([A0])
+        broker.kept.clear()
+        other = asyncio.create_task(locks.lock([A1]))
+        await until(lambda: len(broker.kept) == 1)
+        again = asyncio.create_task(locks.lock([A0]))
+        unlock = asyncio.create_task(locks.unlock_owed())
+        await asyncio.sleep(0)
+        broker.silent = False
+        broker.grant(*broker.kept[0])
+        assert await other == {A1}
+        assert await again == {A0}
+        await unlock
+        assert locks.owns(A0)
+        assert [code for code, _ in broker.asked[-2:]] == [41, 41]

@@ -1,4 +1,5 @@
-"""Queues whose former owner does not know yet that they are another member's, and members that are killed in a row."""
+"""Queues whose former owner does not know yet that they are another member's, or reads them without a lock, and members that are
+killed in a row."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 
 import pytest
 
-from rmq_async import MessageExt
+from rmq_async import MessageExt, MessageQueue
 from rmq_async.consumer.session import Session
 from rmq_async.testing.simulation import Simulation
 
@@ -93,3 +94,62 @@ def test_member_that_stood_still_for_a_minute_runs_no_message_twice_at_a_time() 
         machine.crash()
 
     Simulation(5, brokers=2, faults=None).run(main)
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["stops", "another-joins"])
+def test_queue_read_without_its_lock_is_drained_before_another_member_reads_it(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a crashed member ends while the one that reads the queue without it drains: simulated seed 60226."""
+    monkeypatch.setattr("rmq_async.consumer.session.CLAIM_EVERY", 30.0)  # the other member is the first one to ask
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        machine = serving(s, "crashed", Seen())
+        await asyncio.sleep(5)
+        machine.crash()
+        seen = Seen(lambda message: asyncio.sleep(9.5))
+        owner, other = member("g", s.namesrv, "b", seen), member("g", s.namesrv, "c" if leaves else "a", seen)
+        await owner.start()
+        if leaves:
+            await other.start()
+        await until(lambda: any(queue.topic == "T" for queue in owner.assignment), 30.0)
+        await asyncio.sleep(55 - s.now)
+        producing = asyncio.create_task(send_until(s, 55.9, 0.1))
+        await asyncio.sleep(1)
+        if leaves:
+            await owner.stop()
+        else:
+            await other.start()
+        await until(lambda: any(queue.topic == "T" for queue in other.assignment), 30.0)
+        assert s.now < 67  # the last handler ends at 65.4
+        await asyncio.sleep(15)
+        sent = await producing
+        await other.stop()
+        if not leaves:
+            await owner.stop()
+        assert len(seen.attempts) == len(seen.bodies) == sent > 5
+        assert seen.twice == 0
+
+    Simulation(3, faults=None).run(main)
+
+
+def test_lock_that_was_not_renewed_in_time_is_renewed_as_soon_as_its_broker_answers() -> None:
+    """Its life would be over before the next turn of renewals: simulated seed 70165."""
+    lost: list[MessageQueue] = []
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv, queues=1)
+        seen = Seen()
+        async with member("g", s.namesrv, "one", seen, on_lost=lost.extend) as consumer:
+            await asyncio.sleep(21)
+            s.machine("broker-a").pause()
+            await asyncio.sleep(42)
+            s.machine("broker-a").resume()
+            await asyncio.sleep(30)
+            await send(s.namesrv, b"1")
+            await until(lambda: seen.bodies)
+            assert len(consumer.assignment) == 2
+        assert not lost
+
+    Simulation(3, brokers=1, faults=None).run(main)
