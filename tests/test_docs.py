@@ -27,8 +27,7 @@ from rmq_async.health import ProblemCode
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "CHANGELOG.md",
+    *[ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")],
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = "docs"
-ALWAYS: Final = ("CHANGELOG.md", "examples/README.md", "protocol/README.md")
+ALWAYS: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "protocol/README.md")
 """In the navigation, whether a page links to them or not."""
 LANGUAGES: Final = {".py": "python", ".json": "json", ".toml": "toml", ".yml": "yaml", ".java": "java"}
 WEIGHTS: Final = {
