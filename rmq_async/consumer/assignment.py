@@ -217,15 +217,11 @@ class Assignment:
         """Returns whether calls of an ordered queue may begin: its lock is this member's, and it is not paused."""
         return held.is_owned and not held.ends and self.locks.owns(held.queue) and not self.pauses.covers(held)
 
-    def message_ended(self, item: Waiting, outcome: Outcome) -> None:
-        """Records the outcome of a message."""
+    def note(self, item: Waiting, outcome: Outcome) -> None:
+        """Keeps a message that is abandoned while its queue leaves."""
         held = item.held
         if outcome is Outcome.ABANDONED and held in self.leaving and not held.is_ordered:
             self._abandoned.setdefault(held, []).append(item.message)
-        if held.squeezed and not self.dispatcher.has_ready(held):
-            held.squeezed = False
-        held.settled_at = machine.monotonic()
-        held.changed.set()
 
     async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:
         """Drains a queue after ``on_revoked``, and calls ``on_released`` when it is released."""

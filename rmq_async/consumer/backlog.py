@@ -21,12 +21,14 @@ class Backlog:
     """``turns``: queues with messages that may begin, the next one first. ``running``: calls of the handler. ``size``: messages of
     a call. ``wait``: seconds for which a batch waits until it is full."""
 
-    __slots__ = ("_bucket", "has_lines", "is_ordered", "lines", "rate", "running", "size", "turns", "wait")
+    __slots__ = ("_bucket", "has_lines", "is_held", "is_ordered", "lines", "rate", "running", "size", "turns", "wait")
 
     def __init__(self, subscription: Subscription) -> None:
         self.lines: dict[HeldQueue, Lines] = {}
         self.turns: OrderedDict[HeldQueue, Lines] = OrderedDict()
         self.running = 0
+        self.is_held = False
+        """Whether one call that has begun takes all messages for now."""
         self.is_ordered = subscription.order is not None
         self.has_lines = subscription.has_lines
         self.size = subscription.batch_size or 1

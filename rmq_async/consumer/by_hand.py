@@ -21,7 +21,7 @@ from ..errors import HandlerTimeoutError
 from ..transport import check_not_forked, generation
 from .batch import Batch, Marks
 from .deadlines import CallDeadlines
-from .delivery import Delivery
+from .delivery import Delivery, delivery_of
 from .dispatch import Dispatcher
 from .held_queue import HeldQueue, Waiting
 from .outcome import DeadLetter, RetryLater
@@ -152,7 +152,7 @@ class ByHand:
         check_not_forked(self._generation)
 
     def _hand_out(self, subscription: Subscription, taken: tuple[Waiting, ...], *, iterated: bool) -> InHand:
-        delivery = Delivery(subscription, tuple([item.message for item in taken]), max([item.attempt for item in taken]))
+        delivery = delivery_of(subscription, tuple([item.message for item in taken]), max([item.attempt for item in taken]))
         delivery.marks = Marks(None if iterated else REFUSED)
         delivery.taken_away = self._taken_away
         hand = self.running[delivery] = InHand(delivery, taken, iterated=iterated)

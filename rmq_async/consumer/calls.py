@@ -1,4 +1,7 @@
-"""Handler calls: a task for each, a deadline, and a thread for a plain function.
+"""Handler calls: a task, a deadline, and a thread for a plain function.
+
+A call that waits has a task to itself. Calls that end in their first step have one after the other the same task (``eager``), and
+their messages are settled together: nothing else runs between them, but threads that look on.
 
 A call occupies its slot until the outcomes of its messages are with the broker, so that a broker that takes nothing back slows the
 consumer down instead of filling its memory.
@@ -10,7 +13,7 @@ import asyncio
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -24,7 +27,9 @@ from ..errors import HandlerTimeoutError
 from .batch import Batch, Marks
 from .call_hooks import CallHooks
 from .deadlines import CallDeadlines
-from .delivery import CURRENT, Delivery, cut_off
+from .delivery import CURRENT, Delivery, cut_off, delivery_of
+from .dispatch import Dispatcher
+from .eager import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
 from .held_queue import Waiting
 from .settling import Settling
 from .subscription import Handler, Subscription
@@ -52,8 +57,8 @@ class HandlerCalls:
         self._threads: ThreadPoolExecutor | None = None
         self.ending: Callable[[], bool] = _never
         """Whether the event loop ends, which cancels all tasks."""
-        self.ended: Callable[[Subscription, tuple[Waiting, ...]], None]
-        """Called with the subscription and the messages of each call, when all of them have their outcomes."""
+        self.dispatcher: Dispatcher
+        self._paces: dict[Subscription, Pace | None] = {}
         self._closing = False
         self.hooks: CallHooks | None = None
         """None where no hook defines a method for calls."""
@@ -63,25 +68,46 @@ class HandlerCalls:
 
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
         """Starts the task of one call."""
-        first = taken[0]
-        if subscription.batch_size is None:
-            delivery = Delivery(subscription, (first.message,), first.attempt)
+        delivery = self._begun(subscription, taken)
+        pace = None if self.hooks is not None else self._pace_of(subscription)
+        if pace is not None and pace.begins_run():
+            if pace.length > 1:
+                self.dispatcher.hold(subscription)
+            call = self._make_calls(delivery, taken[0], pace, holds=pace.length > 1)
         else:
-            delivery = Delivery(subscription, tuple([item.message for item in taken]), max([item.attempt for item in taken]))
-            delivery.marks = Marks()
-        for item in taken:
+            call = self._run(delivery, taken)
+        self._loop.create_task(call, name=subscription.task_name, context=self._context.copy())
+
+    def _begun(self, subscription: Subscription, taken: tuple[Waiting, ...], task: asyncio.Task[Any] | None = None) -> Delivery:
+        began, timeout, deadlines = machine.monotonic(), subscription.timeout, self._deadlines
+        deadline = None if timeout is None else began + timeout
+        if subscription.batch_size is None:
+            (item,) = taken
+            delivery = Delivery(subscription, (item.message,), item.attempt, began, deadline, deadlines.moved, task)
             item.held.running[item] = delivery
+        else:
+            messages, attempt = tuple([item.message for item in taken]), max([item.attempt for item in taken])
+            delivery = Delivery(subscription, messages, attempt, began, deadline, deadlines.moved, task)
+            delivery.marks = Marks()
+            for item in taken:
+                item.held.running[item] = delivery
         self.running[delivery] = taken
-        delivery.moved = self._deadlines.moved
-        if delivery.deadline is not None and delivery.deadline < self._deadlines.next_look:
-            self._deadlines.look_at(delivery.deadline)
-        delivery.task = self._loop.create_task(
-            self._run(delivery, taken), name=subscription.task_name, context=self._context.copy()
-        )
+        if deadline is not None and deadline < deadlines.next_look:
+            deadlines.look_at(deadline)
+        return delivery
+
+    def _pace_of(self, subscription: Subscription) -> Pace | None:
+        """Returns the pace of a handler whose calls may share a task; None for another one."""
+        try:
+            return self._paces[subscription]
+        except KeyError:
+            may_share = subscription.is_async and subscription.batch_size is None and not subscription.has_lines
+            pace = self._paces[subscription] = Pace() if may_share else None
+            return pace
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
         """Calls a handler outside of the slots; returns its error, None where it returned. Its outcome changes nothing."""
-        delivery = Delivery(subscription, (message,), message.reconsume_times + 1)
+        delivery = delivery_of(subscription, (message,), message.reconsume_times + 1)
         if subscription.batch_size is not None:
             delivery.marks = Marks()
         delivery.cut = True  # the task is not the call's own, and cancelled by others
@@ -115,7 +141,7 @@ class HandlerCalls:
         """Cancels all calls, and waits until they have ended, up to ``timeout`` seconds; threads run on, and are named."""
         self._closing = True
         current = asyncio.current_task()
-        left = {delivery: delivery.task for delivery in self.running if delivery.task is not current}
+        left = [delivery for delivery in self.running if delivery.task is None or delivery.task is not current]
         names = Counter(each.subscription.name for each in left if each.state == "running" and not each.subscription.is_async)
         for name, count in names.items():
             logger.warning(
@@ -125,7 +151,8 @@ class HandlerCalls:
             )
         for delivery in left:
             cut_off(delivery)
-        tasks = [task for task in left.values() if task is not None]
+        tasks = [delivery.task for delivery in left if delivery.task is not None]
+        await asyncio.sleep(0)  # calls that had not made their first step have ended
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
@@ -136,16 +163,78 @@ class HandlerCalls:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
-    async def _run(self, delivery: Delivery, taken: tuple[Waiting, ...]) -> None:
+    async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
+        """Makes a call, and further ones of the same subscription as long as none waits. ``holds``: whether the others wait for
+        this task, which is to let the dispatcher go on."""
+        subscription = delivery.subscription
+        row = Row(pace.length)
+        self._make_first_steps(row, delivery, item)
+        self._settling.done_all(row.settled, row.done)
+        if holds:
+            self.dispatcher.let_go(subscription)
+        if row.under_way is None:
+            if not row.left:
+                pace.none_waited()
+            self.dispatcher.ended(subscription, ())
+            return
+        if row.has_waited:
+            pace.one_waited()
+        if holds:
+            self.dispatcher.pump()
+        call = self._run(*row.under_way, row.rest)
+        del row
+        await call
+
+    def _make_first_steps(self, row: Row, delivery: Delivery, item: Waiting) -> None:
+        """Makes calls up to the first one that waits, fails or is cancelled."""
+        handler, subscription = delivery.subscription.handler, delivery.subscription
+        task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
+        until, running = clock() + LONGEST_RUN, self.running
+        assert task is not None
+        delivery.task = task
+        while not delivery.cut:
+            context = copy()
+            try:
+                started = context.run(first_step, handler, delivery)
+            except BaseException as error:  # noqa: BLE001 - judged as one of a later step
+                return row.stop(delivery, item, failed(error))
+            if started is not None:
+                row.has_waited = True
+                return row.stop(delivery, item, drive(context, started))
+            if task.cancelling():
+                return row.stop(delivery, item, returned())
+            now = clock()
+            delivery.elapsed = now - delivery.began
+            del running[delivery]
+            row.settled.append(item)
+            row.done.append(delivery)
+            row.left -= 1
+            following = next_of(subscription) if row.left and now < until else None
+            if following is None:
+                return None
+            item = following
+            delivery = self._begun(subscription, (item,), task)
+        return row.stop(delivery, item, cut_short(delivery))
+
+    async def _run(
+        self,
+        delivery: Delivery,
+        taken: tuple[Waiting, ...],
+        begun: Awaitable[object] | None = None,
+    ) -> None:
+        """``begun``: the rest of the handler's coroutine, where its first step has been made."""
+        delivery.task = asyncio.current_task()
         CURRENT.set(delivery)
+        if delivery.cut and begun is None:
+            begun = cut_short(delivery)
         hooks = self.hooks
         error: BaseException | None = None
         frames: TracebackType | None = None
         if hooks is not None:
             hooks.begin(delivery)
         try:
-            error = taken[0].error or await self._call(delivery)
-            if error is not None and hooks is not None:
+            error = taken[0].error or await self._call(delivery, begun)
+            if error is not None:
                 frames = error.__traceback__
             if delivery.task.cancelling():  # type: ignore[union-attr]
                 await self._go_on(delivery)
@@ -163,7 +252,7 @@ class HandlerCalls:
         finally:
             delivery.state = "finished"
             self.running.pop(delivery, None)
-            self.ended(delivery.subscription, taken)
+            self.dispatcher.ended(delivery.subscription, taken)
             if hooks is not None:
                 hooks.end(delivery, error, frames)
             delivery.task = None
@@ -190,14 +279,16 @@ class HandlerCalls:
         if delivery.cut or self.ending():
             raise asyncio.CancelledError
 
-    async def _call(self, delivery: Delivery) -> BaseException | None:
+    async def _call(self, delivery: Delivery, begun: Awaitable[object] | None = None) -> BaseException | None:
         """Returns the error of the handler, None where it returned. Raises CancelledError where the call is cancelled."""
         subscription, marks = delivery.subscription, delivery.marks
         given = delivery.messages[0] if marks is None else Batch(delivery.messages, marks)
         task = delivery.task
         assert task is not None
         try:
-            if subscription.is_async:
+            if begun is not None:
+                await begun
+            elif subscription.is_async:
                 await subscription.handler(given)  # type: ignore[misc, arg-type]
             else:
                 result = await self._call_in_thread(delivery, given)

@@ -27,7 +27,9 @@ def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
 
 async def cancel_calls(held: HeldQueue, timeout: float) -> None:
     """Cancels the coroutine calls of a queue, and waits for their ends, up to ``timeout`` seconds."""
-    if tasks := request_cancel(held):
+    tasks = request_cancel(held)
+    await asyncio.sleep(0)  # calls that had not made their first step have ended
+    if tasks:
         await asyncio.wait(tasks, timeout=timeout)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Literal
 
+from msgspec import Struct, field
+
 from rmq_protocol.message import MessageExt
 
 from .. import machine
@@ -16,10 +18,14 @@ from .batch import Marks
 from .outcome import Outcome
 from .subscription import Subscription
 
-__all__ = ["CURRENT", "Delivery", "current_delivery", "cut_off"]
+__all__ = ["CURRENT", "Delivery", "current_delivery", "cut_off", "delivery_of"]
 
 
-class Delivery:
+def _now() -> float:
+    return machine.monotonic()
+
+
+class Delivery(Struct, eq=False, weakref=True):
     """One call of a handler.
 
     ``messages``: of this call. ``topic``: the one that was subscribed to, also for a message that is delivered again. ``attempt``:
@@ -30,37 +36,36 @@ class Delivery:
     returned, or was cancelled because the consumer stops or the queue has gone.
     """
 
-    __slots__ = (
-        "__weakref__", "_values", "attempt", "began", "cut", "deadline", "elapsed", "error", "marks", "messages", "moved",
-        "outcome", "state", "subscription", "taken_away", "task", "timed_out", "topic",
-    )  # fmt: skip
-
-    def __init__(self, subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> None:
-        self.subscription = subscription
-        self.messages = messages
-        self.topic = subscription.topic
-        self.attempt = attempt
-        self.began = machine.monotonic()
-        self.deadline = None if subscription.timeout is None else self.began + subscription.timeout
-        self.state: Literal["running", "settling", "finished"] = "running"
-        self.outcome: Outcome | None = None
-        self.elapsed: float | None = None
-        self.error: BaseException | None = None
-        self._values: dict[object, Any] | None = None
-        self.marks: Marks | None = None
-        """Of a batch."""
-        self.timed_out = False
-        self.cut = False
-        """Whether the consumer has cancelled the call: its queue was given up, or the consumer stops."""
-        self.moved: Callable[[Delivery], object] | None = None
-        """Called when the deadline has moved, from any thread."""
-        self.task: asyncio.Task[None] | None = None
-        self.taken_away: Callable[[Delivery], object] | None = None
-        """Called when messages that were handed out by hand are cut off; None for a call."""
+    subscription: Subscription
+    messages: tuple[MessageExt, ...]
+    attempt: int
+    began: float = field(default_factory=_now)
+    deadline: float | None = None
+    moved: Callable[[Delivery], object] | None = None
+    """Called when the deadline has moved, from any thread."""
+    task: asyncio.Task[Any] | None = None
+    """That makes the call; None before its first step and after its end."""
+    state: Literal["running", "settling", "finished"] = "running"
+    outcome: Outcome | None = None
+    elapsed: float | None = None
+    error: BaseException | None = None
+    _values: dict[object, Any] | None = None
+    marks: Marks | None = None
+    """Of a batch."""
+    timed_out: bool = False
+    cut: bool = False
+    """Whether the consumer has cancelled the call: its queue was given up, or the consumer stops."""
+    taken_away: Callable[[Delivery], object] | None = None
+    """Called when messages that were handed out by hand are cut off; None for a call."""
 
     def __repr__(self) -> str:
         more = f" and {len(self.messages) - 1} more" if len(self.messages) > 1 else ""
         return f"<Delivery of {self.messages[0].msg_id}{more} of {self.topic}, attempt {self.attempt}, {self.state}>"
+
+    @property
+    def topic(self) -> str:
+        """The topic that was subscribed to."""
+        return self.subscription.topic
 
     @property
     def age(self) -> float:
@@ -95,6 +100,12 @@ class Delivery:
         self.deadline = machine.monotonic() + seconds
         if self.moved is not None:
             self.moved(self)
+
+
+def delivery_of(subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> Delivery:
+    """Returns the delivery of a call that begins now, with its deadline."""
+    began, timeout = machine.monotonic(), subscription.timeout
+    return Delivery(subscription, messages, attempt, began, None if timeout is None else began + timeout)
 
 
 def cut_off(delivery: Delivery) -> None:

@@ -107,7 +107,7 @@ class Dispatcher:
     def add(self, held: HeldQueue, subscription: Subscription, messages: Iterable[MessageExt]) -> None:
         """Adds messages, in the order of their offsets; ``pump`` starts them."""
         backlog = self._backlogs[subscription]
-        lines, items = backlog.lines_of(held), [Waiting(held, message) for message in messages]
+        lines, items = backlog.lines_of(held), [Waiting(held, each, each.reconsume_times + 1) for each in messages]
         if backlog.wait:
             since = machine.monotonic()
             for item in items:
@@ -186,6 +186,7 @@ class Dispatcher:
             for subscription, backlog in self._backlogs.items():
                 if (
                     not backlog.turns
+                    or backlog.is_held
                     or backlog.running >= (subscription.concurrency or self._concurrency)
                     or subscription in self.paused
                     or (backlog.has_lines and not self._any_may_begin(backlog))
@@ -206,6 +207,31 @@ class Dispatcher:
             backlog.running += 1
             self.running += 1
             self._begin(subscription, backlog.take(now))
+
+    def hold(self, subscription: Subscription) -> None:
+        """Begins no call of a subscription before ``let_go``: a call that has begun takes its messages, by ``next_of``."""
+        self._backlogs[subscription].is_held = True
+
+    def let_go(self, subscription: Subscription) -> None:
+        """Ends ``hold``; ``pump`` begins calls again."""
+        self._backlogs[subscription].is_held = False
+
+    def next_of(self, subscription: Subscription) -> Waiting | None:
+        """Removes and returns the next message for the slot of a call that has ended, without looking whether there are fewer slots
+        now. Returns None where there is none, where another subscription is to have the slot, and where ``pump`` decides."""
+        backlog = self._backlogs[subscription]
+        turns = backlog.turns
+        if not turns or backlog.rate is not None or (self.paused and subscription in self.paused):
+            return None
+        if self.running >= self._concurrency and self._another_waits(backlog):
+            return None
+        held, lines = next(iter(turns.items()))
+        item = lines.take()
+        if lines.ready:
+            turns.move_to_end(held)
+        else:
+            del turns[held]
+        return item
 
     @property
     def has_turn(self) -> bool:
@@ -246,6 +272,9 @@ class Dispatcher:
 
     def _lines_of(self, held: HeldQueue) -> list[Lines]:
         return [lines for backlog in self._backlogs.values() if (lines := backlog.lines.get(held)) is not None]
+
+    def _another_waits(self, backlog: Backlog) -> bool:
+        return any(other.turns for other in self._backlogs.values() if other is not backlog)
 
     def _any_may_begin(self, backlog: Backlog) -> bool:
         """Returns whether calls of a queue may begin, and puts it in front; those that may not wait for ``look_again``.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from enum import Enum
+
+from msgspec import Struct
 
 from rmq_protocol.message import MessageExt, MessageQueue
 
@@ -114,15 +116,13 @@ class HeldQueue:
         """Ends the pulls; the queue stays held."""
         self.state = QueueState.STOPPED
 
-    def count_sizes(self, sizes: Iterable[int]) -> None:
-        """Adds the sizes of bodies, in bytes, to the running mean, of which each body is an eighth."""
-        mean = self.mean_size
-        for size in sizes:
-            mean = float(size) if mean is None else mean + (size - mean) / 8
-        self.mean_size = mean
+    def count_sizes(self, sizes: Sequence[int]) -> None:
+        """Adds the sizes of bodies, in bytes, to the running mean, of which the last eight are nearly two thirds."""
+        mean, latest = self.mean_size, sum(sizes) / len(sizes)
+        self.mean_size = latest if mean is None else mean + (latest - mean) * (1 - 0.875 ** len(sizes))
 
 
-class Waiting:
+class Waiting(Struct, eq=False):
     """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
 
     ``attempt``: of the call that it waits for or is in, counted from 1. ``since``: monotonic time from which on it waits; set only
@@ -131,18 +131,14 @@ class Waiting:
     the function that makes keys; the call fails with it.
     """
 
-    __slots__ = ("attempt", "due", "error", "held", "held_since", "key", "message", "since")
-
-    since: float
-
-    def __init__(self, held: HeldQueue, message: MessageExt) -> None:
-        self.held = held
-        self.message = message
-        self.attempt = message.reconsume_times + 1
-        self.key: Hashable | None = None
-        self.held_since: float | None = None
-        self.due = 0.0
-        self.error: Exception | None = None
+    held: HeldQueue
+    message: MessageExt
+    attempt: int = 1
+    key: Hashable | None = None
+    held_since: float | None = None
+    due: float = 0.0
+    error: Exception | None = None
+    since: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Waiting {self.message.msg_id} of {self.held.shown}, attempt {self.attempt}>"

@@ -7,7 +7,7 @@ group's committed offset means: a member that starts there repeats no settled me
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 __all__ = ["Progress"]
 
@@ -39,9 +39,14 @@ class Progress:
         """Adds the offset of a message; returns False for one below ``next`` that was not withdrawn, which adds nothing."""
         return self.enter_all([offset])[0]
 
-    def enter_all(self, offsets: Iterable[int]) -> list[bool]:
+    def enter_all(self, offsets: list[int]) -> list[bool]:
         """Adds the offsets of messages; returns for each what ``enter`` returns."""
         line, still_open, following = self._line, self._open, self.next
+        if offsets and offsets[0] >= following and offsets == [*range(offsets[0], offsets[0] + len(offsets))]:
+            line.extend(offsets)
+            still_open.update(offsets)
+            self.next = offsets[-1] + 1
+            return [True] * len(offsets)
         entered = []
         for offset in offsets:
             if offset >= following:
@@ -69,11 +74,18 @@ class Progress:
         """Returns whether the offset was open; it no longer is."""
         if offset not in self._open:
             return False
-        self._open.discard(offset)
         line, still_open = self._line, self._open
+        still_open.discard(offset)
         while line and line[0] not in still_open:
             line.popleft()
         return True
+
+    def settle_all(self, offsets: list[int]) -> None:
+        """Settles offsets; those that are not open change nothing."""
+        line, still_open = self._line, self._open
+        still_open.difference_update(offsets)
+        while line and line[0] not in still_open:
+            line.popleft()
 
     def is_open(self, offset: int) -> bool:
         return offset in self._open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final
@@ -92,7 +92,7 @@ class Session:
         self.budget = Budget(config.buffered_limit, config.buffered_bytes_limit)
         self.outcomes, self.locks, self.commits = self.member.outcomes, self.member.locks, self.member.commits
         self.intake = Intake(instance, subscriptions, config, self.budget, self.commits, self._orphan)
-        settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again)
+        settling = Settling(config.retry, self.outcomes, self.settled, self._message_ended, self._again, self._all_done)
         self.by_hand: ByHand | None = None
         self.calls: HandlerCalls | ByHand
         self.dispatcher: Dispatcher
@@ -143,7 +143,7 @@ class Session:
         hooks = config.hooks if self.tracer is None else (*config.hooks, self.tracer)
         if isinstance(self.calls, HandlerCalls):
             self.calls.ending = self.supervisor.is_ending
-            self.calls.ended = self.dispatcher.ended
+            self.calls.dispatcher = self.dispatcher
             self.calls.hooks = CallHooks(hooks) or None
         self.intake.dispatcher = self.assignment.dispatcher = self.dispatcher
         self.intake.spawn = self.supervisor.once
@@ -356,7 +356,20 @@ class Session:
 
     def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
         self.budget.give(1, len(item.message.body))
-        self.assignment.message_ended(item, outcome)
+        self.assignment.note(item, outcome)
+        self._progressed(item.held)
+
+    def _progressed(self, held: HeldQueue) -> None:
+        """Called when messages of a queue have their outcomes."""
+        if held.squeezed and not self.dispatcher.has_ready(held):
+            held.squeezed = False
+        held.settled_at = machine.monotonic()
+        held.changed.set()
+
+    def _all_done(self, queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:
+        self.budget.give(len(messages), sum([len(message.body) for message in messages]))
+        for held in queues:
+            self._progressed(held)
 
     def _make_room(self) -> None:
         """Called when a queue waits for room: batches are not filled at its cost."""

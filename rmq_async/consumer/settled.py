@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from rmq_protocol.message import MessageExt
 
 from ..tracebacks import without_frames
+from .delivery import Delivery
 from .outcome import Outcome
 
 __all__ = ["Settled", "SettledLog"]
@@ -60,6 +62,14 @@ class SettledLog:
         self._size += len(message.body)
         self._look()
         self._changed.set()
+
+    def add_done(self, messages: Sequence[MessageExt], calls: Sequence[Delivery]) -> None:
+        """Adds messages whose calls have returned."""
+        if self._full:
+            self.handled += len(messages)
+            return
+        for message, delivery in zip(messages, calls, strict=True):
+            self.add(message, Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
         """Returns the next ``n`` messages after those that an earlier wait returned. Raises TimeoutError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,7 +15,7 @@ from .._text import printable
 from .config import Retry
 from .decision import Decision, decide, decide_in_place
 from .delivery import Delivery
-from .held_queue import Waiting
+from .held_queue import HeldQueue, Waiting
 from .outcome import DeadLetter, Outcome, RetryLater
 from .outcomes import Outcomes
 from .settled import SettledLog
@@ -37,7 +37,8 @@ Decided = dict[Waiting, tuple[Decision, BaseException]]
 
 class Settling:
     """``retry``: of subscriptions without their own. ``ended``: called with each message that has its outcome. ``again``: takes a
-    message that this member handles again, and the seconds until then."""
+    message that this member handles again, and the seconds until then. ``all_done``: called with
+    messages that are done, and their queues."""
 
     def __init__(
         self,
@@ -46,12 +47,14 @@ class Settling:
         settled: SettledLog,
         ended: Callable[[Waiting, Outcome], None],
         again: Callable[[Subscription, Waiting, float], None],
+        all_done: Callable[[Iterable[HeldQueue], list[MessageExt]], None],
     ) -> None:
         self._retry = retry
         self._outcomes = outcomes
         self._settled = settled
         self._ended = ended
         self._again = again
+        self._all_done = all_done
         self._reported: dict[Subscription, float] = {}
         """When the last traceback of each subscription's handler was logged."""
 
@@ -64,6 +67,25 @@ class Settling:
                 held.progress.settle(message.queue_offset)
             self._ended(item, Outcome.DONE)
             self._settled.add(message, Outcome.DONE, None, elapsed)
+
+    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
+        """Settles the messages of calls that have returned one after the other, of ``calls``, which end."""
+        if not taken:
+            return
+        by_queue: dict[HeldQueue, list[int]] = {}
+        for item, delivery in zip(taken, calls, strict=True):
+            delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
+            held = item.held
+            offsets = by_queue.get(held)
+            if offsets is None:
+                offsets = by_queue[held] = []
+            if held.running.pop(item, None) is not None:
+                offsets.append(item.message.queue_offset)
+        for held, offsets in by_queue.items():
+            held.progress.settle_all(offsets)
+        messages = [item.message for item in taken]
+        self._all_done(by_queue, messages)
+        self._settled.add_done(messages, calls)
 
     def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decides about the messages of a call, and logs it. Those that are done are settled; returns the others.

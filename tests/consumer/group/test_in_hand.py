@@ -151,7 +151,7 @@ def test_messages_in_hand_follow_a_model(steps: list[tuple[str, int, int]]) -> N
             assert outcome is Outcome.DONE
             settled.append(item.message.queue_offset)
 
-        settling = Settling(Retry(), unused, SettledLog(), ended, dispatcher.again)
+        settling = Settling(Retry(), unused, SettledLog(), ended, dispatcher.again, unused)
         room = dispatcher.room = ByHand(settling, dispatcher, unused, lambda queue: True)
         held = HeldQueue(Q0, Q0, subscription, 0)
         hands: list[InHand | None] = [None] * 4
