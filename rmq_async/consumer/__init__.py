@@ -13,6 +13,7 @@ from .outcome import DeadLetter, Outcome, RetryLater
 from .pulling import PulledBody as PulledBody
 from .pulling import PullRequest as PullRequest
 from .pulling import pull_body as pull_body
+from .pulling import start_pull as start_pull
 from .read import PullConsumer
 from .read import SkippedOffsets as SkippedOffsets
 from .read import deleted_among as deleted_among

@@ -109,8 +109,8 @@ class PendingPull:
         self.future.cancel()
 
 
-def start_pull(instance: ClientInstance, request: PullRequest) -> PendingPull | None:
-    """Sends the request from a template; returns None where that is not possible."""
+def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool = False) -> PendingPull | None:
+    """Sends the request from a template; returns None where that is not possible. ``gather``: with others of this iteration."""
     queue = request.queue
     connection = instance.plain_connection(instance.routes.broker_of(queue))
     if connection is None or not connection.requests.is_open:
@@ -120,7 +120,8 @@ def start_pull(instance: ClientInstance, request: PullRequest) -> PendingPull | 
         return None
     since = machine.monotonic()
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    opaque = connection.requests.start_pull(template, request.offset, request.max_messages, future, since + request.timeout)
+    deadline = since + request.timeout
+    opaque = connection.requests.start_pull(template, request.offset, request.max_messages, future, deadline, gather=gather)
     return PendingPull(request, connection, opaque, future, since)
 
 

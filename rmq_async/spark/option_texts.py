@@ -79,7 +79,7 @@ OPTIONS: Final = (
         "No micro-batch, but the first of a run, before so many offsets are there or `maxTriggerDelay` has passed.",
     ),
     Option("maxTriggerDelay", _STREAM, "15m", "See `minOffsetsPerTrigger`: `90s`, `15m`, `1h`."),
-    Option("pullBatchSize", _READ, "32", "Messages that one pull asks for, 1 to 1024; brokers give 32 by default."),
+    Option("pullBatchSize", _READ, "256", "Messages that one pull asks for, 1 to 1024; a stock broker gives 32."),
     Option("pullTimeoutMs", _READ, "120000", "How long a queue may give nothing before the task fails."),
     Option("fetchOffset.numRetries", _READ, "30", "Further tries when servers are asked for queues and offsets."),
     Option("fetchOffset.retryIntervalMs", _READ, "1000", "Between two of them."),

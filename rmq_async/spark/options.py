@@ -121,7 +121,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_offsets=most,
         min_offsets=fewest,
         max_delay=_duration(given.text("maxTriggerDelay") or "15m"),
-        pull_size=given.integer("pullBatchSize", 32, 1, 1024),
+        pull_size=given.integer("pullBatchSize", 256, 1, 1024),
         pull_timeout=given.seconds("pullTimeoutMs", 120_000),
         fetch_retries=given.integer("fetchOffset.numRetries", 30, 0, 1000),
         fetch_interval=given.seconds("fetchOffset.retryIntervalMs", 1000),

@@ -33,10 +33,12 @@ class Patience:
 
     def renew(self) -> None:
         self._since = monotonic()
-        self._rests = Backoff(FIRST_REST, LAST_REST)
+        self._rests: Backoff | None = None
 
     async def rest(self, error: RocketMQError | None = None) -> None:
         """Waits; raises ``error`` if waiting cannot help, or if the time is over."""
+        if self._rests is None:
+            self._rests = Backoff(FIRST_REST, LAST_REST)
         rest = self._rests.next()
         if error is not None:
             # A planned topic existed: name servers forget the topics of brokers that are down.

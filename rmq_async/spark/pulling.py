@@ -30,7 +30,7 @@ from rmq_protocol.message import MessageQueue
 from .._ordered import OrderedSet
 from .._text import printable
 from ..client import ClientInstance, has_master, lost_offsets
-from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, pull_body
+from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, pull_body, start_pull
 from ..errors import BrokerNotFoundError, OffsetRangeError, RequestTimeoutError, RocketMQError
 from ..results import PullStatus
 from .arrow import Rows
@@ -44,16 +44,16 @@ __all__ = ["Puller"]
 
 logger = logging.getLogger(__name__)
 
-CHUNKS_AHEAD: Final = (4, 16)
+CHUNKS_AHEAD: Final = (4, 32)
 """Fewest and most; in between so many that their answers take some ``AHEAD_BYTES``."""
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """Bytes of answers that wait for Spark's thread from which on only the first chunk pulls."""
-PORTION: Final = 6
+PORTION: Final = 12
 PORTION_BYTES: Final = 512 * 1024
 """Answers, and their bytes, that make it worth while to wake Spark's thread."""
-PULLS_PER_CHUNK: Final = 64
-"""Where tags are filtered: a chunk of so many pulls without a gap."""
+FILTERED_CHUNK: Final = 2048
+"""Offsets of a chunk where tags are filtered."""
 FULL_ANSWERS: Final = 32
 """After so many in a row the broker is asked for more at a time."""
 ILLEGAL_PATIENCE: Final = 2.0
@@ -230,11 +230,14 @@ class Puller:
         return False
 
     def _fill(self) -> None:
+        """Starts chunks, several at a time: their requests are written together."""
         fewest, most = CHUNKS_AHEAD
         wanted = most if not self._answer_bytes else min(max(int(AHEAD_BYTES / self._answer_bytes), fewest), most)
+        if len(self._ahead) > wanted - max(wanted // 4, 1):
+            return
         while self._left and len(self._ahead) < wanted and (self.waiting < WAITING_BYTES or not self._ahead):
             whole = self._left.popleft()
-            end = min(whole.end, whole.start + self._size * (PULLS_PER_CHUNK if self._filtered else 1))
+            end = min(whole.end, whole.start + (FILTERED_CHUNK if self._filtered else self._size))
             chunk = _Chunk(whole, whole.start, end)
             chunk.task = asyncio.get_running_loop().create_task(
                 self._pull(chunk), name=f"rmq_async spark {key_of(whole.queue)}"
@@ -265,7 +268,8 @@ class Puller:
                     continue
                 count = self._options.pull_size if self._filtered else min(self._size, chunk.end - chunk.offset)
                 request = PullRequest(self._group, queue, chunk.offset, count, self._options.tags, 0.0, self._timeout)
-                pulled = await pull_body(self._instance, request, self._calls)
+                pending = start_pull(self._instance, request, gather=True)
+                pulled = await pull_body(self._instance, request, self._calls, pending)
                 if await self._take(chunk, pulled):
                     patience.renew()
                     continue

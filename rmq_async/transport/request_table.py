@@ -147,8 +147,11 @@ class RequestTable:
             opaque = next(self.opaques)
         return opaque
 
-    def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending) -> None:
-        """Enters a request that is no send. It overtakes sends that are held for their window; a paused peer holds it, too."""
+    def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending, *, alone: bool = False) -> None:
+        """Enters a request that is no send. It overtakes sends that are held for their window; a paused peer holds it, too.
+
+        ``alone``: it is written immediately unless other frames are gathered.
+        """
         if not self.is_open:
             self.require_open()
         if pending.deadline < self.deadlines.at:
@@ -157,20 +160,30 @@ class RequestTable:
             self._held_control[opaque] = HeldFrame(parts, pending)
             return
         self._enter(opaque, pending)
-        if not self.writer.frames and (len(self.entries) == 1 or pending.pull):
+        if not self.writer.frames and (len(self.entries) == 1 or alone):
             self.writer.write(parts)
         else:
             self.writer.queue(parts, urgent=True)
 
-    def start_pull(self, template: PullTemplate, offset: int, max_messages: int, receiver: Receiver, deadline: float) -> int:
+    def start_pull(
+        self,
+        template: PullTemplate,
+        offset: int,
+        max_messages: int,
+        receiver: Receiver,
+        deadline: float,
+        *,
+        gather: bool = False,
+    ) -> int:
         """Starts a pull from a template and returns its opaque. The receiver gets a PullReply, or a RemotingCommand.
 
         Its frame is written immediately unless others are gathered: the caller is about to decode the previous answer, and the
-        peer should work meanwhile.
+        peer should work meanwhile. ``gather``: it is written at the end of the iteration, with others, because the caller starts
+        several and decodes elsewhere.
         """
         opaque = self.next_opaque()
         pending = Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True)
-        self.start_request(opaque, template.frame(opaque, offset, max_messages), pending)
+        self.start_request(opaque, template.frame(opaque, offset, max_messages), pending, alone=not gather)
         return opaque
 
     def enter_single(

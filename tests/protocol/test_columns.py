@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -37,14 +39,19 @@ Row = tuple[Any, ...]
 
 
 def rows_of(columns: StoredColumns) -> list[Row]:
-    kept = (columns.heads, columns.bodies, columns.properties)
-    assert columns.size == sum(len(each) for part in kept for each in part)
-    assert columns.properties_size == sum(map(len, columns.properties))
+    bodies = parts(columns.bodies.join(), columns.body_sizes)
+    assert columns.size == len(columns.heads.join() + columns.bodies.join() + columns.properties.join())
     numbers = [columns.int64(place) for place in (QUEUE_OFFSET, COMMIT_LOG_OFFSET, BORN_TIME, STORE_TIME)]
     numbers += [columns.int32(place) for place in (SYS_FLAG, FLAG, RECONSUME_TIMES)]
-    properties = map(decode_properties, columns.properties)
+    properties = map(decode_properties, parts(columns.properties.join(), columns.property_sizes))
     hosts = hosts_of(columns, BORN_HOST), hosts_of(columns, STORE_HOST)
-    return list(zip(*numbers, *hosts, columns.topics, columns.bodies, properties, strict=True))
+    return list(zip(*numbers, *hosts, columns.topics, bodies, properties, strict=True))
+
+
+def parts(joined: bytes, sizes: Sequence[int]) -> list[bytes]:
+    ends = list(accumulate(sizes, initial=0))
+    assert ends[-1] == len(joined)
+    return [joined[start:end] for start, end in pairwise(ends)]
 
 
 def hosts_of(columns: StoredColumns, place: int) -> list[str]:
@@ -76,10 +83,17 @@ def contents(errors: tuple[CorruptMessageError, ...]) -> list[tuple[Any, ...]]:
 
 
 def check_same(block: bytes, tags: str = "*", offset_delta: int | None = None, limit: int = 1 << 24) -> None:
+    """Of any queue, and of one queue: records of a pull are then cut by their lengths first."""
+    for only_queue in (False, True):
+        check_same_of(block, tags, offset_delta, limit, only_queue=only_queue)
+
+
+def check_same_of(block: bytes, tags: str, offset_delta: int | None, limit: int, *, only_queue: bool) -> None:
     columns = StoredColumns()
     found = read_columns(block, columns, QUEUE, tags=tags, offset_delta=offset_delta, max_decompressed_size=limit,
-                         offsets=(-1 << 63, 1 << 63))  # fmt: skip
-    expected = decode_pull(block, QUEUE, tags=tags, offset_delta=offset_delta, max_decompressed_size=limit, allow_partial=True)
+                         offsets=(-1 << 63, 1 << 63), only_queue=only_queue)  # fmt: skip
+    expected = decode_pull(block, QUEUE, tags=tags, offset_delta=offset_delta, max_decompressed_size=limit, allow_partial=True,
+                           only_queue=only_queue)  # fmt: skip
     assert rows_of(columns) == [row_of(message) for message in expected.messages if message.queue_offset < 1 << 63]
     assert contents(found.corrupt) == contents(expected.corrupt)
     assert (found.resume is None) == (expected.resume_at is None)
@@ -111,6 +125,32 @@ def test_damaged_blocks(block: bytes) -> None:
     check_same(block, limit=10_000)
 
 
+@given(damaged(st.integers(1, 5).map(lambda count: b"".join(map(record, range(count))))))
+@fuzz
+def test_damaged_pulls(block: bytes) -> None:
+    check_same(block, limit=10_000)
+
+
+def test_any_wrong_byte_of_pull() -> None:
+    block = record(1) + record(2, bytes(600)) + record(3, b"")
+    for at in range(len(block)):
+        for mask in (0x01, 0x80):
+            check_same(block[:at] + bytes((block[at] ^ mask,)) + block[at + 1 :])
+        check_same(block[:at])
+
+
+@pytest.mark.parametrize(
+    "offsets", [(5, 6, 7), (5, 7, 8), (7, 6, 5), ((1 << 31) - 1, 1 << 31), (1 << 40, (1 << 40) + 1), (-2, -1, 0)]
+)
+def test_offsets_of_pull(offsets: tuple[int, ...]) -> None:
+    block = b"".join(map(record, offsets))
+    check_same(block)
+    for first, last in ((offsets[0], offsets[-1]), (offsets[1], offsets[1] + 1)):
+        columns = StoredColumns()
+        read_columns(block, columns, QUEUE, offsets=(first, last), only_queue=True)
+        assert offsets_of(columns) == [offset for offset in offsets if first <= offset < last]
+
+
 def test_tags_are_compared_as_texts_also_inside_batches() -> None:
     plain = b"".join(record(offset, properties={"TAGS": tag}) for offset, tag in enumerate("ABCA"))
     block = plain + inner_batch(4, 5) + record(9, properties={"UNIQ_KEY": "x"})
@@ -133,8 +173,8 @@ def test_only_the_columns_that_are_wanted() -> None:
     block = record(0) + record(1, compress(b"long" * 99, CompressionType.ZLIB), sys_flag=COMPRESSED) + record(2)
     columns = StoredColumns(topics=False, bodies=False, properties=False)
     assert read_columns(block, columns, QUEUE) == ((), None)
-    assert (len(columns), columns.size) == (3, sum(map(len, columns.heads)))
-    assert columns.topics == columns.bodies == columns.properties == []
+    assert (len(columns), columns.size) == (3, len(columns.heads.join()))
+    assert (columns.topics, columns.bodies.join(), columns.properties.join()) == ([], b"", b"")
 
 
 @pytest.mark.parametrize("kind", list(CompressionType))
@@ -152,7 +192,7 @@ def test_what_does_not_fit_is_read_by_further_calls(kind: CompressionType) -> No
         columns = StoredColumns()
         found = read_columns(block, columns, QUEUE, max_decompressed_size=10_000, position=position)
         assert not found.corrupt
-        assert sum(map(len, columns.bodies)) <= 10_000 + 5 * len(columns)
+        assert len(columns.bodies) <= 10_000 + 5 * len(columns)
         assert found.resume is None or found.resume > position
         offsets += offsets_of(columns)
         position = found.resume

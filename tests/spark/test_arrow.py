@@ -140,6 +140,23 @@ def test_properties_are_read_as_everywhere_else(text: bytes, properties: dict[st
     assert [row["msgId"] for row in rows] == ["U1", "7F00000100002A9F0000000000001000", "U1"]
 
 
+@pytest.mark.parametrize("last", [("\x02", "\x02", "\x02"), ("", "", ""), ("\x02", "", "\x02")], ids=["all", "none", "some"])
+def test_last_separator_of_properties_may_be_missing(last: tuple[str, ...]) -> None:
+    texts = [f"UNIQ_KEY\x01U{number}\x02TAGS\x01t{number}{end}".encode() for number, end in enumerate(last)]
+    rows = table((QUEUE, b"".join(record(number, properties=text) for number, text in enumerate(texts))))
+    assert [(row["msgId"], row["tags"], len(row["properties"])) for row in rows] == [
+        ("U0", "t0", 2),
+        ("U1", "t1", 2),
+        ("U2", "t2", 2),
+    ]
+
+
+def test_hosts_of_several_senders() -> None:
+    hosts = [f"10.0.0.{number % 3}:{200 + number % 2}" for number in range(12)]
+    rows = table((QUEUE, b"".join(record(number, born_host=host) for number, host in enumerate(hosts))))
+    assert [row["bornHost"] for row in rows] == hosts
+
+
 def test_a_time_beyond_microseconds_is_null() -> None:
     rows = table(
         (QUEUE, record(1) + record(2, born_time_ms=1 << 62, store_time_ms=-1)), columns=("bornTimestamp", "storeTimestamp")

@@ -84,7 +84,7 @@ class TestValues:
         assert (batch.start, batch.end, stream.start, stream.end) == ("earliest", "latest", "latest", None)
         for options in (batch, stream):
             assert (options.tags, options.fail_on_data_loss, options.no_match_error, options.commit) == ("*", True, True, False)
-            assert (options.pull_size, options.pull_timeout, options.group) == (32, 120.0, "spark-rocketmq-source")
+            assert (options.pull_size, options.pull_timeout, options.group) == (256, 120.0, "spark-rocketmq-source")
             assert options.fetch_retries * options.fetch_interval >= 30, "a broker that is started again is waited for"
             assert not options.pushdown
         assert all(dataclasses.asdict(batch)[name] is None for name in ("min_partitions", "max_records", "max_partitions"))
