@@ -37,6 +37,7 @@ from .disk import DiskLog as DiskLog
 from .faults import FailureScript as FailureScript
 from .live import LiveBrokers
 from .nameserver import NameServer as NameServer
+from .pop_settings import PopSettings as PopSettings
 from .pop_settings import PopStore, checked_settings
 from .pop_switches import PopSwitches
 from .schedule import DELAY_LEVELS

@@ -145,6 +145,8 @@ class AckProcessor:
             following = self._ordered.ack(queue, offset, handle.pop_time)
         except LookupError:
             key = f"{handle.topic}@{handle.group}@{handle.queue_id}"
+            if self._state.check_points.single:
+                key = f"{handle.group} {handle.topic} {handle.queue_id}"
             remark = f"offset is illegal, key:{key}, old:{committed}, commit:{offset}, next:-1, /{connection.remote}"
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, remark) from None
         if following is not None:

@@ -62,14 +62,17 @@ class FailureScript:
             self._failures.append(failure)
         return failure
 
-    def lose(self, n: int, request: int) -> None:
-        """The next ``n`` requests of this RequestCode are served, and their answers do not leave; 0 takes back what is left."""
+    def lose(self, n: int, request: int) -> int:
+        """The next ``n`` requests of this RequestCode are served, and their answers do not leave; 0 takes back what is left.
+
+        Returns how many were left."""
         check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")
-        self._lost[int(request)] += n
-        if n == 0:
-            del self._lost[int(request)]
+        left = self._lost.pop(int(request), 0)
+        if n:
+            self._lost[int(request)] = left + n
+        return left
 
     def takes_answer(self, request: int) -> bool:
         """Returns whether the answer to this request is lost."""

@@ -133,11 +133,11 @@ class PopReader:
     def _take_queue(self, pop: Pop, topic: Topic, queue_id: int, taken: Taken, *, retries: bool = False) -> None:
         group, name = pop.key.group, topic.config.topic_name
         ordered = OrderedQueue(group, name, queue_id)
-        queue = topic.queue(queue_id)
-        start = self._start(pop, queue)
+        queue, room = topic.queue(queue_id), pop.count - len(taken.records)
+        full_store = self._in_store and room <= 0  # which counts from the committed offset, -1 for none, and begins nothing
+        start = self._state.offsets.find(group, name, queue_id) if full_store else self._start(pop, queue)
         if pop.ordered and self._ordered.blocked(ordered, pop.attempt):
             return
-        room = pop.count - len(taken.records)
         if room <= 0:
             taken.rest += queue.max_offset - start
             return

@@ -52,6 +52,8 @@ class Popping:
         self._acks = AckProcessor(state, self._ordered, clock, self.faults)
         self._acks.freed = self._freed
         self._revival: Revival | None = None
+        self.revived = 0
+        """Messages that have come back."""
 
     def revive_with(self, writer: MessageWriter) -> None:
         """``writer`` stores what comes back."""
@@ -110,6 +112,7 @@ class Popping:
 
     def _revived(self, group: str, topic: str) -> None:
         """Any pop of the topic gets the copy, so any that waits may have it."""
+        self.revived += 1
         for asked in (ANY_QUEUE, *range(self._queues(topic))):
             if self.held.number_of(PopKey(topic, group, asked)):
                 self.held.notify(PopKey(topic, group, asked))

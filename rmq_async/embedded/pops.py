@@ -183,6 +183,7 @@ class PopProcessor:
         return None if self._held.has_room(pop.key) else ResponseCode.POLLING_FULL
 
     def _answer(self, pop: Pop, code: ResponseCode, taken: Taken) -> RemotingCommand:
+        in_store = self._state.check_points.single
         header = PopMessageResponseHeader(
             popTime=taken.pop_time,
             invisibleTime=pop.invisible_time,
@@ -190,7 +191,7 @@ class PopProcessor:
             restNum=taken.rest,
             startOffsetInfo=taken.start_offset_info,
             msgOffsetInfo=taken.msg_offset_info,
-            orderCountInfo=taken.order_count_info if pop.ordered else None,
+            orderCountInfo=taken.order_count_info if pop.ordered and (taken.records or not in_store) else None,
         )
         remark = "FOUND" if code == ResponseCode.SUCCESS else "NO_MESSAGE_IN_QUEUE"
         return make_response(pop.command, code, remark, fields_of(header), b"".join(taken.records))
