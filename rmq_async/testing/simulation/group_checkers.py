@@ -110,7 +110,7 @@ def repeated(log: GroupLog, troubles: Troubles) -> list[str]:
             f"repeated: {_named(first)} was handled by {life.member} at {first.began:.6f} s, and began again at "
             f"{second.began:.6f} s"
         )
-        if is_ordered(log, first.queue) and open_below(log, first, second.began):
+        if (is_ordered(log, first.queue) and open_below(log, first, second.began)) or _taken_from_hand(log, first, second):
             continue
         if killed > second.began:
             found.append(text)
@@ -126,8 +126,13 @@ def together(log: GroupLog, troubles: Troubles) -> list[str]:
         f"on {'the same member' if first.life == second.life else log.lives[first.life].member}"
         for first, second in _pairs(log.deliveries)
         if min(_end(first), troubles.killed(log.lives[first.life], first.began)) > second.began
-        if first.life == second.life or not troubles.felt(first.began, second.began)
+        if first.life == second.life or not (troubles.felt(first.began, second.began) or _taken_from_hand(log, first, second))
     ]
+
+
+def _taken_from_hand(log: GroupLog, first: Delivery, second: Delivery) -> bool:
+    """Returns whether the queue of a message in hand was given up without waiting for it any longer."""
+    return first.life != second.life and min(_end(first), second.began) - first.began >= log.in_hand
 
 
 def backwards(commits: Sequence[Commit], troubles: Troubles, taken: Collection[MessageQueue]) -> list[str]:

@@ -77,8 +77,9 @@ class GroupLog:
     """``now``: returns the seconds since the beginning; ``brokers``: the brokers of the cluster.
 
     ``order``: of all subscriptions; ``attempts``: of a message, at most. ``client_ids``: of the members that live, by machine.
-    ``commit_interval``, ``max_span``: of all members. ``fine_from``: the time from which on no member may have a problem. ``idle``:
-    the backlog after the last member has stopped.
+    ``commit_interval``, ``max_span``: of all members. ``in_hand``: seconds for which a message that is read by hand keeps a queue
+    that is given up; then the next owner gets it, too, for nothing can cancel the body of an iteration. ``fine_from``: the time
+    from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
     """
 
     now: Callable[[], float]
@@ -88,6 +89,7 @@ class GroupLog:
     attempts: int = 1
     commit_interval: float = 1.0
     max_span: float = inf
+    in_hand: float = inf
     fine_from: float = inf
     lives: list[Life] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)

@@ -194,3 +194,14 @@ def test_undelivered_message_is_found_unless_it_is_a_dead_letter_or_was_lost() -
     assert undelivered([call], log(delivery()), [], ()) == []
     assert undelivered([call], log(), [dead], ()) == []
     assert undelivered([call], log(), [], {"id-0"}) == []
+
+
+def test_message_in_hand_that_its_queue_did_not_wait_for_may_come_again_to_another_member() -> None:
+    taken = delivery(took=3.0), delivery(began=12.5, life=1)
+    early = delivery(took=3.0), delivery(began=11.5, life=1)
+    same = delivery(took=3.0), delivery(began=12.5)
+    for check in (repeated, together):
+        assert not check(log(*taken, in_hand=2.0), QUIET)
+        assert check(log(*taken), QUIET)
+        assert check(log(*early, in_hand=2.0), QUIET)
+        assert check(log(*same, in_hand=2.0), QUIET)

@@ -45,6 +45,8 @@ class _ArrangedCrew(Crew):
         self.log.attempts = 4
         self.batch_size = self.chance.choice((2, 8))
         self.batch_wait = self.chance.choice((0.0, 0.5))
+        if self.style == "by hand":
+            self.log.in_hand = self.options["handover_timeout"]
         self.options["retry"] = Retry(limit=self.log.attempts - 1, delays=(1, 2))
 
     def message(self, topic: str, number: int) -> Message:
