@@ -41,7 +41,7 @@ from .outcome import DeadLetter, RetryLater
 from .subscription import Subscription
 from .supervisor import Supervisor
 
-__all__ = ["BrokerRequests"]
+__all__ = ["BrokerRequests", "MemberRequests"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,24 +50,20 @@ ANSWER_WITHIN: Final = 9.0
 MEBIBYTE: Final = 1024 * 1024
 
 
-class BrokerRequests:
-    """``data``: this member's part of the heartbeat. ``subscriptions``: by topic on the wire."""
+class MemberRequests:
+    """Of a member that keeps no offsets. ``data``: its part of the heartbeat. ``subscriptions``: by topic on the wire."""
 
     def __init__(
         self,
         instance: ClientInstance,
         data: Callable[[], ConsumerData],
         subscriptions: Mapping[str, Subscription],
-        assignment: Assignment,
         calls: HandlerCalls | ByHand,
-        supervisor: Supervisor,
     ) -> None:
         self._instance = instance
         self._data = data
         self._subscriptions = subscriptions
-        self._assignment = assignment
         self._calls = calls
-        self._supervisor = supervisor
         self._started_ms = round(machine.time() * 1000)
         self._direct = asyncio.Lock()
         """One message of a tool at a time."""
@@ -106,42 +102,21 @@ class BrokerRequests:
         return ConsumerRunningInfo(
             properties=properties,
             subscription_set=self._data().subscription_data_set,
-            mq_table={held.queue: self._queue_info(held) for held in self._assignment.owned()},
+            mq_table=self._queues(),
             status_table={topic: ConsumeStatus() for topic in topics},
         )
 
-    def _queue_info(self, held: HeldQueue) -> ProcessQueueInfo:
-        waiting = self._assignment.dispatcher.buffered_of(held)
-        messages = [*[item.message for item in held.running], *waiting]
-        offsets = [message.queue_offset for message in messages]
-        size = sum(len(message.body) for message in messages)
-        locked_at = self._assignment.locks.locked_at(held.queue)
-        return ProcessQueueInfo(
-            commit_offset=held.progress.watermark,
-            cached_msg_min_offset=min(offsets, default=0),
-            cached_msg_max_offset=max(offsets, default=0),
-            cached_msg_count=len(offsets),
-            cached_msg_size_in_mib=size // MEBIBYTE,
-            locked=locked_at is not None,
-            last_lock_timestamp=0 if locked_at is None else _epoch_ms(locked_at),
-            droped=held in self._assignment.leaving,
-            last_pull_timestamp=_epoch_ms(held.pulled_at),
-            last_consume_timestamp=_epoch_ms(held.settled_at),
-        )
+    def _queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
+        """Returns what tools show of the queues that this member holds."""
+        return {}
 
     def _status(self, command: RemotingCommand) -> GetConsumerStatusBody:
-        topic = (command.ext_fields or {}).get("topic")
-        table = {held.queue: held.progress.watermark for held in self._assignment.owned() if held.queue.topic == topic}
-        return GetConsumerStatusBody(message_queue_table=table)
+        return GetConsumerStatusBody()
 
     # -- 220
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Moves the queues that this member holds; others, and offsets below 0, are ignored."""
-        for queue, offset in offsets.items():
-            held = self._assignment.held.get(queue)
-            if held is not None and offset >= 0:
-                self._supervisor.once(f"reset of {held.shown}", self._assignment.reset(held, offset))
+        """No queue is held here: a broker that is popped begins at other offsets by itself."""
 
     # -- 309
 
@@ -176,6 +151,57 @@ class BrokerRequests:
             return "CR_SUCCESS", None
         word = "CR_LATER" if isinstance(error, RetryLater | DeadLetter) else "CR_THROW_EXCEPTION"
         return word, printable(repr(error), 500)
+
+
+class BrokerRequests(MemberRequests):
+    """Of a member that holds queues. ``data``, ``subscriptions``: as for MemberRequests."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        data: Callable[[], ConsumerData],
+        subscriptions: Mapping[str, Subscription],
+        assignment: Assignment,
+        calls: HandlerCalls | ByHand,
+        supervisor: Supervisor,
+    ) -> None:
+        super().__init__(instance, data, subscriptions, calls)
+        self._assignment = assignment
+        self._supervisor = supervisor
+
+    def _queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
+        return {held.queue: self._queue_info(held) for held in self._assignment.owned()}
+
+    def _queue_info(self, held: HeldQueue) -> ProcessQueueInfo:
+        waiting = self._assignment.dispatcher.buffered_of(held)
+        messages = [*[item.message for item in held.running], *waiting]
+        offsets = [message.queue_offset for message in messages]
+        size = sum(len(message.body) for message in messages)
+        locked_at = self._assignment.locks.locked_at(held.queue)
+        return ProcessQueueInfo(
+            commit_offset=held.progress.watermark,
+            cached_msg_min_offset=min(offsets, default=0),
+            cached_msg_max_offset=max(offsets, default=0),
+            cached_msg_count=len(offsets),
+            cached_msg_size_in_mib=size // MEBIBYTE,
+            locked=locked_at is not None,
+            last_lock_timestamp=0 if locked_at is None else _epoch_ms(locked_at),
+            droped=held in self._assignment.leaving,
+            last_pull_timestamp=_epoch_ms(held.pulled_at),
+            last_consume_timestamp=_epoch_ms(held.settled_at),
+        )
+
+    def _status(self, command: RemotingCommand) -> GetConsumerStatusBody:
+        topic = (command.ext_fields or {}).get("topic")
+        table = {held.queue: held.progress.watermark for held in self._assignment.owned() if held.queue.topic == topic}
+        return GetConsumerStatusBody(message_queue_table=table)
+
+    def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Moves the queues that this member holds; others, and offsets below 0, are ignored."""
+        for queue, offset in offsets.items():
+            held = self._assignment.held.get(queue)
+            if held is not None and offset >= 0:
+                self._supervisor.once(f"reset of {held.shown}", self._assignment.reset(held, offset))
 
 
 def _answer(command: RemotingCommand, body: bytes) -> RemotingCommand:

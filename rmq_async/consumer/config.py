@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.pop_handles import MAX_POP_SIZE
 
 from ..config import ClientConfig, ClientOptions, check_int, check_seconds, check_trace, client_options
 from ..errors import ConfigError
@@ -27,6 +28,8 @@ __all__ = [
 
 MAX_CONCURRENCY: Final = 65_536
 MAX_PULL_SIZE: Final = 1024
+MIN_INVISIBLE_TIME: Final = 1.0
+MAX_INVISIBLE_TIME: Final = 7200.0
 MAX_DELAY: Final = 7200.0
 """Seconds: the highest delay level of a stock broker."""
 
@@ -118,7 +121,12 @@ class ConsumerConfig:
 
     ``hooks``: see Hook. ``trace``: True reports the calls of handlers to the brokers' trace topic, a name to that topic.
 
-    Raises ConfigError for values out of range, and for ``mode="pop"``, which is not supported yet.
+    ``mode``: "pull", or "pop", with which members share no queues: the broker gives each message to one member for
+    ``invisible_time`` seconds, which this member renews for as long as it holds the message, up to ``max_lease`` seconds. No order,
+    no positions, no handover. ``pull_size``, then 32 at most, is that of a pop; ``handover_timeout`` is for what runs at a stop. It
+    needs brokers of 5.3.2 or later, and handlers.
+
+    Raises ConfigError for values out of range, and for settings that the mode has no use for.
     """
 
     mode: Literal["pull", "pop"] = "pull"
@@ -159,7 +167,7 @@ class ConsumerConfig:
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         check_trace(self.trace)
         self._check_choices()
-        self._check_unsupported()
+        self._check_mode()
 
     def _check_choices(self) -> None:
         start = self.start_from
@@ -197,14 +205,33 @@ class ConsumerConfig:
         if self.allocate is not allocate_evenly:
             raise ConfigError("broadcast and allocate exclude each other: each member reads all queues")
 
-    def _check_unsupported(self) -> None:
+    def _check_mode(self) -> None:
+        """Refuses settings that the mode has no use for."""
+        useless = _OF_PULL if self.mode == "pop" else _OF_POP
         for item in fields(self):
-            if item.name in _NOT_YET and getattr(self, item.name) != item.default:
-                raise ConfigError(f"{item.name}={shown(getattr(self, item.name))} is not supported yet")
+            if item.name in useless and getattr(self, item.name) != item.default:
+                other = "pull" if self.mode == "pop" else "pop"
+                raise ConfigError(f"{item.name}={shown(getattr(self, item.name))} is for mode={other!r}")
+        if self.mode == "pull":
+            return
+        if self.pull_size > MAX_POP_SIZE:
+            raise ConfigError(f"pull_size={self.pull_size} is above {MAX_POP_SIZE}, the most that brokers take for one pop")
+        if not MIN_INVISIBLE_TIME <= self.invisible_time <= MAX_INVISIBLE_TIME:
+            raise ConfigError(
+                f"invisible_time={self.invisible_time:g} is not in {MIN_INVISIBLE_TIME:g} to {MAX_INVISIBLE_TIME:g} seconds"
+            )
+        if self.max_lease < self.invisible_time:
+            raise ConfigError(f"max_lease={self.max_lease:g} is below invisible_time={self.invisible_time:g}")
 
 
-_NOT_YET: Final = frozenset({"mode", "invisible_time", "max_lease"})
-"""Settings of later releases: a value other than the default is refused."""
+_OF_POP: Final = frozenset({"invisible_time", "max_lease"})
+_OF_PULL: Final = frozenset(
+    {
+        "max_span", "out_of_range", "commit_interval", "rebalance_interval", "allocate",
+        "on_assigned", "on_revoked", "on_released", "on_lost",
+    }
+)  # fmt: skip
+"""Settings of one mode only: with the other one, a value other than the default is refused."""
 
 
 class ConsumerOptions(ClientOptions, total=False):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Final, Literal, TypeVar, Unpack
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from ..client import ClientInstance, LifeState
@@ -18,7 +19,9 @@ from ..errors import ClientStateError, ConfigError
 from ..health import Problem, ProblemCode
 from ..options import lists_options
 from ..transport import generation
+from . import pop
 from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
+from .pop import PopSession
 from .reader import Reader, subscriptions_of
 from .session import Session
 from .subscription import Handler, Subscription
@@ -80,6 +83,8 @@ class Consumer(Reader):
             raise ConfigError("trace records the calls of handlers: it cannot be set where topics= are read by hand")
         if self._subscriptions and self.config.broadcast is not False:
             raise ConfigError("broadcast needs handlers: it cannot be set where topics= are read by hand")
+        if self._subscriptions and self.config.mode == "pop":
+            raise ConfigError("mode='pop' needs handlers: it cannot be set where topics= are read by hand")
         self._last_stats = ConsumerStats()
         self._stopping: asyncio.Task[None] | None = None
         """A stop that a handler has asked for."""
@@ -137,6 +142,10 @@ class Consumer(Reader):
         if isinstance(batch_size, int) and batch_size > self.config.buffered_limit:
             raise ConfigError(
                 f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, which is pulled ahead"
+            )
+        if order is not None and self.config.mode == "pop":
+            raise ConfigError(
+                f"order={shown(order)} needs mode='pull': brokers give popped messages to any member, in no order"
             )
         subscription = Subscription(
             topic,
@@ -242,7 +251,7 @@ class Consumer(Reader):
                 await asyncio.wait([stop, abort], return_when=asyncio.FIRST_COMPLETED)
                 if not stop.done() and self._session is not None:
                     logger.warning("%s: a second signal ends the running handlers", self._label)
-                    self._session.assignment.abort()
+                    self._session.abort()
                 await stop
             finally:
                 abort.cancel()
@@ -255,7 +264,8 @@ class Consumer(Reader):
             await self.stop()
 
     async def _open(self, instance: ClientInstance) -> None:
-        session = Session(instance, self._wire_group, dict(self._subscriptions), self.config, copy_context())
+        kind = Session if self.config.mode == "pull" else PopSession
+        session = kind(instance, self._wire_group, dict(self._subscriptions), self.config, copy_context())
         self._session = session  # handlers may run, and stop the consumer, before the start has ended
         try:
             await session.open(self._starting)
@@ -269,7 +279,7 @@ class Consumer(Reader):
         try:
             await session.close(deadline)
         finally:
-            self._last_stats = stats_of(session)
+            self._last_stats = _stats_of(session)
             self._session = None
             self._stopping = None
 
@@ -277,19 +287,23 @@ class Consumer(Reader):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that this member reads now."""
+        """The queues that this member reads now; none with ``mode="pop"``, whose members share no queues."""
         session = self._session
-        return frozenset() if session is None else frozenset(each.shown for each in [*session.assignment.held.values()])
+        if not isinstance(session, Session):
+            return frozenset()
+        return frozenset(each.shown for each in [*session.assignment.held.values()])
 
     def lag(self) -> Lag:
         """Returns the messages of this member's share that are not settled; from any thread, without a request."""
         session = self._session
-        return Lag(0, 0, None, {}) if session is None else lag_of(session)
+        if session is None:
+            return Lag(0, 0, None, {})
+        return lag_of(session) if isinstance(session, Session) else pop.lag_of(session)
 
     def stats(self) -> ConsumerStats:
         """Returns numbers since ``start()``, after a stop those at its end; from any thread, without a request."""
         session = self._session
-        return self._last_stats if session is None else stats_of(session)
+        return self._last_stats if session is None else _stats_of(session)
 
     def health(self) -> ConsumerHealth:
         """Returns the consumer's condition; from any thread, without a request. It never raises."""
@@ -300,7 +314,11 @@ class Consumer(Reader):
         if session is None or state is not LifeState.RUNNING:
             problem = Problem(_NOT_RUNNING.get(state, "starting"), f"{self._label} is {state.value}")
             return ConsumerHealth(True, False, (problem,), None, None)
-        return health_of(session)
+        return health_of(session) if isinstance(session, Session) else pop.health_of(session)
+
+
+def _stats_of(session: Session | PopSession) -> ConsumerStats:
+    return stats_of(session) if isinstance(session, Session) else pop.stats_of(session)
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:

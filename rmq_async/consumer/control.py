@@ -11,7 +11,7 @@ from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from .._text import printable
-from ..client import LifeCycle, LifeState, Names, check_queue, known_queue, max_offset
+from ..client import LifeCycle, LifeState, Names, check_queue, committed_offset, known_queue, max_offset
 from ..config import ClientConfig, check_group
 from ..errors import ClientStateError, ConfigError, QueueLostError
 from ..timeouts import checked_timeout
@@ -19,6 +19,7 @@ from .assignment import Assignment
 from .config import ConsumerConfig
 from .group import offset_at
 from .held_queue import HeldQueue
+from .pop import PopSession
 from .session import Session
 from .settled import Settled
 from .subscription import Subscription
@@ -39,7 +40,7 @@ class Control(LifeCycle):
         check_group(self._wire_group)
         self._subscriptions: dict[str, Subscription] = {}
         """By topic on the wire."""
-        self._session: Session | None = None
+        self._session: Session | PopSession | None = None
 
     # -- control
 
@@ -50,9 +51,15 @@ class Control(LifeCycle):
         paused for queues that this member takes later, and for its messages that are delivered again; a queue until it goes to
         another member. A stop ends all pauses.
 
+        With ``mode="pop"`` only topics can be paused; what was popped and has not begun goes back to its broker at once.
+
         Raises ConfigError for a topic that is not subscribed to, QueueLostError for a queue that this member does not read,
         ClientStateError unless running.
         """
+        session = self._running_session()
+        if isinstance(session, PopSession):
+            session.pause(self._popped_topics(topics_or_queues))
+            return
         assignment, topics, queues = self._to_control(topics_or_queues)
         assignment.pauses.pause(topics, queues)
         assignment.pauses.all |= not topics_or_queues
@@ -63,6 +70,10 @@ class Control(LifeCycle):
 
         Raises as ``pause`` does, and ClientStateError for a part of what was paused as a whole.
         """
+        session = self._running_session()
+        if isinstance(session, PopSession):
+            session.resume(self._popped_topics(topics_or_queues))
+            return
         assignment, topics, queues = self._to_control(topics_or_queues)
         pauses = assignment.pauses
         if not topics_or_queues:
@@ -86,7 +97,8 @@ class Control(LifeCycle):
         for an offset outside of the queue; ClientStateError unless running, and in a handler, which it would wait for; and the
         errors of the requests for offsets. Inside the body of an iteration, a message of the queue in hand is given up.
         """
-        held, session = self._held(queue), self._running_session()
+        session = self._pulling("seek()")
+        held = self._held(queue)
         if session.by_hand is not None:
             session.by_hand.let_go(asyncio.current_task(), held)
         elif session.calls.is_own_task(asyncio.current_task()):
@@ -98,7 +110,7 @@ class Control(LifeCycle):
 
     def _to_control(self, given: Sequence[str | MessageQueue]) -> tuple[Assignment, list[str], list[HeldQueue]]:
         """Sorts the arguments of ``pause`` and ``resume`` into topics on the wire and queues."""
-        assignment = self._running_session().assignment
+        assignment = self._pulling("a pause of queues").assignment
         topics = [self._names.wire(each) for each in given if isinstance(each, str)]
         for topic in topics:
             if topic not in self._subscriptions:
@@ -114,28 +126,38 @@ class Control(LifeCycle):
         running.
         """
         wire = self._names.wire_queue(check_queue(queue))
-        leaving = (each for each in self._running_session().assignment.leaving if each.queue == wire and each.is_owned)
+        leaving = (each for each in self._pulling("position()").assignment.leaving if each.queue == wire and each.is_owned)
         return (next(leaving, None) or self._held(queue)).progress.watermark
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Returns the offset that the broker keeps for the group, in broadcast the one that was saved last; None without one.
 
+        With ``mode="pop"`` it moves when messages are popped, not when they are settled.
+
         Raises as ``PullConsumer.committed`` does.
         """
         session = self._running_session()
-        return await session.member.committed(await known_queue(session.instance, queue))
+        known = await known_queue(session.instance, queue)
+        if isinstance(session, PopSession):
+            return await committed_offset(session.instance, session.group, known)
+        return await session.member.committed(known)
 
     async def commit(self) -> None:
         """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the positions.
+        With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when the brokers have answered or the
+        leases have ended.
 
         Raises the error of the first request that failed; the others are made all the same. ClientStateError unless running. In
         broadcast it raises what ``save`` raises.
         """
         session = self._running_session()
-        await session.commits.now()
+        if isinstance(session, PopSession):
+            await session.commit()
+        else:
+            await session.commits.now()
 
     def _held(self, queue: MessageQueue) -> HeldQueue:
-        session = self._running_session()
+        session = self._pulling("what is asked of one queue")
         held = session.assignment.held.get(self._names.wire_queue(check_queue(queue)))
         if held is None:
             raise QueueLostError(f"{self._label} does not read {queue} now", broker=queue.broker_name)
@@ -160,6 +182,10 @@ class Control(LifeCycle):
         """
         session = self._running_session()
         deadline = machine.monotonic() + checked_timeout(timeout)
+        if isinstance(session, PopSession):
+            async with asyncio.timeout(timeout):
+                await session.until_idle()
+            return
         async with asyncio.timeout(timeout):
             ends = {each.queue: await max_offset(session.instance, each.queue) for each in [*session.assignment.held.values()]}
             for each in [*session.assignment.held.values()]:
@@ -172,7 +198,24 @@ class Control(LifeCycle):
                     return
                 await asyncio.sleep(min(0.01, max(deadline - machine.monotonic(), 0.001)))
 
-    def _running_session(self) -> Session:
+    def _pulling(self, what: str) -> Session:
+        """Returns the session of a member that holds queues. Raises ConfigError for one that pops, and as ``_running_session``."""
+        session = self._running_session()
+        if isinstance(session, PopSession):
+            raise ConfigError(f"{what} needs mode='pull': members of a group that pops hold no queues")
+        return session
+
+    def _popped_topics(self, given: Sequence[str | MessageQueue]) -> list[str]:
+        """Returns topics on the wire, all of them where none is given. Raises ConfigError for queues and unknown topics."""
+        topics = [self._names.wire(each) for each in given if isinstance(each, str)]
+        if len(topics) < len(given):
+            raise ConfigError("with mode='pop' only topics can be paused: brokers choose the queues")
+        for topic in topics:
+            if topic not in self._subscriptions:
+                raise ConfigError(f"{self._label} has no subscription of topic {printable(topic)}")
+        return topics or [*self._subscriptions]
+
+    def _running_session(self) -> Session | PopSession:
         """Returns the session. Raises ClientStateError before a start and after a stop; during one, callbacks and handlers run."""
         session = self._session
         if session is None or self._state not in (LifeState.STARTING, LifeState.STOPPING):

@@ -30,6 +30,7 @@ class Decision(NamedTuple):
 
     ``reason``: for the log, empty where the error says it. ``cut``: whether the delay is longer than the longest level.
     ``in_place``: seconds after which this member handles the message again, instead of giving it back; None for giving it back.
+    ``delay``: seconds that ``level`` stands for at least; None for the broker's choice.
     """
 
     outcome: Outcome
@@ -38,6 +39,7 @@ class Decision(NamedTuple):
     reason: str = ""
     cut: bool = False
     in_place: float | None = None
+    delay: float | None = None
 
 
 def level_of(delay: float) -> int:
@@ -59,7 +61,7 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
     delay = error.delay if isinstance(error, RetryLater) and error.delay is not None else retry.delay_after(attempt)
     if delay is None:
         return Decision(Outcome.RETRIED, max_times=retry.limit)
-    return Decision(Outcome.RETRIED, level_of(delay), retry.limit, cut=delay > MAX_DELAY)
+    return Decision(Outcome.RETRIED, level_of(delay), retry.limit, cut=delay > MAX_DELAY, delay=min(delay, MAX_DELAY))
 
 
 def decide_in_place(error: BaseException, subscription: Subscription, retry: Retry, attempt: int, held_for: float) -> Decision:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import Context
 from math import inf
 from typing import Final, NamedTuple
@@ -106,8 +106,12 @@ class Dispatcher:
 
     def add(self, held: HeldQueue, subscription: Subscription, messages: Iterable[MessageExt]) -> None:
         """Adds messages, in the order of their offsets; ``pump`` starts them."""
+        self.add_items(held, subscription, [Waiting(held, each, each.reconsume_times + 1) for each in messages])
+
+    def add_items(self, held: HeldQueue, subscription: Subscription, items: Sequence[Waiting]) -> None:
+        """As ``add``, for messages that were given their places before."""
         backlog = self._backlogs[subscription]
-        lines, items = backlog.lines_of(held), [Waiting(held, each, each.reconsume_times + 1) for each in messages]
+        lines = backlog.lines_of(held)
         if backlog.wait:
             since = machine.monotonic()
             for item in items:
@@ -133,10 +137,14 @@ class Dispatcher:
 
         ``failed``: also those that wait for another attempt, which are counted anew when they are pulled again.
         """
-        dropped: list[MessageExt] = []
+        return [item.message for item in self.drop_items(held, above, failed=failed)]
+
+    def drop_items(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[Waiting]:
+        """As ``drop``; returns the messages with their places."""
+        dropped: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
-                dropped += [item.message for item in lines.drop(above, failed=failed)]
+                dropped += lines.drop(above, failed=failed)
                 backlog.check(held, lines)
         return dropped
 

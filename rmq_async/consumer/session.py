@@ -238,6 +238,10 @@ class Session:
         """Answers requests of tools for this member."""
         return self.requests.serve(command)
 
+    def abort(self) -> None:
+        """Ends the wait for running handlers, also a later one."""
+        self.assignment.abort()
+
     # -- inside
 
     def _heartbeat_data(self, version: int) -> ConsumerData:

@@ -152,9 +152,12 @@ class Settling:
                 _count(delivery, Outcome.ABANDONED)
                 self._ended(item, Outcome.ABANDONED)
 
+    def _retry_of(self, subscription: Subscription) -> Retry:
+        return subscription.retry if subscription.retry is not None else self._retry
+
     def _decide(self, delivery: Delivery, item: Waiting, error: BaseException) -> Decision:
         subscription = delivery.subscription
-        retry = subscription.retry if subscription.retry is not None else self._retry
+        retry = self._retry_of(subscription)
         held_for = 0.0 if item.held_since is None else machine.monotonic() - item.held_since
 
         def decide_by(retry: Retry) -> Decision:

@@ -18,7 +18,17 @@ from .group import Missing
 from .held_queue import HeldQueue
 from .session import Session
 
-__all__ = ["ConsumerHealth", "ConsumerStats", "Lag", "health_of", "lag_of", "stats_of"]
+__all__ = [
+    "BLOCK_SHOWN",
+    "ConsumerHealth",
+    "ConsumerStats",
+    "Lag",
+    "hangs",
+    "health_of",
+    "lag_of",
+    "stats_of",
+    "stuck_problem",
+]
 
 MOST_NAMED: Final = 16
 """Keys and queues that are held, in one list of problems."""
@@ -34,6 +44,9 @@ class Lag:
     ``messages``: of the subscribed topics; those that a tag filter leaves out count until a pull has passed them. ``retries``: of
     the group's retry topic, those that wait for their delay not included. ``oldest_age``: seconds since the oldest message that
     is buffered or being handled was stored; None without one. ``by_queue``: None for a queue without an answer yet.
+
+    With ``mode="pop"`` members share no queues: ``messages`` are those that this member holds and those that brokers had left when
+    they answered last, which is a hint; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries`` is 0.
     """
 
     messages: int
@@ -50,7 +63,8 @@ class ConsumerStats:
     brokers have taken back so, ``retried`` also failed attempts of ordered messages and in broadcast, which this member repeats,
     ``dead_lettered`` in broadcast those that were given up. ``buffered``: messages that are pulled and not settled,
     ``buffered_bytes`` the size of their bodies. ``commits``: offsets that brokers, or the user's positions, have confirmed.
-    ``rebalances``: changes of this member's share, counted by topic.
+    ``rebalances``: changes of this member's share, counted by topic. With ``mode="pop"``, ``commits`` are messages that brokers
+    have acknowledged, and ``rebalances`` is 0.
     """
 
     handled: int = 0
@@ -120,14 +134,14 @@ def health_of(session: Session) -> ConsumerHealth:
     problems += _group_problems(session)
     oldest = min(list(session.calls.running), key=lambda delivery: delivery.began, default=None)
     if oldest is not None and oldest.age > session.config.stuck_after:
-        problems.append(_stuck_problem(oldest))
+        problems.append(stuck_problem(oldest))
     block = session.blocked
     if block is not None and now - block.at < BLOCK_SHOWN:
         text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {now - block.at:.0f} s ago"
         problems.append(Problem("handler_blocks", text))
     progress = max((each.settled_at for each in held), default=None)
     return ConsumerHealth(
-        live=blocked is None and not any(_hangs(delivery) for delivery in list(session.calls.running)),
+        live=blocked is None and not any(hangs(delivery) for delivery in list(session.calls.running)),
         ready=blocked is None and session.was_assigned and not session.assignment.closing,
         problems=tuple(problems),
         last_progress_age=None if progress is None else max(now - progress, 0.0),
@@ -135,7 +149,8 @@ def health_of(session: Session) -> ConsumerHealth:
     )
 
 
-def _stuck_problem(oldest: Delivery) -> Problem:
+def stuck_problem(oldest: Delivery) -> Problem:
+    """Returns the problem of a call that has run too long, or of messages that are in hand too long."""
     subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
     if subscription.is_by_hand:
         text = f"message {first} has been in hand for {age:.0f} s, and was neither settled nor given back"
@@ -144,7 +159,7 @@ def _stuck_problem(oldest: Delivery) -> Problem:
     return Problem("handler_stuck", text)
 
 
-def _hangs(delivery: Delivery) -> bool:
+def hangs(delivery: Delivery) -> bool:
     """Returns whether a plain function runs for twice the time that it was given, extensions included."""
     deadline = delivery.deadline
     return not delivery.subscription.is_async and deadline is not None and delivery.age > 2 * (deadline - delivery.began)

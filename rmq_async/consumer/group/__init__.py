@@ -11,9 +11,10 @@ from .missing import Missing
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Rebalance
 from .start_position import StartFrom, first_positions, offset_at, start_offset, store_positions
-from .subscription_check import MODEL, GroupView, SubscriptionConflict, compare, group_view
+from .subscription_check import MODE, MODEL, GroupView, SubscriptionConflict, compare, group_view
 
 __all__ = [
+    "MODE",
     "MODEL",
     "GroupView",
     "Holders",

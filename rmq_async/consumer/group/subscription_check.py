@@ -16,7 +16,7 @@ from rmq_protocol.bodies import ConsumerConnection, decode_body
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import ProtocolError
-from rmq_protocol.heartbeat import ConsumerData, SubscriptionData
+from rmq_protocol.heartbeat import ConsumerData, ConsumeType, SubscriptionData
 from rmq_protocol.subscription import SUB_ALL, TAG
 
 from ..._asyncio import for_each
@@ -24,12 +24,14 @@ from ..._text import printable
 from ...client import ClientInstance
 from ...errors import RocketMQError
 
-__all__ = ["MODEL", "GroupView", "SubscriptionConflict", "compare", "group_view"]
+__all__ = ["MODE", "MODEL", "GroupView", "SubscriptionConflict", "compare", "group_view"]
 
 logger = logging.getLogger(__name__)
 
 MODEL: Final = ""
 """``topic`` of a conflict between broadcasting and clustering, which concerns the whole group."""
+MODE: Final = "\x00mode"
+"""``topic`` of a conflict between members that pull and members that pop."""
 
 
 class SubscriptionConflict(NamedTuple):
@@ -42,6 +44,11 @@ class SubscriptionConflict(NamedTuple):
     def __str__(self) -> str:
         if self.topic == MODEL:
             return f"this member is {self.ours}, another one {self.theirs}"
+        if self.topic == MODE:
+            return (
+                f"this member has {self.ours}, another one {self.theirs}: they repeat each other's messages, all members need the "
+                "same mode"
+            )
         ours, theirs = (repr(printable(each)) if each is not None else "nothing" for each in (self.ours, self.theirs))
         return f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}"
 
@@ -73,10 +80,13 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
     found = [SubscriptionConflict(MODEL, ours.message_model, theirs.message_model)] * (
         bool(theirs.message_model) and theirs.message_model != ours.message_model
     )
+    mine, others = _mode(ours.consume_type), _mode(theirs.consume_type)
+    if mine != others:
+        found.append(SubscriptionConflict(MODE, mine, others))
     for topic in sorted(own.keys() | theirs.subscription_table.keys()):
-        mine, other = own.get(topic), theirs.subscription_table.get(topic)
-        if mine is None or other is None or _wanted(mine) != _wanted(other):
-            found.append(SubscriptionConflict(topic, _text(mine), _text(other)))
+        wanted, other = own.get(topic), theirs.subscription_table.get(topic)
+        if wanted is None or other is None or _wanted(wanted) != _wanted(other):
+            found.append(SubscriptionConflict(topic, _text(wanted), _text(other)))
     return tuple(found)
 
 
@@ -128,7 +138,8 @@ def _lists(answer: ConsumerConnection, instance: ClientInstance) -> bool:
 
 
 def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) -> tuple[SubscriptionConflict, ...]:
-    return tuple(each._replace(topic=instance.names.shown(each.topic)) for each in conflicts)
+    names = instance.names
+    return tuple(each if each.topic == MODE else each._replace(topic=names.shown(each.topic)) for each in conflicts)
 
 
 def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
@@ -139,6 +150,10 @@ def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
     if subscription.tags_set or subscription.sub_string in ("", SUB_ALL):
         return TAG, frozenset(subscription.tags_set)
     return TAG, frozenset(tag.strip() for tag in subscription.sub_string.split("||"))
+
+
+def _mode(consume_type: str) -> str:
+    return "mode='pop'" if consume_type == ConsumeType.CONSUME_POP else "mode='pull'"
 
 
 def _text(subscription: SubscriptionData | None) -> str | None:

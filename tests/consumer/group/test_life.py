@@ -46,7 +46,6 @@ async def handler(message: MessageExt) -> None:
         ({"out_of_range": "skip"}, 'out_of_range must be "earliest", "latest" or "stop"'),
         ({"on_conflict": "ignore"}, 'on_conflict must be "warn" or "raise"'),
         ({"mode": "push"}, 'mode must be "pull" or "pop"'),
-        ({"mode": "pop"}, "mode='pop' is not supported yet"),
         ({"hooks": [1]}, "1 is not a Hook object"),
         ({"on_assigned": 3}, "on_assigned must be a function of a frozenset of queues or None, not 3"),
         ({"commit_interval": 0}, "commit_interval must be above 0 seconds"),

@@ -1,0 +1,12 @@
+"""Members of a group that pop: brokers give each message to one member for a time, and members share no queues.
+
+``core`` receives, acknowledges, gives back and extends, with credits and handles only; ``session`` puts a consumer's handlers on
+top of it, and ``watching`` says how that goes.
+"""
+
+from __future__ import annotations
+
+from .session import PopSession
+from .watching import health_of, lag_of, stats_of
+
+__all__ = ["PopSession", "health_of", "lag_of", "stats_of"]

@@ -1,0 +1,156 @@
+"""What answers to pops bring: each message to its subscription, back to its broker, or into the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from rmq_protocol.message import MessageExt
+from rmq_protocol.subscription import SUB_ALL, parse_tags
+
+from ..._ordered import OrderedSet
+from ..._text import printable
+from ...client import Names
+from ..dispatch import Dispatcher
+from ..outcome import Outcome
+from ..subscription import Subscription
+from .core import PopCore
+from .lease import Lease
+from .outcomes import PopOutcomes
+from .popping import Source
+from .requests import Popped
+
+__all__ = ["Arrivals"]
+
+logger = logging.getLogger(__name__)
+
+BACK_WITHIN: Final = 0.5
+"""Seconds, at random, after which what was given back unseen is delivered again."""
+
+
+class Arrivals:
+    """``spawn``: starts a task that lives as long as the consumer. ``limit_of``: returns the attempts that a message of a
+    subscription has after its first one. ``free``: gives the credit of a message back. ``may_hold``: whether a source is not
+    paused, and the consumer does not stop.
+
+    ``corrupt``: records that could not be read. ``without_handle``: messages that cannot be acknowledged, and come again.
+    """
+
+    def __init__(
+        self,
+        core: PopCore,
+        outcomes: PopOutcomes,
+        dispatcher: Dispatcher,
+        names: Names,
+        limit_of: Callable[[Subscription], int],
+        free: Callable[[Lease], None],
+        may_hold: Callable[[Source], bool],
+    ) -> None:
+        self._core = core
+        self._outcomes = outcomes
+        self._dispatcher = dispatcher
+        self._names = names
+        self._limit_of = limit_of
+        self._free = free
+        self._may_hold = may_hold
+        self._tags: dict[Subscription, frozenset[str]] = {}
+        self._returning: OrderedSet[asyncio.Task[Any]] = OrderedSet()
+        self.corrupt = self.without_handle = 0
+
+    def accept(self, source: Source, popped: Popped) -> None:
+        """Buffers the messages of an answer, but for those that the subscription does not want or that are given up."""
+        found = self._leases(source, popped)
+        subscription = source.subscription
+        if subscription.tags != SUB_ALL:
+            found = self._wanted(subscription, found)
+        source.credits.take([len(lease.message.body) for lease in found])
+        if not self._may_hold(source):
+            for lease in found:
+                self._free(lease)
+            self.give_back(found, BACK_WITHIN)
+            return
+        topic, limit = subscription.topic, self._limit_of(subscription)
+        fresh: list[Lease] = []
+        for lease in found:
+            if lease.message.topic != topic:
+                lease.message = self._renamed(source, lease.message, topic)
+            if lease.attempt <= limit + 1:
+                fresh.append(lease)
+            else:
+                self._return(f"{lease.message.msg_id} to the dead letters", self._dead_letter(lease, limit))
+        self._dispatcher.add_items(source.held, subscription, fresh)
+        self._dispatcher.pump()
+
+    def _leases(self, source: Source, popped: Popped) -> list[Lease]:
+        """Returns the leases of an answer; logs what has none."""
+        shown = source.held.shown
+        for corrupt in popped.corrupt:
+            self.corrupt += 1
+            logger.error("a popped record of %s cannot be read: %s", shown, printable(corrupt, 300))
+        leases = self._core.leases(source.held, source.topic, popped)
+        found = [lease for lease in leases if lease is not None]
+        if missing := len(leases) - len(found):
+            self.without_handle += missing
+            logger.error("%d messages of %s came without a handle, and cannot be acknowledged", missing, shown)
+        return found
+
+    def give_back(self, leases: Collection[Lease], delay: float, *, suspend: bool = True) -> None:
+        """Gives messages back for another member, each after a time of its own up to ``delay`` seconds. ``suspend``: without
+        counting it as an attempt."""
+        if leases:
+            self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
+
+    async def all_given_back(self) -> None:
+        """Waits until no message is on its way back."""
+        while self._returning:
+            await asyncio.wait([*self._returning])
+
+    def _return(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._core.spawn(name, work)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    def _wanted(self, subscription: Subscription, leases: list[Lease]) -> list[Lease]:
+        """Acknowledges messages whose tags are others: brokers compare hash codes."""
+        tags = self._tags.get(subscription)
+        if tags is None:
+            tags = self._tags[subscription] = frozenset(parse_tags(subscription.tags) or ())
+        if not tags:
+            return leases
+        wanted: list[Lease] = []
+        for lease in leases:
+            if lease.message.tags in tags:
+                wanted.append(lease)
+            else:
+                self._core.ack(lease)
+        return wanted
+
+    def _renamed(self, source: Source, message: MessageExt, topic: str) -> MessageExt:
+        """Names the topic that was subscribed to: a retried message may name the group's retry topic, and wire names have the
+        namespace."""
+        queue = self._names.shown_queue(message.queue)
+        if message.topic == source.topic:
+            queue = queue._replace(topic=topic)
+        return msgspec.structs.replace(message, topic=topic, queue=queue)
+
+    async def _dead_letter(self, lease: Lease, limit: int) -> None:
+        """Gives up a message whose attempts are used up: the last one ended with its member, and nothing was asked for then."""
+        message = lease.message
+        logger.error(
+            "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d of %d, and no attempt before it has ended",
+            message.msg_id,
+            message.topic,
+            message.queue,
+            message.queue_offset,
+            lease.attempt,
+            limit + 1,
+        )
+        try:
+            if await self._outcomes.dead_letter(lease) is Outcome.ABANDONED:
+                self._core.let_go(lease)
+        finally:
+            self._free(lease)

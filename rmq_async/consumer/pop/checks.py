@@ -1,0 +1,107 @@
+"""What a member looks at before it pops: whether the brokers can be popped, and what operators have set for the group.
+
+A broker before 5.3.2 loses and repeats popped messages in cases, and one before 5.0 cannot be popped at all. Neither is pulled
+instead: the positions of a group that pulls and of one that pops mean different things.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from rmq_protocol.bodies import KVTable, MessageRequestModeSerializeWrapper, SubscriptionGroupConfig, decode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.headers import GetSubscriptionGroupConfigRequestHeader, to_ext
+
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import ConfigError, RocketMQError
+from .outcomes import USUAL_LIMIT
+
+__all__ = ["Looked", "attempts_of", "check_broker", "version_name"]
+
+logger = logging.getLogger(__name__)
+
+OLDEST: Final = 477
+"""``MQVersion.V5_3_2``."""
+_V4_0_0: Final = 213
+_PER_NUMBER: Final = 2
+"""Each version has a number of its own, and one of its snapshots."""
+
+
+class Looked(NamedTuple):
+    """``version``: ``MQVersion`` of the broker. ``pulled``: topics for which an operator has set that the group pulls."""
+
+    version: int
+    pulled: tuple[str, ...]
+
+
+def version_name(version: int) -> str:
+    """Returns the name of an ``MQVersion`` from 4.0.0 on, such as "5.3.2"."""
+    if version < _V4_0_0:
+        return "before 4.0.0"
+    major, rest = divmod((version - _V4_0_0) // _PER_NUMBER, 100)
+    return f"{4 + major}.{rest // 10}.{rest % 10}"
+
+
+async def check_broker(instance: ClientInstance, group: str, broker: str, topics: Iterable[str], timeout: float) -> Looked:
+    """Asks a broker for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402); each answer has its version.
+
+    QUERY_ASSIGNMENT (400) cannot say it: it answers PULL for every group for which nothing was set. ``group``, ``topics``: on the
+    wire. Raises ConfigError for a broker that cannot be popped, and the errors of the request.
+    """
+    names = [*topics]
+    command = RemotingCommand(code=RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    response, address = await instance.ask_broker(broker, names[0], command, timeout)
+    if response.version < OLDEST or response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        name = version_name(response.version)
+        if response.version >= OLDEST:
+            name = await _said_version(instance, broker, names[0], timeout) or name
+        raise ConfigError(
+            f"broker {printable(broker)} at {address} is RocketMQ {name}; mode='pop' needs 5.3.2 or later: use mode='pull', which "
+            "all versions serve",
+            code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            broker=broker,
+            address=address,
+        )
+    if response.code != ResponseCode.SUCCESS:  # asking for it may need a right that popping does not
+        logger.debug("broker %s does not say what operators have set: %d %s", broker, response.code, printable(response.remark))
+        return Looked(response.version, ())
+    try:
+        modes = decode_body(MessageRequestModeSerializeWrapper, response.body).message_request_mode_map
+    except RemoteProtocolError as error:
+        logger.debug("modes of broker %s: %s", broker, printable(error))
+        return Looked(response.version, ())
+    return Looked(response.version, tuple(topic for topic in names if _is_pulled(modes.get(topic, {}), group)))
+
+
+async def _said_version(instance: ClientInstance, broker: str, topic: str, timeout: float) -> str | None:
+    """Returns the version in a broker's runtime information: something between may answer with the client's own version."""
+    command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
+    try:
+        response, _ = await instance.ask_broker(broker, topic, command, timeout)
+        said = decode_body(KVTable, response.body).table.get("brokerVersionDesc")
+    except RocketMQError:
+        return None
+    return said.removeprefix("V").replace("_", ".") if said else None
+
+
+def _is_pulled(modes: Mapping[str, object], group: str) -> bool:
+    return getattr(modes.get(group), "mode", None) == "PULL"
+
+
+async def attempts_of(instance: ClientInstance, group: str, broker: str, topic: str, timeout: float) -> int:
+    """Returns ``retryMaxTimes`` of the group; USUAL_LIMIT where the broker does not say it."""
+    header = GetSubscriptionGroupConfigRequestHeader(group=group)
+    command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
+    try:
+        response, _ = await instance.ask_broker(broker, topic, command, timeout)
+        if response.code == ResponseCode.SUCCESS:
+            return max(decode_body(SubscriptionGroupConfig, response.body).retry_max_times, 0)
+        logger.debug("settings of group %s at %s: %d %s", group, broker, response.code, printable(response.remark))
+    except RocketMQError as error:
+        logger.debug("settings of group %s at %s: %s", group, broker, printable(error))
+    return USUAL_LIMIT

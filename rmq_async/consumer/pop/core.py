@@ -1,0 +1,263 @@
+"""Receiving, acknowledging, giving back and extending popped messages: handles and times, without handlers.
+
+Each answer to a pop has the broker's time, by which the next pop is dated (``clock``). A lease that is held is extended at about
+two thirds of its time, again and again, until it is over or ``max_lease`` has passed since its pop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from heapq import heappop, heappush
+from typing import Any, Final
+
+from rmq_protocol.errors import RemoteProtocolError
+
+from ... import machine
+from ..._asyncio import for_each
+from ..._backoff import Backoff
+from ..._text import printable
+from ...errors import BrokerError, ConnectionLostError, RequestTimeoutError, RocketMQError
+from ..held_queue import HeldQueue
+from ..subscription import Subscription
+from .acks import Acks
+from .clock import BrokerClock
+from .lease import Lease, LeaseState
+from .requests import Popped, Requests, Wanted
+
+__all__ = ["PopCore"]
+
+logger = logging.getLogger(__name__)
+
+EARLY: Final = 0.2
+"""Seconds before the end of the poll time from which on an answer without messages counts as early."""
+AHEAD_MS: Final = 100 * 365 * 86_400_000
+"""Milliseconds by which a pop is dated ahead that is not to be held: no broker finds it too old."""
+RENEW_AT: Final = 2 / 3
+"""Share of a lease after which it is extended."""
+RENEW_SPREAD: Final = 0.1
+LEAST_PAUSE: Final = 0.2
+"""Seconds between two attempts to extend a lease."""
+CHANGE_WITHIN: Final = 3.0
+AT_ONCE: Final = 16
+LONGER: Final = 0.1
+"""Share by which a delay is lengthened at random: a broker falls behind where very many messages come back at one time."""
+FIRST_PAUSE: Final = 0.2
+LONGEST_PAUSE: Final = 5.0
+
+Group = dict[Lease, None]
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class PopCore:
+    """``spawn``: starts a task that lives as long as the consumer. ``invisible_time``, ``max_lease``: seconds.
+
+    ``given_back``, ``extended``: changes that brokers have confirmed. ``unsure``: changes without an answer, after which a message
+    may be delivered twice, or later than asked for. ``expired``: leases that ended while this member held them.
+    """
+
+    def __init__(self, requests: Requests, spawn: Spawn, invisible_time: float, max_lease: float) -> None:
+        self._requests = requests
+        self.spawn = spawn
+        self._invisible_ms = round(invisible_time * 1000)
+        self.invisible_time = invisible_time
+        self._max_lease = max_lease
+        self.acks = Acks(requests, spawn)
+        self._clocks: dict[str, BrokerClock] = {}
+        self._renewals: list[tuple[float, int, Group]] = []
+        """A heap: when each group of leases is to be extended. The number keeps groups from being compared."""
+        self._count = 0
+        self._some = asyncio.Event()
+        self.given_back = self.extended = self.unsure = self.expired = 0
+
+    # -- receive
+
+    async def receive(self, topic: str, broker: str, subscription: Subscription, messages: int, poll: float) -> Popped:
+        """Pops once. ``poll``: seconds for which the broker may hold the pop; it does not hold one before its clock is known.
+
+        Raises as ``Requests.pop`` does.
+        """
+        clock = self._clocks.setdefault(broker, BrokerClock())
+        now = machine.monotonic()
+        born, poll_ms = clock.broker_ms(now), round(poll * 1000)
+        if born is None:
+            born, poll_ms = round(machine.time() * 1000) + AHEAD_MS, 0
+        elif not poll_ms:
+            born += AHEAD_MS
+        popped = await self._requests.pop(Wanted(topic, broker, subscription, messages, self._invisible_ms, poll_ms, born))
+        clock.note(popped.popped_ms, popped.sent, popped.arrived)
+        return popped
+
+    def knows_clock(self, broker: str) -> bool:
+        """Returns whether the next pop may be held."""
+        clock = self._clocks.get(broker)
+        return clock is not None and clock.is_known
+
+    def doubt_clock(self, broker: str) -> None:
+        """Called where a broker has answered a pop early: the next one asks for its time."""
+        self._clocks[broker].forget()
+
+    def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:
+        """Returns a lease for each message of an answer, None for one without a handle; they are extended from now on."""
+        clock = self._clocks[held.queue.broker_name]
+        expires = clock.ends(popped.popped_ms, popped.invisible_ms, popped.sent, popped.arrived)
+        group: Group = {}
+        found: list[Lease | None] = []
+        for message, handle in zip(popped.messages, popped.handles, strict=True):
+            if handle is None:
+                found.append(None)
+                continue
+            lease = Lease(
+                held,
+                message,
+                message.reconsume_times + 1,
+                since=popped.arrived,
+                topic=topic,
+                handle=handle,
+                expires=expires,
+                group=group,
+            )
+            group[lease] = None
+            found.append(lease)
+        if group:
+            spread = 1 - RENEW_SPREAD * machine.random.random()
+            self._plan(popped.arrived + (expires - popped.arrived) * RENEW_AT * spread, group)
+        return found
+
+    # -- the ends of a lease
+
+    def ack(self, lease: Lease) -> None:
+        """Acknowledges a message, late or not. While a change is under way, this waits for its end."""
+        lease.group.pop(lease, None)
+        if lease.state is LeaseState.CHANGING:
+            lease.is_done = True
+        elif lease.state is not LeaseState.OVER:
+            lease.state = LeaseState.OVER
+            self.acks.add(lease)
+
+    def let_go(self, lease: Lease) -> None:
+        """Asks for nothing more; the message is delivered again when its lease has expired."""
+        lease.group.pop(lease, None)
+        lease.state = LeaseState.OVER
+
+    async def nack(self, lease: Lease, delay: float, *, suspend: bool = False) -> bool:
+        """Has a message delivered again after ``delay`` seconds, and up to a tenth more. ``suspend``: without counting it as a try.
+
+        Returns whether the broker has confirmed it. Otherwise it is delivered again when its lease expires, or after the delay.
+        """
+        lease.group.pop(lease, None)
+        while lease.changed is not None:
+            await asyncio.wait([lease.changed])
+        milliseconds = max(round(delay * 1000 * (1 + LONGER * machine.random.random())), 1)
+        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        try:
+            while lease.state is LeaseState.HELD and lease.expires > machine.monotonic():
+                error = await self._change(lease, milliseconds, suspend=suspend)
+                if error is None:
+                    self.given_back += 1
+                    return True
+                pause = pauses.next()
+                if not error.retriable or machine.monotonic() + pause > lease.expires:
+                    break
+                await asyncio.sleep(pause)
+        finally:
+            lease.state = LeaseState.OVER
+        return False
+
+    async def nack_all(self, leases: Iterable[Lease], delay: float, *, suspend: bool) -> None:
+        """Gives messages back, each after a time of its own up to ``delay`` seconds."""
+
+        async def give_back(lease: Lease) -> None:
+            await self.nack(lease, delay * machine.random.random(), suspend=suspend)
+
+        await for_each(leases, give_back, at_once=AT_ONCE)
+
+    async def extend(self, lease: Lease) -> bool:
+        """Begins a lease anew; returns whether the broker has confirmed it."""
+        if lease.state is not LeaseState.HELD or await self._change(lease, self._invisible_ms, suspend=False) is not None:
+            return False
+        self.extended += 1
+        return True
+
+    async def _change(self, lease: Lease, milliseconds: int, *, suspend: bool) -> RocketMQError | None:
+        """Sends one change of a handle that is held; returns its error. One that the broker may have handled is the last."""
+        lease.state, lease.changed = LeaseState.CHANGING, asyncio.get_running_loop().create_future()
+        error, after = None, LeaseState.ADRIFT  # unless an answer or an error says more
+        try:
+            changed = await self._requests.change(lease.topic, lease.handle, milliseconds, CHANGE_WITHIN, suspend=suspend)
+        except RocketMQError as failure:
+            error = failure
+            unknown = isinstance(failure, ConnectionLostError | RequestTimeoutError) and failure.maybe_stored
+            if not unknown and not isinstance(failure, RemoteProtocolError):
+                after = LeaseState.HELD
+        else:
+            after = LeaseState.HELD
+            lease.handle = changed.handle
+            clock = self._clocks[lease.handle.broker_name]
+            clock.note(changed.handle.pop_time, changed.sent, changed.arrived)
+            lease.expires = clock.ends(changed.handle.pop_time, changed.handle.invisible_time, changed.sent, changed.arrived)
+        finally:
+            lease.state = after
+            self.unsure += after is LeaseState.ADRIFT
+            lease.changed.set_result(None)
+            lease.changed = None
+            if lease.is_done:
+                lease.is_done = False
+                self.ack(lease)
+        if error is not None:
+            logger.log(
+                logging.WARNING if after is LeaseState.ADRIFT or isinstance(error, BrokerError) else logging.DEBUG,
+                "the invisible time of message %s was not changed%s: %s",
+                lease.message.msg_id,
+                ", as far as is known; it may be delivered twice" if after is LeaseState.ADRIFT else "",
+                printable(error, 300),
+            )
+        return error
+
+    # -- renewals
+
+    def _plan(self, at: float, group: Group) -> None:
+        self._count += 1
+        heappush(self._renewals, (at, self._count, group))
+        if len(self._renewals) == 1:
+            self._some.set()
+
+    async def renew(self) -> None:
+        """Extends leases for ever."""
+        while True:
+            while self._renewals and not self._renewals[0][2]:
+                heappop(self._renewals)
+            if not self._renewals:
+                self._some.clear()
+                await self._some.wait()
+                continue
+            left = self._renewals[0][0] - machine.monotonic()
+            if left > 0:
+                await asyncio.sleep(min(left, self.invisible_time * RENEW_SPREAD))
+                continue
+            _, _, group = heappop(self._renewals)
+            self.spawn("renewal of leases", self._renew(group))
+
+    async def _renew(self, group: Group) -> None:
+        now = machine.monotonic()
+        old = [lease for lease in group if now + self.invisible_time - lease.since > self._max_lease]
+        for lease in old:
+            del group[lease]
+        if old:
+            logger.warning(
+                "%d messages are held for longer than max_lease=%g s, %s is one; they are delivered again when their leases end",
+                len(old),
+                self._max_lease,
+                old[0].message.msg_id,
+            )
+        await for_each([lease for lease in group if lease.state is LeaseState.HELD], self.extend, at_once=AT_ONCE)
+        now = machine.monotonic()
+        for lease in [*group]:
+            if lease.state is LeaseState.ADRIFT or lease.expires <= now:
+                del group[lease]
+                self.expired += lease.expires <= now
+        if group:
+            first = min(lease.expires for lease in group)
+            third = self.invisible_time * (1 - RENEW_AT) * (1 + RENEW_SPREAD * machine.random.random())
+            self._plan(max(first - third, now + LEAST_PAUSE), group)

@@ -1,0 +1,78 @@
+"""How many messages a subscription may hold at a time: those in calls, and as many more as its handlers soon begin. Pure.
+
+No other member gets a popped message for as long as it waits here, so a member takes no more than it begins within AHEAD seconds,
+by what it has handled lately, or as many as it has slots.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Final
+
+__all__ = ["Credits"]
+
+AHEAD: Final = 0.2
+"""Seconds of work that are popped ahead."""
+MEASURED_FOR: Final = 0.05
+"""Seconds from one measurement of the rate to the next, at least."""
+MOST_AHEAD: Final = 2048
+
+
+class Credits:
+    """``slots``: messages in calls at a time. ``limit``, ``size_limit``: messages and bytes of bodies that may be held.
+
+    ``taken``, ``size``: messages and bytes that are held. ``reserved``: messages that pops under way may bring.
+    """
+
+    __slots__ = ("_ended", "_measured_at", "_rate", "limit", "mean_size", "reserved", "size", "size_limit", "taken")
+
+    def __init__(self, limit: int, size_limit: int) -> None:
+        self.limit = limit
+        self.size_limit = size_limit
+        self.taken = self.size = self.reserved = 0
+        self.mean_size = 0.0
+        """Running mean of the bodies, in bytes; 0 before the first."""
+        self._ended = 0
+        self._measured_at = 0.0
+        self._rate = 0.0
+        """Messages that ended per second, lately."""
+
+    def take(self, sizes: list[int]) -> None:
+        """Counts messages that have come."""
+        self.taken += len(sizes)
+        mean = self.mean_size
+        for size in sizes:
+            self.size += size
+            mean = mean + (size - mean) / 8 if mean else float(size)
+        self.mean_size = mean
+
+    def give(self, size: int) -> None:
+        """Counts a message that has ended."""
+        self.taken -= 1
+        self.size -= size
+        self._ended += 1
+
+    def measure(self, now: float) -> None:
+        """Measures the rate at which messages end. ``now``: monotonic."""
+        passed = now - self._measured_at
+        if passed >= MEASURED_FOR:
+            rate = self._ended / passed
+            self._rate = max(rate, (self._rate + rate) / 2)
+            self._ended, self._measured_at = 0, now
+
+    def wanted(self, slots: int, rate: float | None) -> int:
+        """Returns how many messages may be held. ``slots``: messages in calls at a time. ``rate``: of the subscription."""
+        begun = self._rate if rate is None else min(self._rate, rate)
+        ahead = min(ceil(begun * AHEAD), MOST_AHEAD)
+        if rate is not None:
+            slots = min(slots, max(ceil(rate), 1))  # those of a second
+        return min(slots + ahead, self.limit)
+
+    def free(self, slots: int, rate: float | None) -> int:
+        """Returns how many messages a pop may ask for now, 0 or less for none."""
+        free = self.wanted(slots, rate) - self.taken - self.reserved
+        if self.mean_size and free > 0:
+            room = (self.size_limit - self.size) / self.mean_size - self.reserved
+            if room < free:
+                free = int(room) if room >= 1 else int(not self.taken and not self.reserved)
+        return free

@@ -1,0 +1,212 @@
+"""A member that pops, as its group and its brokers know it: heartbeats, first positions, and looks at what concerns the group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.heartbeat import ConsumerData, ConsumeType
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.subscription import TAG, build_subscription
+
+from ... import machine
+from ..._asyncio import for_each
+from ..._text import printable
+from ...client import ClientInstance, committed_offset
+from ...errors import RocketMQError, SubscriptionConflictError, TopicNotFoundError
+from ..config import ConsumerConfig
+from ..group import SubscriptionConflict, check_filter, first_positions, group_view, store_positions
+from ..subscription import Subscription
+from .checks import attempts_of, check_broker
+from .outcomes import USUAL_LIMIT
+from .popping import Source
+
+__all__ = ["PopMember"]
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 16
+CHECK_EVERY: Final = 60.0
+"""Seconds between two looks at the group, in the mean: a broker knows the mode of the newest heartbeat only."""
+CHECK_SPREAD: Final = 0.25
+KEPT_FOR: Final = 300.0
+"""Seconds for which a conflict stays a problem after it was seen last."""
+LOOK_UP_EVERY: Final = 2.0
+"""Seconds between two requests for the route of a topic that no name server knows."""
+ROUTES_EVERY: Final = 20.0
+CHECK_AGAIN: Final = 30.0
+"""Seconds between two looks at the version of a broker that cannot be popped."""
+
+
+class PopMember:
+    """``group``: on the wire. ``subscriptions``: by topic on the wire.
+
+    ``topics``: on the wire, the retry topic of members that pull included. ``known``: those with a route. ``data``: this member's
+    part of the heartbeat. ``limit``: attempts after the first one, by the group's settings.
+    """
+
+    def __init__(
+        self, instance: ClientInstance, group: str, subscriptions: Mapping[str, Subscription], config: ConsumerConfig
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._subscriptions = subscriptions
+        self._config = config
+        self._retry_topic = RETRY_TOPIC_PREFIX + group
+        self.topics = (*subscriptions, self._retry_topic)
+        self.known: frozenset[str] = frozenset()
+        version = round(machine.time() * 1000)
+        self.data = ConsumerData(
+            group_name=group,
+            consume_type=ConsumeType.CONSUME_POP,
+            subscription_data_set=(
+                *(each.data(topic, version) for topic, each in subscriptions.items()),
+                build_subscription(self._retry_topic, sub_version=version),
+            ),
+            unit_mode=instance.config.unit_mode,
+        )
+        self.limit = USUAL_LIMIT
+        self._conflicts: dict[SubscriptionConflict, float] = {}
+        """And when each was seen last."""
+        self._checked: dict[str, None] = {}
+        """Brokers that can be popped."""
+        self._first: dict[str, dict[MessageQueue, int]] = {}
+        self._registered = False
+
+    @property
+    def conflicts(self) -> list[SubscriptionConflict]:
+        """Conflicts with other members that were seen lately; from any thread."""
+        since = machine.monotonic() - KEPT_FOR
+        return [conflict for conflict, at in [*self._conflicts.items()] if at > since]
+
+    @property
+    def unknown(self) -> list[str]:
+        """Topics, as users name them, that no name server knows; from any thread."""
+        return [each.topic for topic, each in self._subscriptions.items() if topic not in self.known]
+
+    async def join(self) -> None:
+        """Looks at the brokers and the group, and becomes a member. Raises ConfigError for a broker that cannot be popped or does
+        not filter, SubscriptionConflictError, and the errors of the requests."""
+        instance = self._instance
+        for topic in self._subscriptions:
+            try:
+                await instance.routes.get(topic, instance.config.request_timeout)
+            except TopicNotFoundError as error:
+                logger.warning("subscribed, and popped as soon as it exists: %s", printable(error, 300))
+        brokers = dict.fromkeys(broker for _, broker in self.brokers())
+        await for_each(brokers, self._check, at_once=AT_ONCE)
+        filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
+        await for_each(filtered, lambda each: check_filter(instance, self._group, each), at_once=AT_ONCE)
+        await for_each(self.known, self._prepare, at_once=AT_ONCE)
+        await self._check_conflicts(joined=False)
+        if self._conflicts and self._config.on_conflict == "raise":
+            raise SubscriptionConflictError(f"group {self._group}: {next(iter(self._conflicts))}")
+        instance.register_consumer(self.data)
+        self._registered = True
+        await instance.heartbeats.send_first(instance.config.request_timeout)
+        await self._store_first()
+        await self._read_limit()
+
+    async def leave(self, timeout: float) -> None:
+        if self._registered:
+            self._registered = False
+            await self._instance.unregister_consumer(self._group, max(timeout, 0.0))
+
+    async def watch(self) -> None:
+        """Looks at the other members and at the group's settings for ever."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY * machine.random.uniform(1 - CHECK_SPREAD, 1 + CHECK_SPREAD))
+            await self._check_conflicts()
+            await self._read_limit()
+
+    def brokers(self) -> list[tuple[str, str]]:
+        """Returns the topics on the wire and the brokers that they are popped at, by the routes in use."""
+        routes, found = self._instance.routes, dict[tuple[str, str], None]()
+        known = set[str]()
+        for topic in self._subscriptions:
+            route = routes.cached(topic)
+            if route is None or route.provisional:
+                continue
+            known.add(topic)
+            found |= dict.fromkeys((topic, routes.broker_of(queue)) for queue in route.subscribe_queues)
+        self.known = frozenset(known)
+        return [*found]
+
+    def look_for_routes(self) -> float:
+        """Asks for routes that are not known yet; returns the seconds until the next look."""
+        routes = self._instance.routes
+        unknown = [topic for topic in self._subscriptions if topic not in self.known]
+        for topic in unknown:
+            routes.use.mark(topic)
+            routes.refresh_soon(topic)
+        return LOOK_UP_EVERY if unknown else ROUTES_EVERY
+
+    async def until_checked(self, source: Source) -> None:
+        """Waits until the broker of a source is known to be one that can be popped, or the source ends."""
+        while source.broker not in self._checked and not source.ends:
+            try:
+                await self._check(source.broker)
+            except RocketMQError as error:
+                if str(error) != str(source.held.error):
+                    logger.error("%s is not popped: %s", source.held.shown, printable(error, 500))  # noqa: TRY400
+                source.held.error = error
+                source.answered.set()
+                pause = LOOK_UP_EVERY if error.retriable else CHECK_AGAIN
+                try:
+                    async with asyncio.timeout(pause):
+                        await source.wake.wait()
+                except TimeoutError:
+                    pass
+                source.wake.clear()
+
+    async def _check(self, broker: str) -> None:
+        timeout = self._instance.config.request_timeout
+        looked = await check_broker(self._instance, self._group, broker, self._subscriptions, timeout)
+        for topic in looked.pulled:
+            logger.warning(
+                "an operator has set at broker %s that group %s pulls topic %s (setConsumeMode), and this member pops it: members "
+                "that obey the setting repeat messages",
+                broker,
+                self._group,
+                topic,
+            )
+        self._checked[broker] = None
+
+    async def _prepare(self, topic: str) -> None:
+        """Finds where a new group begins, before the member joins. Raises the errors of the requests.
+
+        A group that begins with the first messages needs no positions: a broker begins there with what has none.
+        """
+        if self._config.start_from == "earliest":
+            return
+        route = await self._instance.routes.get(topic, self._instance.config.request_timeout)
+        self._first[topic] = await first_positions(self._instance, self._group, route.subscribe_queues, self._config.start_from)
+
+    async def _store_first(self) -> None:
+        """Stores where a new group begins. Positions of queues that another first member has begun to pop meanwhile stay."""
+        for positions in self._first.values():
+            stored = await for_each(positions, lambda queue: committed_offset(self._instance, self._group, queue))
+            left = {queue: offset for queue, offset in positions.items() if stored[queue] is None}
+            await store_positions(self._instance, self._group, left)
+
+    async def _check_conflicts(self, *, joined: bool = True) -> None:
+        """Looks at the subscriptions and the mode of the other members, and logs what is new."""
+        view = await group_view(self._instance, self.data, self._instance.config.request_timeout, joined=joined)
+        now = machine.monotonic()
+        self._conflicts = {each: at for each, at in self._conflicts.items() if now - at < KEPT_FOR}
+        for conflict in view.conflicts:
+            if conflict not in self._conflicts:
+                logger.warning("group %s: %s", self._group, conflict)
+            self._conflicts[conflict] = now
+
+    async def _read_limit(self) -> None:
+        brokers = [*dict.fromkeys(broker for _, broker in self.brokers())]
+        topic = next(iter(self._subscriptions))
+        ask = partial(attempts_of, self._instance, self._group, topic=topic, timeout=self._instance.config.request_timeout)
+        answers = await for_each(brokers, lambda broker: ask(broker=broker), at_once=AT_ONCE)
+        if answers:
+            self.limit = min(answers.values())

@@ -1,0 +1,108 @@
+"""What becomes of a popped message: acknowledged, delivered again after a delay, or a dead letter. This member decides.
+
+A broker neither counts attempts nor lengthens delays here, and has no dead letters of its own for popped messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from rmq_protocol.message import MessageExt
+from rmq_protocol.pop import real_topic
+
+from ...client import ClientInstance
+from ..config import Retry
+from ..decision import DEAD, Decision
+from ..delivery import Delivery
+from ..held_queue import HeldQueue, Waiting
+from ..outcome import Outcome
+from ..outcomes import Outcomes
+from ..settled import SettledLog
+from ..settling import Settling
+from ..subscription import Subscription
+from .core import PopCore
+from .lease import Lease
+
+__all__ = ["USUAL_LIMIT", "PopOutcomes", "PopSettling", "delay_after"]
+
+USUAL_LIMIT: Final = 16
+"""``retryMaxTimes`` of a group that has no other."""
+DELAYS: Final = (
+    10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0,
+)  # fmt: skip
+"""Seconds before the second, third, ... attempt, the last one repeated: those of Java's push consumer when it pops."""
+
+
+def delay_after(attempt: int) -> float:
+    """Returns the seconds before the attempt after ``attempt``, counted from 1, where nothing else says it."""
+    return DELAYS[min(max(attempt, 1), len(DELAYS)) - 1]
+
+
+class PopOutcomes(Outcomes):
+    """``group``: on the wire."""
+
+    def __init__(self, instance: ClientInstance, group: str, core: PopCore) -> None:
+        super().__init__(instance, group)
+        self._core = core
+
+    async def settle(self, topic: str, item: Waiting, decision: Decision) -> Outcome:
+        """Returns RETRIED also where the broker has not confirmed it: the message is delivered again in any case."""
+        assert isinstance(item, Lease)
+        if decision.outcome is Outcome.RETRIED:
+            await self._core.nack(item, delay_after(item.attempt) if decision.delay is None else decision.delay)
+            self.retried += 1
+            return Outcome.RETRIED
+        return await self.dead_letter(item)
+
+    async def dead_letter(self, lease: Lease) -> Outcome:
+        """Stores a copy as a dead letter, then acknowledges the message. Where only that fails, there may be two copies."""
+        topic = real_topic(lease.handle.retry, lease.topic, self._group)
+        outcome = await self.give_back(lease.held, topic, lease.message, Decision(Outcome.DEAD_LETTERED, DEAD))
+        if outcome is not Outcome.ABANDONED:
+            self._core.ack(lease)
+        return outcome
+
+    async def give_back(self, held: HeldQueue, topic: str, message: MessageExt, decision: Decision) -> Outcome:
+        """As in pull mode. ``topic``: on the wire, the one that the copy was popped from."""
+        return await super().give_back(held, topic, message, decision._replace(max_times=0))
+
+
+class PopSettling(Settling):
+    """``limit``: returns the attempts after the first one, where the subscription and the consumer leave them to the group."""
+
+    def __init__(
+        self,
+        retry: Retry,
+        outcomes: PopOutcomes,
+        settled: SettledLog,
+        ended: Callable[[Waiting, Outcome], None],
+        limit: Callable[[], int],
+    ) -> None:
+        super().__init__(retry, outcomes, settled, ended, _never_again, _unused)
+        self._limit = limit
+
+    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
+        for item, delivery in zip(taken, calls, strict=True):
+            delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
+            item.held.running.pop(item, None)
+            self._ended(item, Outcome.DONE)
+        self._settled.add_done([item.message for item in taken], calls)
+
+    def limit_of(self, subscription: Subscription) -> int:
+        """Returns the attempts that a message has after its first one."""
+        limit = super()._retry_of(subscription).limit
+        return self._limit() if limit is None else limit
+
+    def _retry_of(self, subscription: Subscription) -> Retry:
+        return replace(super()._retry_of(subscription), limit=self.limit_of(subscription))
+
+
+def _never_again(subscription: Subscription, item: Waiting, delay: float) -> None:
+    """No message is handled again in place."""
+    raise AssertionError("a popped message goes back to its broker")
+
+
+def _unused(queues: Iterable[HeldQueue], messages: list[MessageExt]) -> None:
+    """``done_all`` ends each message by itself."""

@@ -1,0 +1,260 @@
+"""The pops of one topic at one broker: one that the broker may hold, and others beside it while they bring messages.
+
+A broker whose messages are all given out is popped without credits, for one message at least, so that a consumer whose slots are
+taken by other brokers still hears of it. Others are popped for as many messages as there are credits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from typing import Final
+
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.pop_handles import MAX_POP_SIZE
+
+from ... import machine
+from ..._backoff import Backoff
+from ..._text import printable
+from ...client import ClientInstance
+from ...errors import (
+    BrokerError,
+    FlowControlError,
+    NoPermissionError,
+    RequestCodeNotSupportedError,
+    RocketMQError,
+    SubscriptionGroupNotExistError,
+    TopicNotFoundError,
+)
+from ..held_queue import HeldQueue
+from ..subscription import Subscription
+from .core import EARLY, PopCore
+from .credits import Credits
+from .requests import Popped
+
+__all__ = ["POLL_TIME", "Popping", "Source"]
+
+logger = logging.getLogger(__name__)
+
+POLL_TIME: Final = 5.0
+"""Seconds for which a broker may hold a pop."""
+MOST_BESIDE: Final = 7
+"""Pops under way beside the one that may be held."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 5.0
+LONGEST_EARLY_PAUSE: Final = 1.0
+FULL_PAUSE: Final = 1.0
+"""Seconds before the next pop of a broker that holds too many already."""
+BUSY_PAUSE: Final = 0.02
+REFUSED_PAUSE: Final = 30.0
+"""Seconds between pops that a broker refuses until an operator acts."""
+REPORT_EVERY: Final = 30.0
+GATHER_TIME: Final = 0.05
+"""Seconds for which few credits wait for more: a pop of each message alone would cost the broker a record each."""
+PAUSED_FOR: Final = 1.0
+"""Seconds after which a source that must not be popped is looked at again, if nothing wakes it before."""
+
+
+class Source:
+    """The messages of one topic at one broker. ``held``: their place in the consumer's buffer. ``slots``: returns how many messages
+    of the subscription are in calls at a time."""
+
+    def __init__(
+        self, held: HeldQueue, topic: str, subscription: Subscription, credits: Credits, slots: Callable[[], int]
+    ) -> None:
+        self.held = held
+        self.topic = topic
+        self.broker = held.queue.broker_name
+        self.subscription = subscription
+        self.credits = credits
+        self.slots = slots
+        self.rest = 0
+        """Messages that the broker had left in its last answer."""
+        self.is_caught_up = True
+        """Whether the last answer gave out all that the broker had."""
+        self.ends = False
+        """Whether no further pop is to be made."""
+        self.answered = asyncio.Event()
+        """Set after the first answer, an error included."""
+        self.wake = asyncio.Event()
+        """Set when credits are given back, or a pause ends."""
+        self.under_way = 0
+        self.popped_at = -inf
+        """When the newest pop was sent that may be held."""
+        self.beside = 0
+        """Pops under way beside the one that may be held."""
+
+    def wanted(self) -> int:
+        """Returns how many messages the subscription may hold."""
+        return self.credits.wanted(self.slots(), self.subscription.rate)
+
+    def free(self) -> int:
+        """Returns how many more messages it may hold, 0 or less for none."""
+        return self.credits.free(self.slots(), self.subscription.rate)
+
+
+class Popping:
+    """``accept``: takes an answer with messages. ``may_pop``: whether a source is not paused, and the consumer does not stop.
+    ``size``: messages of one pop at most."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        core: PopCore,
+        size: int,
+        accept: Callable[[Source, Popped], None],
+        may_pop: Callable[[Source], bool],
+    ) -> None:
+        self._instance = instance
+        self._core = core
+        self._size = min(size, MAX_POP_SIZE)
+        self._accept = accept
+        self._may_pop = may_pop
+        self._waiting: dict[Credits, dict[Source, None]] = {}
+        """Sources without credits, in the order in which they began to wait."""
+
+    async def run(self, source: Source) -> None:
+        """Pops until ``source.ends``."""
+        pauses, early, reported = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff(FIRST_PAUSE, LONGEST_EARLY_PAUSE), -REPORT_EVERY
+        held = source.held
+        while not source.ends:
+            messages = await self._credits(source)
+            if not messages:
+                return
+            try:
+                is_held = self._core.knows_clock(source.broker)
+                popped = await self._pop(source, messages, POLL_TIME)
+            except RocketMQError as error:
+                held.error = error
+                source.answered.set()
+                pause = self._pause(source, error, pauses)
+                now = machine.monotonic()
+                if not source.ends and now - reported >= REPORT_EVERY and not isinstance(error, FlowControlError):
+                    reported = now
+                    logger.warning(
+                        "pops of topic %s at broker %s fail, again in %.2g s: %s",
+                        held.shown.topic,
+                        source.broker,
+                        pause,
+                        printable(error, 500),
+                    )
+                await self._wait(source, pause)
+                continue
+            source.answered.set()
+            held.error = None
+            pauses.reset()
+            if popped.messages:
+                early.reset()
+                self._pop_beside(source)
+            elif is_held and popped.arrived - popped.sent < POLL_TIME - EARLY:
+                logger.debug("broker %s answered a pop early: %s", source.broker, printable(popped.refusal, 200))
+                self._core.doubt_clock(source.broker)
+                await self._wait(source, early.next())
+            elif is_held:
+                early.reset()
+
+    def _pop_beside(self, source: Source) -> None:
+        """Makes more pops at a time while messages are left and may be held."""
+        while (
+            not source.is_caught_up
+            and not source.ends
+            and source.beside < MOST_BESIDE
+            and source.free() >= self._size
+            and self._may_pop(source)
+        ):
+            source.beside += 1
+            source.credits.reserved += self._size
+            self._core.spawn(f"pop of {source.topic} at {source.broker}", self._beside(source))
+
+    async def _beside(self, source: Source) -> None:
+        """Pops as long as that brings messages and credits are left. The first pop's credits are reserved."""
+        try:
+            while True:
+                source.credits.reserved -= self._size
+                if source.ends or not self._may_pop(source):
+                    return
+                popped = await self._pop(source, self._size, 0.0)
+                if not popped.messages:
+                    return
+                self._pop_beside(source)
+                if source.is_caught_up or source.free() < self._size:
+                    return
+                source.credits.reserved += self._size
+        except RocketMQError as error:
+            logger.debug("a further pop of %s at %s failed: %s", source.topic, source.broker, printable(error, 300))
+        finally:
+            source.beside -= 1
+
+    def freed(self, credits: Credits) -> None:
+        """Called when credits were given back: sources that wait for some look again, the one first that has waited longest."""
+        for source in [*self._waiting.get(credits, ())]:
+            source.wake.set()
+
+    async def _credits(self, source: Source) -> int:
+        """Waits until the source may be popped; returns for how many messages. Few credits wait for more for a moment."""
+        credits, gathered = source.credits, False
+        while not source.ends:
+            if not self._may_pop(source) or self._core.acks.is_full(source.broker):
+                await self._wait(source, PAUSED_FOR)
+                continue
+            credits.measure(machine.monotonic())
+            free = source.free()
+            if free >= min(self._size, max(source.wanted() // 4, 1)) or (free > 0 and gathered):
+                return min(free, self._size)
+            if source.is_caught_up:
+                return max(free, 1)
+            gathered = free > 0
+            if gathered:
+                await self._wait(source, GATHER_TIME)
+                continue
+            waiting = self._waiting.setdefault(credits, {})
+            waiting[source] = None
+            try:
+                await self._wait(source, PAUSED_FOR)
+            finally:
+                del waiting[source]
+        return 0
+
+    async def _wait(self, source: Source, seconds: float) -> None:
+        """Waits for ``source.wake``, up to ``seconds`` seconds."""
+        source.wake.clear()
+        if not source.ends:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await source.wake.wait()
+
+    async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
+        """Pops once, and hands the messages on."""
+        core = self._core
+        source.credits.reserved += messages
+        source.under_way += 1
+        if poll and core.knows_clock(source.broker):
+            source.popped_at = machine.monotonic()
+        try:
+            popped = await core.receive(source.topic, source.broker, source.subscription, messages, poll)
+        finally:
+            source.credits.reserved -= messages
+            source.under_way -= 1
+        source.rest = popped.rest
+        if popped.messages or popped.corrupt:
+            source.is_caught_up = len(popped.messages) < messages and not popped.rest
+            self._accept(source, popped)
+        elif poll:
+            source.is_caught_up = True
+        return popped
+
+    def _pause(self, source: Source, error: RocketMQError, pauses: Backoff) -> float:
+        """Returns the seconds until the next pop after ``error``."""
+        if isinstance(error, TopicNotFoundError):
+            self._instance.routes.refresh_soon(source.topic)
+            return FULL_PAUSE
+        if isinstance(error, BrokerError) and error.code == ResponseCode.POLLING_FULL:
+            return FULL_PAUSE
+        if isinstance(error, FlowControlError):
+            return BUSY_PAUSE
+        if isinstance(error, NoPermissionError | SubscriptionGroupNotExistError | RequestCodeNotSupportedError):
+            return REFUSED_PAUSE
+        return pauses.next()

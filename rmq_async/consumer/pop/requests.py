@@ -1,0 +1,254 @@
+"""The requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME; masters only.
+
+Pops go out over connections of their own, which a stop resets: a broker gives a held pop's messages to a client that is gone for as
+long as its connection lives. Their codes do not fit a binary header, so where that is set the others go this way, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from rmq_protocol.bodies import BatchAckMessageRequestBody, encode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import CorruptMessageError, RemoteProtocolError
+from rmq_protocol.headers import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+    from_ext,
+    to_ext,
+)
+from rmq_protocol.message import MessageExt
+from rmq_protocol.pop import ExtraInfo, build_extra_info, real_topic
+from rmq_protocol.pop_handles import changed_handle, find_handles, gather_acks
+from rmq_protocol.stored import DecodedMessages, decode_messages
+from rmq_protocol.subscription import SQL92, TAG
+
+from ... import machine
+from ...broker_answers import broker_error
+from ...client import ClientInstance
+from ...errors import RequestTimeoutError, RocketMQError
+from ...transport import ConnectionPool, RequestHook, client_context
+from ..subscription import Subscription
+
+__all__ = ["Changed", "Popped", "Requests", "Wanted"]
+
+ANSWER_WITHIN: Final = 10.0
+"""Seconds for the answer to a pop, beyond those for which the broker may hold it; Java waits as long."""
+DECODE_IN_THREAD: Final = 64 * 1024
+"""Size of a body, in bytes, from which on a thread decodes it."""
+ANY_QUEUE: Final = -1
+FROM_THE_FIRST: Final = 0
+"""``initMode`` of queues without an offset: those that are new begin with their first message."""
+_NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND})
+
+
+class Wanted(NamedTuple):
+    """One pop. ``topic``: on the wire. ``invisible_ms``: for which no other member gets the messages. ``poll_ms``: for which the
+    broker may hold the pop. ``born_ms``: time of the request, by the broker's clock."""
+
+    topic: str
+    broker: str
+    subscription: Subscription
+    messages: int
+    invisible_ms: int
+    poll_ms: int
+    born_ms: int
+
+
+class Popped(NamedTuple):
+    """The answer to one pop. ``messages``: as stored. ``handles``: one for each message, None where it has none. ``rest``: messages
+    that the broker saw and did not give, a hint. ``popped_ms``: by the broker's clock, 0 where the answer does not say it.
+    ``sent``, ``arrived``: monotonic. ``refusal``: the remark of an answer without messages."""
+
+    messages: Sequence[MessageExt]
+    handles: Sequence[ExtraInfo | None]
+    corrupt: Sequence[CorruptMessageError]
+    rest: int
+    popped_ms: int
+    invisible_ms: int
+    sent: float
+    arrived: float
+    refusal: str = ""
+
+
+class Changed(NamedTuple):
+    """The answer to a change of the invisible time. ``handle``: valid from now on. ``sent``, ``arrived``: monotonic."""
+
+    handle: ExtraInfo
+    sent: float
+    arrived: float
+
+
+class Requests:
+    """``group``: on the wire. ``pool``: of the pops, made by ``open``."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+        self._config = replace(instance.config, serialize_type="json")
+        self.pool: ConnectionPool
+        self._hooks: Sequence[RequestHook] = ()
+
+    async def open(self, hooks: Sequence[RequestHook]) -> None:
+        """Makes the pool. ``hooks``: of the consumer's requests. Raises RequestTimeoutError where TLS needs too long."""
+        instance = self._instance
+        self._hooks = hooks
+        self.pool = await self._new_pool()
+        self._others = instance.pool if instance.config.serialize_type == "json" else await self._new_pool()
+
+    async def _new_pool(self) -> ConnectionPool:
+        pool = ConnectionPool(self._config, tls=await client_context(self._config, self._instance.threads))
+        for hook in self._hooks:
+            pool.hooks.add(hook)
+        return pool
+
+    async def end_pops(self) -> None:
+        """Resets the connections of the pops: a broker that holds one gives its messages to another member."""
+        await self.pool.aclose()
+
+    async def close(self) -> None:
+        for pool in {self.pool, self._others} - {self._instance.pool}:
+            await pool.aclose()
+
+    async def pop(self, wanted: Wanted) -> Popped:
+        """Pops once and decodes the messages. Raises BrokerError, POLLING_FULL included, and the errors of a request;
+        RemoteProtocolError for an answer that cannot be read."""
+        expression, kind = wanted.subscription.tags, TAG
+        if wanted.subscription.sql is not None:
+            expression, kind = wanted.subscription.sql, SQL92
+        header = PopMessageRequestHeader(
+            consumerGroup=self._group,
+            topic=wanted.topic,
+            queueId=ANY_QUEUE,
+            maxMsgNums=wanted.messages,
+            invisibleTime=wanted.invisible_ms,
+            pollTime=wanted.poll_ms,
+            bornTime=wanted.born_ms,
+            initMode=FROM_THE_FIRST,
+            expType=kind,
+            exp=expression,
+            order=False,
+        )
+        timeout = wanted.poll_ms / 1000 + ANSWER_WITHIN
+        command = RemotingCommand(code=RequestCode.POP_MESSAGE, ext_fields={**to_ext(header)})
+        response, address, sent = await self._ask(self.pool, wanted.broker, wanted.topic, command, timeout, long_poll=True)
+        arrived = machine.monotonic()
+        try:
+            if response.code == ResponseCode.SUCCESS:
+                return await self._read(wanted, response, address, sent, arrived)
+            if response.code in _NOTHING:
+                answer = from_ext(PopMessageResponseHeader, response.ext_fields)
+                return Popped((), (), (), max(answer.restNum, 0), answer.popTime, 0, sent, arrived, response.remark or "")
+        except RemoteProtocolError as error:
+            error.broker, error.address = wanted.broker, address
+            raise
+        raise broker_error(response.code, response.remark, request="POP_MESSAGE", broker=wanted.broker, address=address)
+
+    async def _read(self, wanted: Wanted, response: RemotingCommand, address: str, sent: float, arrived: float) -> Popped:
+        answer = from_ext(PopMessageResponseHeader, response.ext_fields)
+        instance, body = self._instance, response.body
+        decode = partial(
+            decode_messages,
+            body,
+            topic_queue_broker=wanted.broker,
+            max_decompressed_size=instance.config.max_decompressed_size,
+        )
+        if len(body) < DECODE_IN_THREAD:
+            decoded: DecodedMessages = decode()
+        else:
+            try:
+                decoded = await instance.threads.run(decode, arrived + instance.config.request_timeout)
+            except TimeoutError:
+                text = f"{len(body)} bytes of popped messages were not decoded in time"
+                raise RequestTimeoutError(text, broker=wanted.broker, address=address) from None
+        handles = find_handles(answer, decoded.messages, wanted.broker)
+        return Popped(
+            decoded.messages,
+            handles,
+            decoded.corrupt,
+            max(answer.restNum, 0),
+            answer.popTime,
+            answer.invisibleTime,
+            sent,
+            arrived,
+        )
+
+    async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
+        """Acknowledges messages of one broker. ``handles``: with the plain topics on the wire. Raises BrokerError and the errors of
+        a request; it may be repeated."""
+        topic = handles[0][0]
+        body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=gather_acks(self._group, handles)))
+        command = RemotingCommand(code=RequestCode.BATCH_ACK_MESSAGE, body=body)
+        await self._succeed(broker, topic, command, timeout)
+
+    async def acknowledge_one(self, topic: str, handle: ExtraInfo, timeout: float) -> None:
+        """Acknowledges a message that is too far from the start of its pop for a batch."""
+        header = AckMessageRequestHeader(
+            consumerGroup=self._group,
+            topic=real_topic(handle.retry, topic, self._group),
+            queueId=handle.queue_id,
+            extraInfo=build_extra_info(handle),
+            offset=handle.msg_queue_offset or 0,
+        )
+        command = RemotingCommand(code=RequestCode.ACK_MESSAGE, ext_fields={**to_ext(header)})
+        await self._succeed(handle.broker_name, topic, command, timeout)
+
+    async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
+        """Changes when a message is delivered again; ``handle`` is void afterwards. ``suspend``: without counting it as a try.
+
+        Raises BrokerError and the errors of a request. Never to be repeated where the error says that the request may have been
+        handled: two changes of a handle are two deliveries.
+        """
+        header = ChangeInvisibleTimeRequestHeader(
+            consumerGroup=self._group,
+            topic=real_topic(handle.retry, topic, self._group),
+            queueId=handle.queue_id,
+            extraInfo=build_extra_info(handle),
+            offset=handle.msg_queue_offset or 0,
+            invisibleTime=invisible_ms,
+            suspend=suspend,
+        )
+        command = RemotingCommand(code=RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields={**to_ext(header)})
+        response, sent = await self._succeed(handle.broker_name, topic, command, timeout)
+        arrived = machine.monotonic()
+        return Changed(changed_handle(handle, from_ext(ChangeInvisibleTimeResponseHeader, response.ext_fields)), sent, arrived)
+
+    async def _succeed(
+        self, broker: str, topic: str, command: RemotingCommand, timeout: float
+    ) -> tuple[RemotingCommand, float]:
+        response, address, sent = await self._ask(self._others, broker, topic, command, timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise broker_error(
+                response.code, response.remark, request=RequestCode(command.code).name, broker=broker, address=address
+            )
+        return response, sent
+
+    async def _ask(
+        self,
+        pool: ConnectionPool,
+        broker: str,
+        topic: str,
+        command: RemotingCommand,
+        timeout: float,
+        *,
+        long_poll: bool = False,
+    ) -> tuple[RemotingCommand, str, float]:
+        """Returns the answer, the address, and the monotonic time of the request."""
+        instance, deadline = self._instance, machine.monotonic() + timeout
+        try:
+            address = await instance.broker_address(broker, topic, timeout)
+            if pool.get(address) is None:
+                await pool.connect(address, max(deadline - machine.monotonic(), 0.0))
+            sent = machine.monotonic()
+            response = await pool.request(address, command, max(deadline - sent, 0.0), long_poll=long_poll)
+        except RocketMQError as error:
+            instance.explain(error, broker, topic)
+            raise
+        return response, address, sent

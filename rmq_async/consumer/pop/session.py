@@ -1,0 +1,416 @@
+"""A consumer that pops, between its start and its stop: its sources, its tasks, and the way of a message.
+
+A popped message becomes a lease, waits for a slot as a pulled one does, and is acknowledged or given back when its call has ended.
+The member keeps no offsets and shares no queues. A stop gives back at once what has not begun, and lets go of what brokers hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import Context
+from math import inf
+from typing import Any, Final
+
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._asyncio import StopScope, for_each
+from ...client import ClientInstance, TopicRoute, committed_offset, max_offset
+from ...hooks import request_hooks
+from ..blocking import Block, LoopWatch
+from ..broker_requests import MemberRequests
+from ..call_hooks import CallHooks
+from ..calls import HandlerCalls
+from ..config import ConsumerConfig
+from ..dispatch import Dispatcher
+from ..held_queue import HeldQueue, QueueState, Waiting
+from ..outcome import Outcome
+from ..settled import SettledLog
+from ..subscription import Subscription
+from ..supervisor import Supervisor
+from ..tracer import ConsumeTracer
+from .arrivals import Arrivals
+from .core import PopCore
+from .credits import Credits
+from .lease import Lease
+from .member import PopMember
+from .outcomes import PopOutcomes, PopSettling
+from .popping import Popping, Source
+from .requests import Requests
+
+__all__ = ["PopSession"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_ANSWERS: Final = 3.0
+"""Seconds for which ``start()`` waits until each broker has answered a pop."""
+LAST_STEPS: Final = 1.0
+"""Seconds of a stop that are kept for what follows the drain: handlers that are cancelled, and acknowledgements."""
+LEAVE_TIME: Final = 1.0
+ANSWER_TIME: Final = 0.3
+"""Seconds of a stop for pops that are answered at once, since messages are left; a pop that is held is not waited for."""
+BACK_WITHIN: Final = 0.5
+"""Seconds, at random, after which what a stop gives back is delivered to another member."""
+LOOK_EVERY: Final = 0.05
+IDLE_LOOK: Final = 0.02
+HELD_AFTER: Final = 0.1
+"""Seconds after which a pop that was not answered counts as held."""
+
+
+class PopSession:
+    """``group``: on the wire. ``subscriptions``: by topic on the wire. ``context``: that handlers run in a copy of."""
+
+    by_hand = None
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        config: ConsumerConfig,
+        context: Context,
+    ) -> None:
+        self.instance = instance
+        self.group = group
+        self.config = config
+        self.subscriptions = subscriptions
+        self.settled = SettledLog()
+        self.supervisor = Supervisor()
+        self.member = PopMember(instance, group, subscriptions, config)
+        self.requests = Requests(instance, group)
+        self.core = PopCore(self.requests, self.supervisor.once, config.invisible_time, config.max_lease)
+        self.outcomes = PopOutcomes(instance, group, self.core)
+        settling = PopSettling(config.retry, self.outcomes, self.settled, self._message_ended, lambda: self.member.limit)
+        self.calls = HandlerCalls(config.concurrency, settling, context)
+        self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self._begin)
+        self.arrivals = Arrivals(
+            self.core, self.outcomes, self.dispatcher, instance.names, settling.limit_of, self.free, self._may_pop
+        )
+        self.popping = Popping(instance, self.core, config.pull_size, self.arrivals.accept, self._may_pop)
+        self.tools = MemberRequests(instance, lambda: self.member.data, subscriptions, self.calls)
+        self.sources: dict[tuple[str, str], Source] = {}
+        """By topic on the wire and broker."""
+        share, size = max(config.buffered_limit // len(subscriptions), 1), config.buffered_bytes_limit // len(subscriptions)
+        self.credits = {subscription: Credits(share, size) for subscription in subscriptions.values()}
+        self.paused: set[str] = set()
+        """Topics on the wire."""
+        self._joined = False
+        self.closing = False
+        self.was_assigned = False
+        """Whether each broker of the start has answered a pop."""
+        self.settled_at = machine.monotonic()
+        """Monotonic time of the newest outcome, or of the start."""
+        self._margin = config.invisible_time / 10
+        self._changed = asyncio.Event()
+        """Set when a message has its outcome while the consumer stops."""
+        self._drain_until = inf
+        self._watch: LoopWatch | None = None
+        self._request_hooks = request_hooks(config.hooks)
+        self.tracer = ConsumeTracer(instance, group, config.trace) if config.trace else None
+        self.calls.hooks = CallHooks(config.hooks if self.tracer is None else (*config.hooks, self.tracer)) or None
+        self.calls.ending = self.supervisor.is_ending
+        self.calls.dispatcher = self.dispatcher
+        for subscription in subscriptions.values():
+            subscription.wake = self._settings_changed
+
+    # -- life
+
+    async def open(self, starting: StopScope) -> None:
+        """Joins the group and begins to pop. Raises ConfigError for brokers that cannot be popped, and the errors of the requests;
+        nothing is left behind then."""
+        instance = self.instance
+        instance.group_requests.add(self.group, self)
+        self._watch = LoopWatch.join(self.blocking, instance.loop_monitor.late)
+        for hook in self._request_hooks:
+            instance.pool.hooks.add(hook)
+        for topic in self.member.topics:
+            instance.routes.use.hold(topic)
+        instance.routes.on_change.append(self._route_changed)
+        try:
+            await starting.run(self._join())
+            self.supervisor.run("renewal of leases", self.core.renew)
+            self.supervisor.run("look at the group", self.member.watch)
+            self.supervisor.run("look for routes", self._watch_routes)
+            await starting.run(self._first_answers())
+        except BaseException:
+            await self.close(machine.monotonic())
+            raise
+
+    async def _join(self) -> None:
+        await self.requests.open(self._request_hooks)
+        await self.member.join()
+        self._joined = True
+        self._find_sources()
+
+    async def _first_answers(self) -> None:
+        """Waits until each broker has answered a pop, and found out that it is not to hold the first one."""
+        first = [self.supervisor.once("first answer", _wait(source.answered)) for source in self.sources.values()]
+        if first:
+            await asyncio.wait(first, timeout=FIRST_ANSWERS)
+        self.was_assigned = True
+
+    def quiesce(self) -> None:
+        """Begins to stop: pops no more, and gives back what has not begun."""
+        if self.closing:
+            return
+        self.closing = True
+        for source in self.sources.values():
+            source.ends = True
+            source.wake.set()
+        self._give_back_waiting(self.sources.values())
+        self.dispatcher.hasten()
+
+    async def close(self, deadline: float) -> None:
+        """Leaves the group, lets running calls end, acknowledges, and gives the rest back, by ``deadline`` (monotonic), or in
+        LAST_STEPS seconds."""
+        self.quiesce()
+        if self.tracer is not None:
+            self.tracer.hurry()
+        now = machine.monotonic()
+        end = max(deadline, now + LAST_STEPS)
+        self._drain_until = min(self._drain_until, now + self.config.handover_timeout, end - LAST_STEPS)
+        leaving = self.supervisor.once(f"leave of {self.group}", self.member.leave(min(LEAVE_TIME, end - now)))
+        try:
+            await self._let_go_of_pops(min(now + ANSWER_TIME, end))
+            while (self.calls.running or self.dispatcher.running) and (left := self._drain_until - machine.monotonic()) > 0:
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, LOOK_EVERY)):
+                        await self._changed.wait()
+            await self.calls.cut_off(max(min(0.5 * (end - machine.monotonic()), LAST_STEPS / 2), 0.0))
+            await self._last_answers(end)
+            await asyncio.wait([leaving], timeout=max(end - machine.monotonic(), 0.0))
+        finally:
+            await self._abandon(end)
+
+    async def _let_go_of_pops(self, until: float) -> None:
+        """Waits for answers that come at once, and resets the connections of pops that are held."""
+        while machine.monotonic() < until:
+            now = machine.monotonic()
+            busy = [each for each in self.sources.values() if each.under_way and now - each.popped_at < HELD_AFTER]
+            busy += [each for each in self.sources.values() if each.beside]
+            if not busy:
+                break
+            await asyncio.sleep(0.01)
+        if hasattr(self.requests, "pool"):
+            await self.requests.end_pops()
+
+    async def _last_answers(self, end: float) -> None:
+        """Waits for the answers to acknowledgements, and to messages that are given back."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
+                await self.arrivals.all_given_back()
+                await self.core.acks.flush()
+        if self.core.acks.pending:
+            logger.warning(
+                "%d messages were handled and not acknowledged in time; they are delivered again", self.core.acks.pending
+            )
+
+    async def _abandon(self, end: float) -> None:
+        """Ends everything that is left, by ``end`` (monotonic)."""
+        instance = self.instance
+        instance.group_requests.remove(self.group)
+        if self._route_changed in instance.routes.on_change:
+            instance.routes.on_change.remove(self._route_changed)
+        for source in self.sources.values():
+            source.held.state = QueueState.RELEASED  # ends what is repeated for its messages
+        await self.supervisor.close()
+        await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
+        await self.requests.close()
+        if self.tracer is not None:
+            await self.tracer.flush(end)
+            self.tracer.end()
+            await self.tracer.ended()
+        await self.member.leave(0.0)
+        for topic in self.member.topics:
+            instance.routes.use.release(topic)
+        self.calls.close()
+        self.dispatcher.close()
+        if self._watch is not None:
+            self._watch.leave(self.blocking)
+        for hook in self._request_hooks:
+            instance.pool.hooks.remove(hook)
+        for subscription in self.subscriptions.values():
+            subscription.wake = _nothing
+
+    def abort(self) -> None:
+        """Ends the wait for running handlers, also a later one."""
+        self._drain_until = 0.0
+        self._changed.set()
+
+    # -- what the face asks for
+
+    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Returns whether ``task`` is that of a handler call."""
+        return self.calls.is_own_task(task)
+
+    def blocking(self, task: asyncio.Task[Any]) -> str | None:
+        """Returns the name of the user's function that ``task`` calls; None for another task. From any thread."""
+        return self.calls.name_of(task)
+
+    @property
+    def blocked(self) -> Block | None:
+        """The newest function of the user that has blocked the event loop. From any thread."""
+        return None if self._watch is None else self._watch.newest(self.blocking)
+
+    def members_changed(self) -> None:
+        """Called for NOTIFY_CONSUMER_IDS_CHANGED (40), which changes nothing here."""
+
+    def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
+        """Answers requests of tools for this member."""
+        return self.tools.serve(command)
+
+    def pause(self, topics: Iterable[str]) -> None:
+        """Begins no more calls for topics on the wire, pops them no more, and gives back what has not begun."""
+        self.paused.update(topics)
+        self._apply_pauses()
+        self._give_back_waiting([source for source in self.sources.values() if source.topic in self.paused])
+
+    def resume(self, topics: Iterable[str]) -> None:
+        self.paused.difference_update(topics)
+        self._apply_pauses()
+        for source in self.sources.values():
+            source.wake.set()
+        self.dispatcher.look_again()
+
+    async def commit(self) -> None:
+        """Sends the acknowledgements that are gathered, and returns when all were answered."""
+        await self.core.acks.flush()
+
+    async def until_idle(self) -> None:
+        """Waits until all that the topics hold now was popped, by this member or another one, and nothing is held here."""
+        instance = self.instance
+        queues = [
+            queue
+            for topic in self.member.known
+            if (route := instance.routes.cached(topic)) is not None
+            for queue in route.subscribe_queues
+        ]
+        ends = await for_each(queues, lambda queue: max_offset(instance, queue))
+        while True:
+            offsets = await for_each(ends, lambda queue: committed_offset(instance, self.group, queue))
+            held = any(credits.taken for credits in self.credits.values())
+            if not held and not self.core.acks.pending and all((offsets[queue] or 0) >= end for queue, end in ends.items()):
+                return
+            await asyncio.sleep(IDLE_LOOK)
+
+    # -- sources
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        if route.topic in self.subscriptions:
+            self._find_sources()
+
+    async def _watch_routes(self) -> None:
+        while True:
+            await asyncio.sleep(self.member.look_for_routes())
+            self._find_sources()
+
+    def _find_sources(self) -> None:
+        """Begins to pop brokers that routes name now, and ends the pops of those that are gone."""
+        if self.closing or not self._joined:
+            return
+        wanted = self.member.brokers()
+        for key, source in [*self.sources.items()]:
+            if key not in wanted and key[0] in self.member.known:
+                source.ends = True
+                source.wake.set()
+                del self.sources[key]
+                logger.info("topic %s has left broker %s, which is popped no more", source.held.shown.topic, source.broker)
+        for topic, broker in wanted:
+            if (topic, broker) not in self.sources:
+                self._add_source(topic, broker)
+
+    def _add_source(self, topic: str, broker: str) -> None:
+        subscription = self.subscriptions[topic]
+        queue = MessageQueue(topic, broker, -1)
+        held = HeldQueue(queue, self.instance.names.shown_queue(queue), subscription, 0)
+
+        def slots() -> int:
+            calls = self.config.concurrency
+            return min(subscription.concurrency or calls, calls) * (subscription.batch_size or 1)
+
+        source = Source(held, topic, subscription, self.credits[subscription], slots)
+        self.sources[topic, broker] = source
+
+        async def pop() -> None:
+            await self.member.until_checked(source)
+            await self.popping.run(source)
+
+        self.supervisor.run(f"pops of {topic} at {broker}", pop)
+
+    def _may_pop(self, source: Source) -> bool:
+        return not self.closing and source.topic not in self.paused
+
+    def _apply_pauses(self) -> None:
+        self.dispatcher.paused = frozenset(self.subscriptions[topic] for topic in self.paused)
+
+    def _give_back_waiting(self, sources: Iterable[Source]) -> None:
+        leases: list[Lease] = []
+        for source in sources:
+            for item in self.dispatcher.drop_items(source.held):
+                assert isinstance(item, Lease)
+                self.free(item)
+                leases.append(item)
+        self.arrivals.give_back(leases, BACK_WITHIN)
+
+    def _settings_changed(self) -> None:
+        self.dispatcher.settings_changed()
+        for source in self.sources.values():
+            source.wake.set()
+
+    # -- the way of a message
+
+    def _begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        """Begins a call, without messages whose lease is over, or nearly: another member may have them."""
+        latest = machine.monotonic() + self._margin
+        for item in taken:
+            if item.expires <= latest:  # type: ignore[attr-defined]
+                break
+        else:
+            self.calls.begin(subscription, taken)
+            return
+        fresh: list[Waiting] = []
+        for item in taken:
+            assert isinstance(item, Lease)
+            if item.expires > latest:
+                fresh.append(item)
+                continue
+            logger.debug("the lease of message %s ended before its call began", item.message.msg_id)
+            self.core.expired += 1
+            self.core.let_go(item)
+            self.free(item)
+        if fresh:
+            self.calls.begin(subscription, tuple(fresh))
+        else:
+            asyncio.get_running_loop().call_soon(self.dispatcher.ended, subscription, ())
+
+    def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
+        assert isinstance(item, Lease)
+        self.settled_at = machine.monotonic()
+        if self.closing:
+            self._changed.set()
+        if outcome is Outcome.DONE:
+            self.core.ack(item)
+        elif outcome is Outcome.ABANDONED:  # its call was cancelled by the stop
+            self.arrivals.give_back([item], 0.0, suspend=False)
+        self.free(item)
+
+    def free(self, lease: Lease) -> None:
+        """Gives the credit of a message back."""
+        subscription = lease.held.subscription
+        assert subscription is not None
+        credits = self.credits[subscription]
+        credits.give(len(lease.message.body))
+        self.popping.freed(credits)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _nothing() -> None:
+    """The consumer does not run."""

@@ -1,0 +1,86 @@
+"""Lag, numbers and condition of a consumer that pops, from its own state: no request, no wait, callable from any thread."""
+
+from __future__ import annotations
+
+from ... import machine
+from ..._text import printable
+from ...client import brokers_of, loop_problem, name_server_problem
+from ...health import Problem
+from ..watching import BLOCK_SHOWN, ConsumerHealth, ConsumerStats, Lag, hangs, stuck_problem
+from .session import PopSession
+
+__all__ = ["health_of", "lag_of", "stats_of"]
+
+
+def lag_of(session: PopSession) -> Lag:
+    """Returns what this member holds, and what brokers had left in their last answers, a hint that may be seconds old."""
+    sources = list(session.sources.values())
+    held = sum(each.taken for each in session.credits.values())
+    stored = [message.store_time_ms for delivery in list(session.calls.running) for message in delivery.messages]
+    stored += session.dispatcher.oldest()
+    age = max(machine.time() - min(stored) / 1000, 0.0) if stored else None
+    by_queue = {each.held.shown: each.rest if each.answered.is_set() else None for each in sources}
+    return Lag(held + sum(each.rest for each in sources), 0, age, by_queue)
+
+
+def stats_of(session: PopSession) -> ConsumerStats:
+    credits = list(session.credits.values())
+    return ConsumerStats(
+        handled=session.settled.handled,
+        failed=session.settled.failed,
+        retried=session.outcomes.retried,
+        dead_lettered=session.outcomes.dead_lettered,
+        buffered=sum(each.taken for each in credits),
+        buffered_bytes=sum(each.size for each in credits),
+        running=session.dispatcher.running,
+        commits=session.core.acks.count,
+    )
+
+
+def health_of(session: PopSession) -> ConsumerHealth:
+    """Makes the snapshot of a running consumer."""
+    instance, now = session.instance, machine.monotonic()
+    blocked = loop_problem(instance)
+    _, silence = name_server_problem(instance)
+    _, troubles = brokers_of(instance)
+    problems = [problem for problem in (blocked, silence, *troubles) if problem is not None]
+    problems += _broker_problems(session)
+    problems += _group_problems(session)
+    running = list(session.calls.running)
+    oldest = min(running, key=lambda delivery: delivery.began, default=None)
+    if oldest is not None and oldest.age > session.config.stuck_after:
+        problems.append(stuck_problem(oldest))
+    block = session.blocked
+    if block is not None and now - block.at < BLOCK_SHOWN:
+        text = f"{block.name} blocked the event loop for {block.seconds:.1f} s, {now - block.at:.0f} s ago"
+        problems.append(Problem("handler_blocks", text))
+    return ConsumerHealth(
+        live=blocked is None and not any(hangs(delivery) for delivery in running),
+        ready=blocked is None and session.was_assigned and not session.closing,
+        problems=tuple(problems),
+        last_progress_age=max(now - session.settled_at, 0.0),
+        oldest_unfinished=oldest,
+    )
+
+
+def _broker_problems(session: PopSession) -> list[Problem]:
+    """Returns the problems of pops and acknowledgements."""
+    found: list[Problem] = []
+    for source in list(session.sources.values()):
+        if (error := source.held.error) is not None:
+            text = f"pops of topic {source.held.shown.topic} at broker {source.broker} fail: {printable(error, 300)}"
+            found.append(Problem("queue_unreadable", text, broker=source.broker, queue=source.held.shown))
+    for broker, text in list(session.core.acks.errors.items()):
+        found.append(Problem("not_committed", f"messages were not acknowledged at broker {broker}: {text}", broker=broker))
+    if session.outcomes.refused is not None:
+        text = f"a message could not be dead-lettered at its broker: {session.outcomes.refused}"
+        found.append(Problem("not_taken_back", text))
+    return found
+
+
+def _group_problems(session: PopSession) -> list[Problem]:
+    member = session.member
+    found = [Problem("group_unknown", f"the name servers know no route of topic {topic}") for topic in member.unknown]
+    found += [Problem("subscription_conflict", str(conflict)) for conflict in member.conflicts]
+    found += [Problem("restarted", text) for text in session.supervisor.recent()]
+    return found
