@@ -51,6 +51,7 @@ from .gaps import GapTable
 from .group_requests import GroupRequests
 from .heartbeat import Heartbeats
 from .loop_monitor import LoopMonitor
+from .name_server_watch import NameServerWatch
 from .name_servers import NameServers
 from .names import Names
 from .reply_table import ReplyTable
@@ -284,6 +285,7 @@ class ClientInstance:
         )
         self.name_servers = NameServers(pool, tuple(config.namesrv or ()))
         self.cluster_probe = ClusterProbe(self.name_servers, config.request_timeout)
+        self.name_server_watch = NameServerWatch(self.name_servers, self.cluster_probe.run_once)
         local_ip = await self._local_ip()
         self.client_ip = config.client_ip or local_ip or "127.0.0.1"
         self.client_id = f"{self.client_ip}@{config.instance_name}" + (f"@{config.unit_name}" if config.unit_name else "")
@@ -365,6 +367,7 @@ class ClientInstance:
             self.loop_monitor.stop()
         if hasattr(self, "heartbeats"):
             tasks += self.heartbeats.close()
+            tasks += self.name_server_watch.close()
             tasks += self.routes.close()
         return tasks
 
@@ -400,6 +403,7 @@ class ClientInstance:
         self.heartbeats.on_closed(connection)
         if connection.retired or connection.close_reason in _UNEXPECTED:
             self.routes.broker_lost(connection.address)
+            self.name_server_watch.lost(connection.address)
             if self.config.vip_channel:
                 self.routes.broker_lost(first_port(connection.address))
 

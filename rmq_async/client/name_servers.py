@@ -47,6 +47,8 @@ class NameServers:
         """Set by the first answer, and never cleared."""
         self.failure: NameServerError | None = None
         """Why the newest request had no answer; None after an answer."""
+        self.on_failure: Callable[[], None] = _nothing
+        """Called when a request has had no answer."""
 
     def __repr__(self) -> str:
         return f"<NameServers {', '.join(self._addresses)}>"
@@ -55,6 +57,11 @@ class NameServers:
     def addresses(self) -> tuple[str, ...]:
         """All addresses, in the order in which they are tried."""
         return tuple(self._addresses)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the newest request was answered, and a connection is open."""
+        return self.failure is None and any(self._pool.get(address) is not None for address in self._addresses)
 
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
         """Returns the first answer, of any code, and the server's address.
@@ -106,6 +113,7 @@ class NameServers:
             self.failure = self._failed(
                 failures, answered, timeout
             )  # not the one that is raised, which gets its callers' frames
+            self.on_failure()
         raise self._failed(failures, answered, timeout)
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
@@ -167,6 +175,10 @@ class NameServers:
             error = NameServerError(f"no name server answered{when}: {tried}")
         error.__cause__ = cause
         return error
+
+
+def _nothing() -> None:
+    """Nothing waits for it."""
 
 
 def _reason(error: RocketMQError | None) -> str:

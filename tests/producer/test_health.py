@@ -177,6 +177,18 @@ async def test_health_of_a_broker_that_accepts_and_says_nothing() -> None:
             await sending
 
 
+async def test_health_names_a_lost_name_server_between_two_polls() -> None:
+    async with (
+        EmbeddedRocketMQ() as server,
+        FaultProxy(server.namesrv) as proxy,
+        Producer("group", namesrv=proxy.address, route_poll_interval=300.0, topics=[TOPIC]) as producer,
+    ):
+        await proxy.stop()
+        await until(lambda: codes(producer) == [("no_name_server", None)])
+        await proxy.start()
+        await until(lambda: not codes(producer))
+
+
 async def test_health_while_the_name_server_is_gone() -> None:
     async with (
         EmbeddedRocketMQ() as server,

@@ -275,3 +275,36 @@ def test_queues_of_a_broker_that_restarts_are_shared_anew_within_seconds() -> No
     print(gaps)
     assert len(gaps) == 4
     assert max(gaps.values()) < 5
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_name_servers_that_crash_are_named_within_seconds_and_no_longer_when_they_are_back(servers: int) -> None:
+    """Between two polls of routes, which come each 30 s. One name server of two that crashes is no problem."""
+
+    async def main(s: Simulation) -> None:
+        await create(s.namesrv)
+        async with member("g", s.namesrv, "one", Seen()) as consumer:
+
+            def is_named() -> bool:
+                return "no_name_server" in [problem.code for problem in consumer.health().problems]
+
+            async def seconds_until(named: bool) -> float:
+                since = s.now
+                while is_named() != named:
+                    await asyncio.sleep(0.1)
+                return s.now - since
+
+            machines = [s.machine(f"namesrv-{number}") for number in range(servers)]
+            for machine in machines[1:]:
+                machine.crash()
+                await asyncio.sleep(10)
+                assert not is_named()
+            machines[0].crash()
+            assert await seconds_until(True) < 6
+            await asyncio.sleep(22)
+            assert is_named()
+            for machine in machines:
+                machine.restart()
+            assert await seconds_until(False) < 12
+
+    Simulation(1, brokers=1, name_servers=servers, faults=None).run(main)
