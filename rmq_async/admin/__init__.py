@@ -8,11 +8,14 @@ from __future__ import annotations
 from .admin import Admin
 from .requests import cluster_info as cluster_info
 from .results import (
+    BrokerOverview,
     ClientConnection,
     ConsumerConnections,
     GroupLag,
     GroupMember,
+    GroupOverview,
     OffsetChange,
+    Overview,
     QueueLag,
     QueueStats,
     SyncedTopic,
@@ -21,11 +24,14 @@ from .results import (
 
 __all__ = [
     "Admin",
+    "BrokerOverview",
     "ClientConnection",
     "ConsumerConnections",
     "GroupLag",
     "GroupMember",
+    "GroupOverview",
     "OffsetChange",
+    "Overview",
     "QueueLag",
     "QueueStats",
     "SyncedTopic",

@@ -29,8 +29,18 @@ from ..options import lists_options
 from . import clients, dead_letters, group_offsets, messages
 from . import groups as group_settings
 from . import topics as topic_settings
+from .overview import Wanted, overview
 from .requests import check, cluster_info
-from .results import ClientConnection, ConsumerConnections, GroupLag, GroupMember, OffsetChange, SyncedTopic, TopicStats
+from .results import (
+    ClientConnection,
+    ConsumerConnections,
+    GroupLag,
+    GroupMember,
+    OffsetChange,
+    Overview,
+    SyncedTopic,
+    TopicStats,
+)
 
 __all__ = ["Admin"]
 
@@ -122,9 +132,7 @@ class Admin(ClientUser):
         Returns what was done, by topic; ``request_timeout`` counts for each. Raises BrokerNotFoundError, TopicNotFoundError when
         there is no topic of that name, and as ``create_topic`` does.
         """
-        patterns = (topics,) if isinstance(topics, str) else tuple(topics) if isinstance(topics, Sequence) else ()
-        if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-            raise ConfigError(f"topics must be a pattern or several, not {shown(topics)}")
+        patterns = _patterns("topics", topics)
         async with self._call() as instance:
             timeout = instance.config.request_timeout
             return await topic_settings.sync(instance, from_broker, to_broker, patterns, dry_run=dry_run, timeout=timeout)
@@ -158,6 +166,19 @@ class Admin(ClientUser):
         """The clusters and brokers a name server knows."""
         async with self._call() as instance:
             return await cluster_info(instance, self._deadline())
+
+    async def overview(
+        self, *, topics: str | Sequence[str] = "*", groups: str | Sequence[str] = "*", system: bool = False
+    ) -> Overview:
+        """Brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
+
+        ``topics``, ``groups``: one pattern or several, such as "orders*". ``system``: with those of the system. Each broker gets a
+        request for each topic and two for each group, 8 at a time, and each group that is behind has up to two messages read.
+        Raises NameServerError when no name server responds; a broker that does not is named in the result.
+        """
+        wanted = Wanted(_patterns("topics", topics), _patterns("groups", groups), system)
+        async with self._call() as instance:
+            return await overview(instance, wanted, instance.config.request_timeout)
 
     # -- queues: each raises TopicNotFoundError, BrokerNotFoundError or ConfigError for a queue that its topic does not have
 
@@ -375,6 +396,13 @@ class Admin(ClientUser):
 def _check_number(name: str, number: int, limit: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= limit:
         raise ConfigError(f"{name} must be from 1 to {limit}, not {shown(number)}")
+
+
+def _patterns(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
+    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise ConfigError(f"{name} must be a pattern or several, not {shown(given)}")
+    return patterns
 
 
 def _attributes(attributes: Mapping[str, str] | None) -> str:

@@ -12,11 +12,14 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfig
 
 __all__ = [
+    "BrokerOverview",
     "ClientConnection",
     "ConsumerConnections",
     "GroupLag",
     "GroupMember",
+    "GroupOverview",
     "OffsetChange",
+    "Overview",
     "QueueLag",
     "QueueStats",
     "SyncedTopic",
@@ -129,3 +132,37 @@ class OffsetChange(msgspec.Struct, frozen=True):
     before: int | None
     after: int
     verified: bool = False
+
+
+class BrokerOverview(msgspec.Struct, frozen=True):
+    """A broker that a name server knows. ``address``: of its master, "" where none is known; ``replicas``: the others.
+
+    ``version``: such as "V5_5_0". ``disk_used``: of the commit log's disk, from 0 to 1; None where the broker does not say.
+    ``problem``: why nothing is known of what it holds; None where it responds.
+    """
+
+    name: str
+    cluster: str
+    address: str
+    replicas: int = 0
+    version: str = ""
+    disk_used: float | None = None
+    problem: str | None = None
+
+
+class GroupOverview(msgspec.Struct, frozen=True):
+    """A consumer group. ``members``: client ids of those that are connected. ``oldest_store_time_ms``: when the oldest message that
+    is not committed was stored, epoch ms; None without one, and where it could not be read. It is looked for in two queues at
+    most, those that committed the oldest messages last."""
+
+    lag: GroupLag
+    members: tuple[str, ...]
+    oldest_store_time_ms: int | None = None
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """Brokers, topics and groups by name, as those brokers show them that respond."""
+
+    brokers: Mapping[str, BrokerOverview]
+    topics: Mapping[str, Mapping[MessageQueue, QueueStats]]
+    groups: Mapping[str, GroupOverview]

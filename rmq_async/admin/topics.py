@@ -35,7 +35,7 @@ from ..errors import ConfigError, RequestTimeoutError, TopicNotFoundError
 from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of
 from .results import SyncedTopic
 
-__all__ = ["check_new_topic", "create", "creation_header", "delete", "sync"]
+__all__ = ["check_new_topic", "create", "creation_header", "delete", "is_wanted", "settings_of", "sync"]
 
 SHOWN_EVERY: Final = 0.05
 """Seconds between two looks whether a name server shows a new topic; a broker registers it within milliseconds."""
@@ -194,14 +194,14 @@ async def sync(
     brokers = {name: masters_of(info, broker=name)[name] for name in (from_broker, to_broker)}
     if from_broker == to_broker:
         raise ConfigError(f"topics cannot be copied from broker {from_broker} to itself")
-    settings = await for_each(brokers, lambda name: _settings_of(instance, name, brokers[name], machine.monotonic() + timeout))
+    settings = await for_each(brokers, lambda name: settings_of(instance, name, brokers[name], machine.monotonic() + timeout))
     source, target = settings[from_broker], settings[to_broker].topic_config_table
     own, names = {*info.broker_addr_table, *info.cluster_addr_table}, instance.names
     synced = []
     for topic, config in sorted(source.topic_config_table.items()):
         if (
             names.owns(topic)
-            and _is_wanted(topic, names.shown(topic), patterns, own)
+            and is_wanted(topic, names.shown(topic), patterns, own)
             and topic not in source.topic_queue_mapping_detail_map
         ):
             old = target.get(topic)
@@ -231,7 +231,7 @@ async def sync(
     )
 
 
-async def _settings_of(instance: ClientInstance, broker: str, address: str, deadline: float) -> _Settings:
+async def settings_of(instance: ClientInstance, broker: str, address: str, deadline: float) -> _Settings:
     code = RequestCode.GET_ALL_TOPIC_CONFIG
     response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
     check(response, code, broker, address)
@@ -254,7 +254,7 @@ async def _copy(
     await _until_shown(instance, header, [broker], deadline)
 
 
-def _is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
+def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
     """``shown``: what its users call it, which the patterns are for."""
     if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
         return False

@@ -37,6 +37,7 @@ COMMANDS: Final = MappingProxyType(
         "server": ".server",
         "simulate": ".simulate",
         "spark": ".spark",
+        "top": ".top",
         "topic": ".topic",
     }
 )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from rmq_async import MessageExt
 
-__all__ = ["body_bytes", "described", "fields_of", "headline", "moment"]
+__all__ = ["body_bytes", "described", "fields_of", "headline", "moment", "visible"]
 
 
 def fields_of(message: MessageExt) -> dict[str, object]:
@@ -38,7 +38,7 @@ def fields_of(message: MessageExt) -> dict[str, object]:
 
 def body_bytes(message: MessageExt) -> bytes:
     """Returns the body; on a terminal, with its control characters made visible."""
-    return _visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body
+    return visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body
 
 
 def headline(message: MessageExt) -> str:
@@ -49,7 +49,7 @@ def headline(message: MessageExt) -> str:
         parts.append(f"tags={message.tags}")
     if message.keys:
         parts.append(f"keys={' '.join(message.keys)}")
-    return _visible(" ".join(parts), kept="")
+    return visible(" ".join(parts), kept="")
 
 
 def described(message: MessageExt) -> list[str]:
@@ -57,7 +57,7 @@ def described(message: MessageExt) -> list[str]:
     lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
     lines += [f"property {name}: {value}" for name, value in message.properties.items()]
     body = message.body.decode(errors="backslashreplace")
-    return [*(_visible(line, kept="") for line in lines), f"body ({len(message.body)} bytes):", _visible(body)]
+    return [*(visible(line, kept="") for line in lines), f"body ({len(message.body)} bytes):", visible(body)]
 
 
 def moment(time_ms: int) -> str:
@@ -76,7 +76,7 @@ def _shown(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _visible(text: str, *, kept: str = "\n\t") -> str:
+def visible(text: str, *, kept: str = "\n\t") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)

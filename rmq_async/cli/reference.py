@@ -53,6 +53,11 @@ A worker without a program: each message of a topic is a file in `outbox/`, and 
 rmq consume OrderTopic --group archive --from earliest --concurrency 4 \\
     --exec 'jq -e . > "outbox/$RMQ_MSG_ID" || exit 65'
 ```
+
+`rmq top` is a live view of the cluster, here of one with a broker that does not respond; `rmq top --once --json` gives its
+figures to scripts:
+
+![Topics, groups and brokers in a terminal](rmq_top.svg)
 """
 
 

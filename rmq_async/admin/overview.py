@@ -1,0 +1,228 @@
+"""Everything at one moment: brokers, topics and groups, from those brokers that respond.
+
+Each broker is asked by itself and at the same time as the others: for its state, its topics and groups, then for each topic's
+offsets and each group's progress and members. A broker that fails is left out with its reason; what a broker refuses to say of
+one topic or group is left out of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.bodies import (
+    ConsumeStats,
+    GetConsumerListByGroupResponseBody,
+    KVTable,
+    SubscriptionGroupWrapper,
+    TopicStatsTable,
+)
+from rmq_protocol.cluster import ClusterInfo
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREFIX, RequestCode
+from rmq_protocol.headers import GetConsumerListByGroupRequestHeader, GetConsumeStatsRequestHeader, to_ext
+from rmq_protocol.json_body import decode_body
+from rmq_protocol.message import MessageQueue
+from rmq_protocol.validation import is_system_group
+
+from .. import machine
+from .._asyncio import for_each
+from ..client import ClientInstance, store_time_ms
+from ..errors import BrokerError, RocketMQError
+from .requests import ask_at, check, cluster_info
+from .results import BrokerOverview, GroupLag, GroupOverview, Overview, QueueLag, QueueStats
+from .topics import is_wanted, settings_of
+
+__all__ = ["Wanted", "overview"]
+
+AT_ONCE: Final = 8
+"""Requests under way at one broker."""
+MOST_LOOKS: Final = 2
+"""Messages read to learn a group's oldest one."""
+NO_MASTER: Final = "no name server knows its master"
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What to ask for: names by pattern (``*``, ``?``), and whether those of the system are among them."""
+
+    topics: tuple[str, ...]
+    groups: tuple[str, ...]
+    system: bool
+
+
+class _Found(msgspec.Struct):
+    """What one broker has said."""
+
+    broker: BrokerOverview
+    topics: dict[str, dict[MessageQueue, QueueStats]] = {}
+    lags: dict[str, dict[MessageQueue, QueueLag]] = {}
+    members: dict[str, tuple[str, ...]] = {}
+
+
+async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
+    """See ``Admin.overview``. ``timeout``: seconds for each request."""
+    info = await cluster_info(instance, machine.monotonic() + timeout)
+    clusters = {broker: cluster for cluster, names in info.cluster_addr_table.items() for broker in names}
+    asked = [_Asked(instance, name, clusters.get(name, ""), wanted, timeout) for name in sorted(info.broker_addr_table)]
+    found = await for_each(asked, lambda each: each.ask(info), at_once=max(len(asked), 1))
+    brokers = {each.broker.name: each.broker for each in found.values()}
+    topics: dict[str, dict[MessageQueue, QueueStats]] = {}
+    for each in found.values():
+        for name, queues in each.topics.items():
+            topics.setdefault(name, {}).update(queues)
+    groups = await _groups(instance, found.values(), timeout)
+    return Overview(brokers, topics, groups)
+
+
+async def _groups(instance: ClientInstance, found: Iterable[_Found], timeout: float) -> dict[str, GroupOverview]:
+    lags: dict[str, dict[MessageQueue, QueueLag]] = {}
+    members: dict[str, set[str]] = {}
+    for each in found:
+        for name, queues in each.lags.items():
+            lags.setdefault(name, {}).update(queues)
+        for name, ids in each.members.items():
+            members.setdefault(name, set()).update(ids)
+    oldest = await for_each(lags, lambda name: _oldest(instance, lags[name], timeout), at_once=AT_ONCE)
+    names = instance.names
+    groups = {}
+    for name in sorted(lags.keys() | members.keys()):
+        queues = {names.shown_queue(queue): each for queue, each in lags.get(name, {}).items()}
+        retries = {queue: each for queue, each in queues.items() if queue.topic.startswith(RETRY_TOPIC_PREFIX)}
+        lag = GroupLag({queue: each for queue, each in queues.items() if queue not in retries}, retries)
+        groups[names.shown(name)] = GroupOverview(lag, tuple(sorted(members.get(name, ()))), oldest.get(name))
+    return groups
+
+
+async def _oldest(instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float) -> int | None:
+    """Returns when the oldest message that is not committed was stored, epoch ms; None without one, or where it is not known.
+
+    No message of a queue is older than the last one that was committed there, so the queues are looked at in that order.
+    """
+    behind = [queue for queue, each in queues.items() if each.messages and not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
+    behind.sort(key=lambda queue: queues[queue].last_store_time_ms)
+    oldest: int | None = None
+    for queue in behind[:MOST_LOOKS]:
+        if oldest is not None and oldest <= queues[queue].last_store_time_ms:
+            break
+        try:
+            found = await store_time_ms(instance, queue, queues[queue].committed, timeout)
+        except RocketMQError:
+            continue
+        if found > 0:
+            oldest = found if oldest is None else min(oldest, found)
+    return oldest
+
+
+class _Asked:
+    """One broker, whose master is asked."""
+
+    def __init__(self, instance: ClientInstance, name: str, cluster: str, wanted: Wanted, timeout: float) -> None:
+        self._instance = instance
+        self._name = name
+        self._cluster = cluster
+        self._wanted = wanted
+        self._timeout = timeout
+        self._address = ""
+
+    async def ask(self, info: ClusterInfo) -> _Found:
+        """Returns what the broker says; a broker that does not respond has a problem, and nothing else."""
+        addresses = info.broker_addr_table[self._name].broker_addrs
+        replicas = len(addresses) - (MASTER_ID in addresses)
+        self._address = addresses.get(MASTER_ID, "")
+        if not self._address:
+            return _Found(BrokerOverview(self._name, self._cluster, "", replicas, problem=NO_MASTER))
+        try:
+            facts = decode_body(KVTable, (await self._get(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+            topics = await for_each(await self._topics(), self._stats, at_once=AT_ONCE)
+            groups = await self._group_names()
+            lags = await for_each(groups, self._lag, at_once=AT_ONCE)
+            members = await for_each(groups, self._members, at_once=AT_ONCE)
+        except RocketMQError as error:
+            return _Found(BrokerOverview(self._name, self._cluster, self._address, replicas, problem=str(error)))
+        shown = self._instance.names.shown
+        return _Found(
+            BrokerOverview(
+                self._name,
+                self._cluster,
+                self._address,
+                replicas,
+                version=facts.get("brokerVersionDesc", ""),
+                disk_used=_ratio(facts.get("commitLogDiskRatio", "")),
+            ),
+            {shown(name): queues for name, queues in topics.items() if queues is not None},
+            {name: queues for name, queues in lags.items() if queues},
+            {name: ids for name, ids in members.items() if ids},
+        )
+
+    async def _topics(self) -> list[str]:
+        """Returns the names of its topics, without those that groups have for their retries and dead letters."""
+        deadline = machine.monotonic() + self._timeout
+        table = (await settings_of(self._instance, self._name, self._address, deadline)).topic_config_table
+        if self._wanted.system:
+            return self._chosen(
+                [name for name in table if not name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))], self._wanted.topics
+            )
+        own = {self._name, self._cluster}  # every broker has topics of these names
+        names = self._instance.names
+        return sorted(
+            name for name in table if names.owns(name) and is_wanted(name, names.shown(name), self._wanted.topics, own)
+        )
+
+    async def _group_names(self) -> list[str]:
+        body = (await self._get(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body
+        found = decode_body(SubscriptionGroupWrapper, body).subscription_group_table
+        names = [name for name in found if self._wanted.system or not is_system_group(name)]
+        return self._chosen(names, self._wanted.groups)
+
+    def _chosen(self, names: Iterable[str], patterns: Collection[str]) -> list[str]:
+        shown, owns = self._instance.names.shown, self._instance.names.owns
+        return sorted(name for name in names if owns(name) and any(fnmatchcase(shown(name), each) for each in patterns))
+
+    async def _stats(self, topic: str) -> dict[MessageQueue, QueueStats] | None:
+        try:
+            body = (await self._get(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})).body
+        except BrokerError:  # deleted meanwhile
+            return None
+        shown = self._instance.names.shown_queue
+        return {
+            shown(queue): QueueStats(each.min_offset, each.max_offset, each.last_update_timestamp)
+            for queue, each in decode_body(TopicStatsTable, body).offset_table.items()
+        }
+
+    async def _lag(self, group: str) -> dict[MessageQueue, QueueLag] | None:
+        header = GetConsumeStatsRequestHeader(consumerGroup=group)
+        try:
+            body = (await self._get(RequestCode.GET_CONSUME_STATS, to_ext(header))).body
+        except BrokerError:
+            return None
+        return {
+            queue: QueueLag(
+                each.consumer_offset, each.broker_offset, max(each.pull_offset - each.consumer_offset, 0), each.last_timestamp
+            )
+            for queue, each in decode_body(ConsumeStats, body).offset_table.items()
+        }
+
+    async def _members(self, group: str) -> tuple[str, ...]:
+        header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
+        try:
+            body = (await self._get(RequestCode.GET_CONSUMER_LIST_BY_GROUP, to_ext(header))).body
+        except BrokerError:  # it has none
+            return ()
+        return decode_body(GetConsumerListByGroupResponseBody, body).consumer_id_list
+
+    async def _get(self, code: RequestCode, fields: dict[str, str] | None = None) -> RemotingCommand:
+        command = RemotingCommand(code=code, ext_fields={**(fields or {})})
+        response = await ask_at(self._instance, self._name, self._address, command, machine.monotonic() + self._timeout)
+        check(response, code, self._name, self._address)
+        return response
+
+
+def _ratio(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if 0 <= found <= 1 else None

@@ -1,0 +1,177 @@
+"""``rmq top``: its options, and the loop that looks again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic, time
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from rmq_async import Admin, ClientConfig, RocketMQError
+
+from ..options import ClientOptions, client_config, client_options, pass_options, run
+from ..output import Output
+from .controls import COLUMNS, Controls
+from .figures import Figures, Watch
+from .terminal import pressed_keys
+from .view import picture, whole
+
+__all__ = ["top"]
+
+WIDTH: Final = 160
+"""Columns of a file or a pipe."""
+SORTABLE: Final = ("name", *dict.fromkeys(column for columns in COLUMNS.values() for column in columns[1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TopOptions(ClientOptions):
+    interval: float
+    once: bool
+    sort: tuple[str, ...]
+    filter: str
+    system: bool
+
+    def controls(self) -> Controls:
+        found = Controls(filter=self.filter)
+        for column in self.sort:
+            found.sort_by(column)
+        return found
+
+
+@click.command(short_help="Watch topics, groups and brokers live.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 3600.0), default=2.0, show_default=True, metavar="SECONDS",
+    help="Between two looks, over which rates are taken.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="Print the figures of one interval and end.")
+@click.option(
+    "--sort", type=click.Choice(SORTABLE), multiple=True, metavar="COLUMN",
+    help="Column to sort tables by that have it; may be given again. Default: in, lag and name.",
+)  # fmt: skip
+@click.option(
+    "--filter",
+    default="",
+    metavar="TEXT",
+    help="Topics with this in their names, or like this: orders*; and groups that are, or read, such.",
+)
+@click.option("--system", is_flag=True, help="Those of the system too.")
+@client_options
+@pass_options(_TopOptions)
+def top(options: _TopOptions) -> int:
+    """Watch a cluster: topics with their messages in and out per second, groups with lag, rate, members and the age of the oldest
+    message that is not committed, brokers.
+
+    "out" and "rate" are what groups commit. The oldest message is looked for in two queues of a group. A broker that does not
+    respond, or that name servers know no more, is shown as away; sums are without it then. Rates of brokers are those of the
+    topics that are shown.
+
+    Keys: q ends, Tab goes to the next table, s sorts it by the next column, r turns the order round, / filters by name, Esc shows
+    all again, j and k or arrows scroll. Without a terminal, and with --json, tables or objects are printed at each interval.
+    """
+    return run(_Top(options, client_config(options.namesrv, options.timeout)).run())
+
+
+class _Top:
+    def __init__(self, options: _TopOptions, config: ClientConfig) -> None:
+        self._options = options
+        self._config = config
+        self._controls = options.controls()
+        self._output = Output(as_json=options.as_json)
+        self._figures: Figures | None = None
+        self._ended = asyncio.Event()
+        self._code = 0
+        self._look_now = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end, 128 + number)
+        console = Console(highlight=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = WIDTH
+        async with Admin(client=self._config) as admin:
+            if console.is_terminal and not self._options.once and not self._options.as_json:
+                await self._live(admin, console)
+            else:
+                await self._print(admin, console)
+        return self._code
+
+    def _end(self, code: int) -> None:
+        self._code = code
+        self._ended.set()
+        self._look_now.set()
+
+    # -- printed
+
+    async def _print(self, admin: Admin, console: Console) -> None:
+        async def show(figures: Figures) -> None:
+            if figures.problem is not None:
+                self._output.trouble(figures.problem)
+            elif figures.seconds is not None:
+                self._output.record(figures.fields())
+                if not self._options.as_json:
+                    console.print(whole(figures, self._controls))
+                if self._options.once:
+                    self._end(0)
+
+        await self._watch(admin, show)
+
+    # -- live
+
+    async def _live(self, admin: Admin, console: Console) -> None:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+
+            def draw() -> None:
+                if self._figures is not None:
+                    live.update(picture(self._figures, self._controls, console.size.height), refresh=True)
+
+            async def show(figures: Figures) -> None:
+                self._figures = figures
+                draw()
+
+            def press(key: str) -> None:
+                before = self._controls.filter
+                self._controls.press(key)
+                if self._controls.ended:
+                    self._end(0)
+                elif self._controls.filter != before:
+                    self._look_now.set()
+                draw()
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, draw)
+            with pressed_keys(press):
+                await self._watch(admin, show)
+
+    async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
+        """Looks each interval until the end and shows the figures, while name servers are away the last ones with that problem."""
+        watch, last = Watch(), None
+        while not self._ended.is_set():
+            began = monotonic()
+            self._look_now.clear()
+            patterns = self._controls.patterns
+            looking = asyncio.create_task(admin.overview(topics=patterns, system=self._options.system))
+            ended = asyncio.create_task(self._ended.wait())
+            await asyncio.wait((looking, ended), return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if not looking.done():
+                looking.cancel()
+                await asyncio.wait([looking])
+                return
+            try:
+                last = watch.figures(looking.result(), monotonic(), round(time() * 1000), patterns)
+            except RocketMQError as error:
+                if last is None or self._options.once:
+                    raise
+                await show(replace(last, problem=str(error)))
+            else:
+                await show(last)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), max(began + self._options.interval - monotonic(), 0.05))

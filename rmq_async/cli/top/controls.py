@@ -1,0 +1,118 @@
+"""What a user of the live view has chosen: the table in focus, its order, the filter, the rows scrolled away. Pure.
+
+A key changes it: Tab goes to the next table, s to the next column to sort by, r turns the order round, / begins a filter, arrows
+and j k scroll, q ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from .figures import BrokerRow, GroupRow, TopicRow
+
+__all__ = ["COLUMNS", "Controls", "Order", "keys_of"]
+
+Row = TypeVar("Row", TopicRow, GroupRow, BrokerRow)
+
+TABLES: Final = ("topics", "groups", "brokers")
+COLUMNS: Final = {
+    "topics": ("topic", "in", "out", "messages", "queues", "groups"),
+    "groups": ("group", "lag", "rate", "members", "oldest", "retries"),
+    "brokers": ("broker", "state", "in", "out", "disk", "version", "address", "replicas", "cluster"),
+}
+"""Headings by table; the first one is the name."""
+_FIELDS: Final = {"in": "in_rate", "out": "out_rate", "disk": "disk_used"}
+_KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
+_SCROLL: Final = {
+    "j": 1, "k": -1, "\x1b[B": 1, "\x1b[A": -1, "\x1bOB": 1, "\x1bOA": -1, "\x1b[6~": 10, "\x1b[5~": -10, "\x1b[H": -(1 << 30),
+}  # fmt: skip
+LONGEST_FILTER: Final = 127
+
+
+@dataclass
+class Order:
+    """``column``: a heading. ``reverse``: names from Z to A, numbers from the smallest."""
+
+    column: str
+    reverse: bool = False
+
+    def sorted(self, rows: Sequence[Row], table: str) -> list[Row]:
+        """Names go from A to Z, numbers from the largest; what is not known comes last. Equal ones stay in the order of names."""
+        name = _FIELDS.get(self.column, self.column)
+        known = [row for row in rows if getattr(row, name) is not None]
+        unknown = [row for row in rows if getattr(row, name) is None]
+        is_text = bool(known) and isinstance(getattr(known[0], name), str)
+        known.sort(key=lambda row: _sort_key(row, name), reverse=self.reverse is is_text)
+        return known + unknown
+
+
+def _sort_key(row: Any, name: str) -> Any:
+    return getattr(row, name)
+
+
+@dataclass
+class Controls:
+    """``filter``: what names hold, or a pattern with * and ?. ``typing``: the filter that is being typed, None for none."""
+
+    filter: str = ""
+    orders: dict[str, Order] = field(
+        default_factory=lambda: {"topics": Order("in"), "groups": Order("lag"), "brokers": Order("broker")}
+    )
+    focus: str = "topics"
+    scrolled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+    typing: str | None = None
+    ended: bool = False
+
+    def sort_by(self, column: str) -> None:
+        """Sorts each table by this column that has it."""
+        for table, order in self.orders.items():
+            if column in ("name", *COLUMNS[table]):
+                order.column = COLUMNS[table][0] if column == "name" else column
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of names that pass the filter: with * or ? as it is, else names that hold it, in any case of letters."""
+        text = self.filter
+        if not text or "*" in text or "?" in text:
+            return (text or "*",)
+        return ("*" + "".join(f"[{each.lower()}{each.upper()}]" for each in text) + "*",)
+
+    def press(self, key: str) -> None:
+        """Does what a key says; others do nothing."""
+        if self.typing is not None:
+            self._type(key)
+        elif key == "q":
+            self.ended = True
+        elif key == "\t":
+            self.focus = TABLES[(TABLES.index(self.focus) + 1) % len(TABLES)]
+        elif key == "s":
+            order, columns = self.orders[self.focus], COLUMNS[self.focus]
+            order.column = columns[(columns.index(order.column) + 1) % len(columns)]
+        elif key == "r":
+            self.orders[self.focus].reverse ^= True
+        elif key == "/":
+            self.typing = ""
+        elif key == "\x1b":
+            self.filter = ""
+        elif key in _SCROLL:
+            self.scrolled[self.focus] = max(self.scrolled[self.focus] + _SCROLL[key], 0)
+
+    def _type(self, key: str) -> None:
+        assert self.typing is not None
+        if key in ("\r", "\n"):
+            self.filter, self.typing = self.typing, None
+            self.scrolled = dict.fromkeys(TABLES, 0)
+        elif key == "\x1b":
+            self.typing = None
+        elif key in ("\x7f", "\b"):
+            self.typing = self.typing[:-1]
+        elif len(key) == 1 and key.isprintable() and len(self.typing) < LONGEST_FILTER:
+            self.typing += key
+
+
+def keys_of(text: str) -> Iterator[str]:
+    """Splits what a terminal sends into keys: characters and escape sequences."""
+    yield from (found.group() for found in _KEY.finditer(text))

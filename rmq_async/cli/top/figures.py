@@ -1,0 +1,207 @@
+"""Rates out of two overviews, as rows of tables. Pure.
+
+A rate counts those queues only that both overviews have, and nothing where an offset has gone back, so a broker that comes or goes
+makes no peak. What groups take from a topic is what they commit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+import msgspec
+
+from rmq_async.admin import BrokerOverview, Overview
+from rmq_protocol.message import MessageQueue
+
+__all__ = ["BrokerRow", "Figures", "GroupRow", "TopicRow", "Watch"]
+
+GONE: Final = "no name server knows it any more"
+MOST_KNOWN: Final = 1000
+"""Brokers that are remembered."""
+
+
+@dataclass(frozen=True)
+class TopicRow:
+    """``in_rate``, ``out_rate``: messages a second, None where they are not known yet. ``messages``: that are stored.
+    ``groups``: that have offsets."""
+
+    topic: str
+    in_rate: float | None
+    out_rate: float | None
+    messages: int
+    queues: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest message
+    that is not committed was stored."""
+
+    group: str
+    lag: int
+    retries: int
+    rate: float | None
+    members: int
+    oldest: float | None
+
+
+@dataclass(frozen=True)
+class BrokerRow:
+    """``state``: "up", or "away" with the ``problem``. The rates are those of the topics that were asked for."""
+
+    broker: str
+    state: str
+    in_rate: float | None
+    out_rate: float | None
+    disk_used: float | None
+    version: str
+    address: str
+    replicas: int
+    cluster: str
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """``time_ms``: when they were true, epoch ms. ``seconds``: between the two overviews, None for the first one. ``problem``: why
+    these are not new."""
+
+    time_ms: int
+    seconds: float | None
+    topics: tuple[TopicRow, ...]
+    groups: tuple[GroupRow, ...]
+    brokers: tuple[BrokerRow, ...]
+    problem: str | None = None
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        return tuple(each.broker for each in self.brokers if each.state == "away")
+
+    def fields(self) -> dict[str, object]:
+        """Returns the fields for ``--json``."""
+        return asdict(self)
+
+
+class Watch:
+    """Turns one overview after the other into figures."""
+
+    def __init__(self) -> None:
+        self._last: Overview | None = None
+        self._at = 0.0
+        self._known: dict[str, BrokerOverview] = {}
+
+    def figures(self, found: Overview, at: float, time_ms: int, patterns: Collection[str] = ("*",)) -> Figures:
+        """``at``: monotonic seconds. ``time_ms``: epoch ms. ``patterns``: of groups to show, by their names or their topics'."""
+        last = self._last or Overview({}, {}, {})
+        seconds = None if self._last is None else max(at - self._at, 1e-3)
+        self._last, self._at = found, at
+        came, went = _moved(_stored(last), _stored(found)), _moved_by_group(last, found)
+        out = {queue: count for queue, count in _sum(went.values()).items() if queue.topic in found.topics}
+        known_brokers = [name for name, each in last.brokers.items() if each.problem is None]
+        topics = _topic_rows(found, _Rates(came, out, "topic", seconds, last.topics))
+        rates = {name: sum(went[name].values()) / seconds for name in went if seconds is not None and name in last.groups}
+        groups = _group_rows(found, rates, time_ms, patterns)
+        brokers = self._brokers(found.brokers, _Rates(came, out, "broker_name", seconds, known_brokers))
+        return Figures(time_ms, seconds, topics, groups, brokers)
+
+    def _brokers(self, found: Mapping[str, BrokerOverview], rates: _Rates) -> tuple[BrokerRow, ...]:
+        """Returns those that name servers know, and those that they knew before."""
+        rows = []
+        for name, each in {**self._known, **found}.items():
+            seen = each if name in found else msgspec.structs.replace(each, disk_used=None, problem=GONE)
+            up = seen.problem is None
+            rate_in, rate_out = rates.of(name) if up else (None, None)
+            row = BrokerRow(
+                broker=name,
+                state="up" if up else "away",
+                in_rate=rate_in,
+                out_rate=rate_out,
+                disk_used=seen.disk_used,
+                version=seen.version,
+                address=seen.address,
+                replicas=seen.replicas,
+                cluster=seen.cluster,
+                problem=seen.problem,
+            )
+            rows.append(row)
+        if len(self._known) < MOST_KNOWN:
+            self._known.update(found)
+        return tuple(sorted(rows, key=lambda row: row.broker))
+
+
+class _Rates:
+    """Messages a second by the name that ``part`` of a queue is. ``known``: names that the last overview had."""
+
+    def __init__(
+        self,
+        came: Mapping[MessageQueue, int],
+        went: Mapping[MessageQueue, int],
+        part: str,
+        seconds: float | None,
+        known: Collection[str],
+    ) -> None:
+        self._seconds = seconds
+        self._known = frozenset(known)
+        self._sums: list[Counter[str]] = [Counter(), Counter()]
+        for sums, moved in zip(self._sums, (came, went), strict=True):
+            for queue, count in moved.items():
+                sums[getattr(queue, part)] += count
+
+    def of(self, name: str) -> tuple[float | None, float | None]:
+        """Returns what came in and what went out."""
+        if self._seconds is None or name not in self._known:
+            return None, None
+        came, went = self._sums
+        return came[name] / self._seconds, went[name] / self._seconds
+
+
+def _topic_rows(found: Overview, rates: _Rates) -> tuple[TopicRow, ...]:
+    groups = Counter(topic for each in found.groups.values() for topic in {queue.topic for queue in each.lag.queues})
+    rows = []
+    for name, queues in sorted(found.topics.items()):
+        rate_in, rate_out = rates.of(name)
+        messages = sum(max(each.max_offset - each.min_offset, 0) for each in queues.values())
+        rows.append(TopicRow(name, rate_in, rate_out, messages, len(queues), groups[name]))
+    return tuple(rows)
+
+
+def _group_rows(found: Overview, rates: Mapping[str, float], time_ms: int, patterns: Collection[str]) -> tuple[GroupRow, ...]:
+    rows = []
+    for name, each in sorted(found.groups.items()):
+        if _passes({name, *(queue.topic for queue in each.lag.queues)}, patterns):
+            stored = each.oldest_store_time_ms
+            oldest = None if stored is None else max(time_ms - stored, 0) / 1000
+            rows.append(GroupRow(name, each.lag.messages, each.lag.retries, rates.get(name), len(each.members), oldest))
+    return tuple(rows)
+
+
+def _stored(found: Overview) -> dict[MessageQueue, int]:
+    return {queue: each.max_offset for queues in found.topics.values() for queue, each in queues.items()}
+
+
+def _moved_by_group(last: Overview, found: Overview) -> dict[str, dict[MessageQueue, int]]:
+    def committed(overview: Overview, group: str) -> dict[MessageQueue, int]:
+        seen = overview.groups.get(group)
+        return {} if seen is None else {queue: each.committed for queue, each in seen.lag.queues.items()}
+
+    return {group: _moved(committed(last, group), committed(found, group)) for group in found.groups}
+
+
+def _moved(before: Mapping[MessageQueue, int], after: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    return {queue: max(offset - before[queue], 0) for queue, offset in after.items() if queue in before}
+
+
+def _sum(moved: Iterable[Mapping[MessageQueue, int]]) -> Counter[MessageQueue]:
+    total: Counter[MessageQueue] = Counter()
+    for each in moved:
+        total.update(each)
+    return total
+
+
+def _passes(names: Iterable[str], patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
