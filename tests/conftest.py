@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from . import canaries
+from . import canaries, compiling
 from .chains import REAL_SERVERS, SPARK_CHAIN, chain_of
 
 pytest_plugins = ["pytester"]
@@ -70,11 +70,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByChain(config, log)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell without job control starts what it puts in the background with SIGINT ignored, and what ignores a signal has its
-    children ignore it. What has a handler does not: here one that ignores it, too."""
+    children ignore it. What has a handler does not: here one that ignores it, too.
+
+    The collection makes few cycles and many objects, which each run of the garbage collector looks at: it is off meanwhile."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda number, frame: None)
+    gc.disable()
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        compiling.compile_share(config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -96,6 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leaves the collected tests, 330,000 objects, out of garbage collections: each simulation and each test of leaks makes
     some, and one took 0.27 s of the processor."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
