@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ConnectError,
         ConnectionLostError,
         CorruptMessageError,
+        ForbiddenError,
         ForkedError,
         HandlerTimeoutError,
         InvalidMessageError,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         PermissionDeniedError,
         ProtocolError,
         QueueLostError,
+        ReplyTimeoutError,
         RequestTimeoutError,
         RocketMQError,
         SelectorError,
@@ -123,6 +125,7 @@ __all__ = [
     "DeadLetter",
     "Delivery",
     "FaultTable",
+    "ForbiddenError",
     "ForkedError",
     "HandlerTimeoutError",
     "Hook",
@@ -145,6 +148,7 @@ __all__ = [
     "PullResult",
     "PullStatus",
     "QueueLostError",
+    "ReplyTimeoutError",
     "RequestTimeoutError",
     "Retry",
     "RetryLater",
@@ -190,11 +194,11 @@ _PLACES: Final = {
     ),
     ".credentials": "Credentials",
     ".errors": (
-        "AuthenticationError BackpressureError BrokerError BrokerNotFoundError ClientStateError ConfigError ConnectError "
-        "ConnectionLostError CorruptMessageError ForkedError HandlerTimeoutError InvalidMessageError NameServerError "
-        "OffsetRangeError PermissionDeniedError ProtocolError QueueLostError RequestTimeoutError RocketMQError "
-        "SelectorError SendError SubscriptionConflictError SystemBusyError TopicNotFoundError TransactionError "
-        "WrongLoopError"
+        "AuthenticationError BackpressureError BrokerError BrokerNotFoundError ClientStateError ConfigError "
+        "ConnectError ConnectionLostError CorruptMessageError ForbiddenError ForkedError HandlerTimeoutError "
+        "InvalidMessageError NameServerError OffsetRangeError PermissionDeniedError ProtocolError QueueLostError "
+        "ReplyTimeoutError RequestTimeoutError RocketMQError SelectorError SendError SubscriptionConflictError "
+        "SystemBusyError TopicNotFoundError TransactionError WrongLoopError"
     ),
     ".health": "BrokerHealth Problem",
     ".producer": (
@@ -220,4 +224,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    """Names for users: those of ``__all__``, the modules that load lazily, and what every module has."""
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

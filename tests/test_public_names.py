@@ -378,3 +378,8 @@ except KeyboardInterrupt:
     print("interrupted")
 """
     assert python(program).split("\n") == ["cleaned up", "interrupted"]
+
+
+def test_dir_lists_no_helpers() -> None:
+    listed = {name for name in dir(rmq_async) if not name.startswith("__")}
+    assert listed == {*rmq_async.__all__, "cli", "embedded", "otel", "outbox", "testing"} - {"__version__"}

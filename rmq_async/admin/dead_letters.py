@@ -5,10 +5,19 @@ The offset of TOOLS_CONSUMER in that topic, a group that every broker has for to
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, DLQ_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.compression import compress, compression_type
+from rmq_protocol.constants import (
+    AUTO_CREATE_TOPIC_KEY,
+    COMPRESSION_TYPE_MASK,
+    DLQ_TOPIC_PREFIX,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+)
 from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, to_ext
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.properties import message_properties
@@ -18,7 +27,7 @@ from rmq_protocol.stored import decode_pull
 from .. import machine
 from ..broker_answers import broker_error
 from ..client import TOOLS_GROUP, ClientInstance, commit_offset, committed_offset, max_offset, min_offset
-from ..errors import TopicNotFoundError
+from ..errors import RequestTimeoutError, TopicNotFoundError
 
 __all__ = ["read", "resend"]
 
@@ -106,11 +115,28 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
         raise TopicNotFoundError(f"topic {instance.names.display_name(message.topic)} has no queue to write to")
     broker = received.queue.broker_name if received.queue.broker_name in brokers else brokers[0]
     properties = message_properties(message, received.unique_id or received.offset_msg_id)
+    body, sys_flag = await _as_stored(instance, received, deadline)
     header = SendMessageRequestHeaderV2(
-        a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=-1, f=0, g=round(machine.time() * 1000), h=message.flag,
+        a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=-1, f=sys_flag, g=round(machine.time() * 1000), h=message.flag,
         i=properties, j=0, k=False, l=None, m=False, n=broker,
     )  # fmt: skip
-    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=message.body)
+    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
     response, address = await instance.ask_broker(broker, message.topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="SEND_MESSAGE_V2", broker=broker, address=address)
+
+
+async def _as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
+    """Returns the body as it was stored, and its flags: compressed again where it was, since a broker may refuse it otherwise.
+
+    Old senders do not name their compression, zlib; then only the size of the record shows it.
+    """
+    body, kind = received.body, compression_type(received.sys_flag)
+    if not received.sys_flag & COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
+        return body, 0
+    try:
+        packed = await instance.threads.run(partial(compress, body, kind), deadline)
+    except TimeoutError:
+        text = f"resend to topic {received.topic}: timed out while {len(body)} bytes were compressed"
+        raise RequestTimeoutError(text, maybe_stored=False) from None
+    return (packed, int(SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal
 
@@ -38,7 +38,7 @@ from .groups import check_offline, is_online
 from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
 from .results import GroupLag, OffsetChange, QueueLag
 
-__all__ = ["Target", "clone", "lag", "reset"]
+__all__ = ["Target", "clone", "lag", "look_pauses", "reset"]
 
 Target = int | Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
 
@@ -48,7 +48,9 @@ _BY_SERVER: Final = re.compile(r"^\s*useServerSideResetOffset\s*=\s*true\s*$", r
 _NO_OFFSET: Final = "not exist"
 """In the remark of a broker of before 5.2 for a group that lacks an offset of a queue."""
 _MEMBERS_TIME: Final = 15.0
-_LOOK_EVERY: Final = 0.05
+_FIRST_LOOK: Final = 0.05
+_LOOK_EVERY: Final = 1.0
+"""Seconds to the second look, and the longest between two."""
 _AT_ONCE: Final = 16
 
 
@@ -182,6 +184,7 @@ class _Reset:
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
         """Asks for the offsets until the brokers show the new ones; members need up to ten seconds to commit what they are sent."""
         until = machine.monotonic() + _MEMBERS_TIME
+        pauses = look_pauses()
         found: dict[MessageQueue, bool] = {}
         while True:
             for each in changes:
@@ -189,7 +192,15 @@ class _Reset:
                     found[each.queue] = _shows(each, await committed_offset(self._instance, self._group, each.queue))
             if all(found.values()) or machine.monotonic() >= until or not await is_online(self._instance, self._group):
                 return found
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(next(pauses))
+
+
+def look_pauses() -> Iterator[float]:
+    """Yields the seconds between looks: members that are fast are seen at once, and slow ones cost few requests."""
+    pause = _FIRST_LOOK
+    while True:
+        yield pause
+        pause = min(2 * pause, _LOOK_EVERY)
 
 
 def _shows(change: OffsetChange, offset: int | None) -> bool:

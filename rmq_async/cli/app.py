@@ -124,7 +124,7 @@ def _version() -> str:
     cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C.",
+    epilog="Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM.",
 )
 @click.version_option(message="%(version)s", version=_version())
 @click.pass_context

@@ -9,7 +9,7 @@ import click
 
 from .options import WRONG_USE
 
-__all__ = ["needs_extra"]
+__all__ = ["is_installed", "needs_extra"]
 
 
 def needs_extra(extra: str, packages: Iterable[str]) -> None:
@@ -19,6 +19,11 @@ def needs_extra(extra: str, packages: Iterable[str]) -> None:
         raise _NotInstalled(
             f"{missing[0]} is not installed; pip install 'rmq-async[{extra}]' brings all that this command needs"
         )
+
+
+def is_installed(packages: Iterable[str]) -> bool:
+    """Returns whether all of the packages are installed. None of them is imported."""
+    return all(map(_is_installed, packages))
 
 
 class _NotInstalled(click.ClickException):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,7 +20,6 @@ import rmq_async
 from rmq_async import ClientConfig, ConfigError
 from rmq_async.config import LONGEST, NAMESRV_ENVIRONMENT, name_servers
 
-from . import INTERRUPTED
 from .security import security_options, security_settings
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "Interrupted",
     "client_config",
     "client_options",
+    "exit_code_of",
+    "interrupted_by",
     "json_option",
     "moment_help",
     "namesrv_option",
@@ -118,20 +122,64 @@ def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options]
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C, printed like other errors (click would print an empty line before it)."""
+    """SIGINT, printed like other errors (click would print an empty line before it)."""
 
-    exit_code = INTERRUPTED
+    exit_code = 128 + signal.SIGINT
 
     def __init__(self) -> None:
         super().__init__("interrupted")
 
 
+class Terminated(Interrupted):
+    """SIGTERM."""
+
+    exit_code = 128 + signal.SIGTERM
+
+    def __init__(self) -> None:
+        click.ClickException.__init__(self, "terminated")
+
+
+def interrupted_by(number: int) -> Interrupted:
+    """Returns the error of a command that a signal has ended."""
+    return Terminated() if number == signal.SIGTERM else Interrupted()
+
+
+def exit_code_of(number: int) -> int:
+    """Returns the exit code of a command that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine by ``rmq_async.run``, except that Ctrl-C raises Interrupted."""
+    """Runs a coroutine by ``rmq_async.run``. The first SIGINT or SIGTERM cancels it and raises Interrupted; a second one ends the
+    process at once, also while the loop is blocked by output that no one reads."""
     try:
-        return rmq_async.run(work)
-    except KeyboardInterrupt:
+        return rmq_async.run(_until_signal(work))
+    except KeyboardInterrupt:  # before the signals are handled
         raise Interrupted from None
+
+
+async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+    if threading.current_thread() is not threading.main_thread():
+        return await work
+    loop, task, received = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
+    assert task is not None
+
+    def handle(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            os._exit(exit_code_of(number))
+        loop.call_soon_threadsafe(task.cancel)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if received:
+            raise interrupted_by(received[0]) from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:

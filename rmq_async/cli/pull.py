@@ -13,7 +13,6 @@ import click
 from rmq_async import ClientConfig, MessageQueue, PullConsumer
 from rmq_async.client import TOOLS_GROUP
 
-from . import INTERRUPTED
 from .options import (
     MOMENT,
     QUEUE,
@@ -56,6 +55,11 @@ class _Range:
     end: Place | None
 
 
+@dataclass
+class _Printed:
+    count: int = 0
+
+
 @click.command(short_help="Print the messages of a topic.")
 @click.argument("topic")
 @click.option("--from", "start", type=MOMENT, default="earliest", show_default=True, help=f"Where to begin: {moment_help}.")
@@ -71,16 +75,21 @@ class _Range:
 def pull(options: _PullOptions) -> int:
     """Print the messages of TOPIC: bodies as they are, one a line, or with --json all that is known of each.
 
-    Each queue comes in its order, the queues as their answers come. A time without a zone is local time.
+    Each queue comes in its order, the queues as their answers come. A time without a zone is local time. With --follow the
+    number of messages is printed on stderr at the end.
     """
     chosen = _range(options)
     config = client_config(options.namesrv, options.timeout)
     if options.follow:
         logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
+    output = Output(as_json=options.as_json)
+    printed = _Printed()
     try:
-        return run(_pull(chosen, options, config))
-    except Interrupted:
-        return INTERRUPTED
+        return run(_pull(chosen, options, config, output, printed))
+    except Interrupted as error:
+        if options.follow:
+            output.trouble(f"{printed.count} messages")
+        return error.exit_code
 
 
 def _range(options: _PullOptions) -> _Range:
@@ -103,8 +112,7 @@ def _place(option: str, given: str | int | datetime, queues: tuple[MessageQueue,
     return {queues[0]: given}
 
 
-async def _pull(chosen: _Range, options: _PullOptions, config: ClientConfig) -> int:
-    output, count = Output(as_json=options.as_json), 0
+async def _pull(chosen: _Range, options: _PullOptions, config: ClientConfig, output: Output, printed: _Printed) -> int:
     async with PullConsumer(options.group, client=config) as consumer:
         found = consumer.read(
             chosen.topic,
@@ -119,7 +127,7 @@ async def _pull(chosen: _Range, options: _PullOptions, config: ClientConfig) -> 
                     output.line(headline(message))
                 output.body(body_bytes(message))
                 output.record(fields_of(message))
-                count += 1
-                if count == options.limit:
+                printed.count += 1
+                if printed.count == options.limit:
                     break
     return 0

@@ -6,12 +6,14 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from copy import copy
 from importlib import import_module
 from typing import Final
 
 import click
 
 from .app import rmq
+from .options import client_options
 from .spark import spark
 
 __all__ = ["reference"]
@@ -24,7 +26,8 @@ _OPENING: Final = """\
 `python -m rmq_async.cli.reference`.
 
 - Results go to stdout, lines for people or with `--json` one object a line; errors are one line on stderr.
-- Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C. A reader that goes away (`| head`) ends a command quietly.
+- Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM; a second signal ends a command at once.
+- A reader that goes away (`| head`) ends a command quietly.
 - `--namesrv "a:9876;b:9876"` names the cluster, else the environment's `NAMESRV_ADDR`; `rmq demo` does not look at that.
 - `--access-key` signs requests, with the secret in the environment's `RMQ_SECRET_KEY` (and a token in `RMQ_SECURITY_TOKEN`):
   other users of a machine see arguments, not the environment. What TLS can refuse, and why: [security](security.md#tls).
@@ -63,7 +66,8 @@ figures to scripts:
 
 def reference() -> str:
     """Returns the page. The extra ``spark`` must be installed: its pipelines print the help of their options themselves."""
-    return "\n".join([_OPENING, *_sections(rmq, "rmq", None)])
+    first, *others = _sections(rmq, "rmq", None)
+    return "\n".join([_OPENING, first, _shared_options(), *others])
 
 
 def _sections(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
@@ -75,14 +79,46 @@ def _sections(command: click.Command, name: str, parent: click.Context | None) -
         max_content_width=WIDTH,
         help_option_names=["-h", "--help"],
     )
-    is_pipeline = parent is not None and parent.command is spark
-    text = _pipelines_help(name) if is_pipeline else command.get_help(context)
-    yield f"## {context.command_path}\n\n```text\n{text}\n```\n"
+    if parent is not None and parent.command is spark:
+        text, shared = _pipelines_help(name), ""
+    else:
+        text, shared = _own_help(command, context)
+    yield f"## {context.command_path}\n\n```text\n{text}\n```\n{shared}"
     if isinstance(command, click.Group):
         for each in sorted(command.list_commands(context)):
             found = command.get_command(context, each)
             assert found is not None
             yield from _sections(found, each, context)
+
+
+def _own_help(command: click.Command, context: click.Context) -> tuple[str, str]:
+    """Returns the help without the options that many commands share, and the line that names these."""
+    shared = {_record(each, context): each for each in _with_shared_options.params}
+    found = [each for each in command.params if _record(each, context) in shared]
+    if not found:
+        return command.get_help(context), ""
+    own = copy(command)
+    own.params = [each for each in command.params if each not in found]
+    names = [max(each.opts, key=len) for each in found]
+    which = "All" if len(names) == len(shared) else ", ".join(f"`{name}`" for name in names)
+    return own.get_help(context), f"\n{which} of the [shared options](#shared-options).\n"
+
+
+def _record(parameter: click.Parameter, context: click.Context) -> object:
+    """Returns what help says of an option."""
+    return parameter.get_help_record(context)
+
+
+@click.command("...")
+@client_options
+def _with_shared_options(**_: object) -> None: ...
+
+
+def _shared_options() -> str:
+    context = click.Context(
+        _with_shared_options, info_name="rmq ...", terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=[]
+    )
+    return f"## Shared options\n\nMost commands have these.\n\n```text\n{_with_shared_options.get_help(context)}\n```\n"
 
 
 def _pipelines_help(name: str) -> str:

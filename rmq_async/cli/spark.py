@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from .extras import needs_extra
+from .extras import is_installed, needs_extra
 from .options import needs_command
 
 __all__ = ["needs_spark", "spark"]
@@ -22,6 +22,13 @@ PIPELINES: Final = {
     "load": "Load from the executors, and its report.",
 }
 _NEEDED: Final = ("pyspark", "pyarrow")
+_SHORT_HELP: Final = """\
+Usage: rmq spark {name} [OPTIONS]
+
+  {summary}
+
+  Its options are printed where the extra spark is installed: pip install 'rmq-async[spark]'. The page "Command line" of the
+  documentation has them too."""
 
 
 @click.group(
@@ -49,6 +56,9 @@ def _pipeline(name: str, summary: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
     def command(arguments: tuple[str, ...]) -> int:
+        if {"--help", "-h"}.intersection(arguments) and not is_installed(_NEEDED):
+            click.echo(_SHORT_HELP.format(name=name, summary=summary))
+            return 0
         needs_spark()
         module = import_module(f"rmq_async.spark.pipelines.{name.replace('-', '_')}")
         code: int = module.main(arguments)

@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import TypeVar
 
 from rmq_protocol.constants import RequestCode
+from rmq_protocol.errors import shown
 
 from .arguments import check_number, check_whole
 
@@ -55,6 +56,9 @@ class FailureScript:
         check_whole("n", n)
         if n < 0:
             raise ValueError(f"n must not be negative, it is {n}")
+        _check_code("code", code, "ResponseCode.SYSTEM_BUSY")
+        if request is not None:
+            _check_code("request", request, "RequestCode.PULL_MESSAGE")
         failure = Failure(int(code), n, None if request is None else int(request))
         if n == 0:
             self._failures = [each for each in self._failures if each.request != request]
@@ -200,3 +204,8 @@ def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
     waiting.clear()
     waiting.extend(mixed[number:])
     return deque(mixed[:number])
+
+
+def _check_code(name: str, code: object, example: str) -> None:
+    if isinstance(code, bool) or not isinstance(code, int):
+        raise TypeError(f"{name} must be a number, such as {example} (of rmq_protocol.constants), not {shown(code)}")

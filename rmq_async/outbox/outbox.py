@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sqlalchemy import MetaData
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 
 from rmq_protocol.errors import shown
@@ -117,8 +118,16 @@ class Outbox(Startable):
         does. ``delay`` counts from now. A message with a sharding key is sent after those of its key and topic that were added
         before it. All copies have the row's ``unique_id``: the message's own if it has one.
 
-        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, and the errors of the database.
+        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, ConfigError for a missing table, and the
+        errors of the database.
         """
+        try:
+            return await self._add(session, message)
+        except (ProgrammingError, OperationalError) as error:
+            self._store.check_is_there(error)
+            raise
+
+    async def _add(self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection, message: Message) -> int:
         if isinstance(session, async_scoped_session):
             session = session()
         relay = self._relay

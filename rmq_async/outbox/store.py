@@ -117,9 +117,13 @@ class Store:
             async with self._engine.connect() as connection:
                 await connection.execute(self.statements.probe)
         except (ProgrammingError, OperationalError) as error:
-            reason = reason_of(error)
-            if "no such" not in reason and "does not exist" not in reason:
-                raise
+            self.check_is_there(error)
+            raise
+
+    def check_is_there(self, error: ProgrammingError | OperationalError) -> None:
+        """Raises ConfigError if the table is missing or lacks a column, which is what ``error`` says then."""
+        reason = reason_of(error)
+        if "no such" in reason or "has no column" in reason or "does not exist" in reason:
             raise ConfigError(
                 f"table {self._table.fullname} is not there as it should be ({reason}); await outbox.create_table() makes it"
             ) from error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, Unpack
 
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.validation import check_topic
@@ -18,7 +18,7 @@ from ..results import BatchSendResult, SendResult
 from ..timeouts import FOR_EVER, checked_timeout
 from .admission import finished
 from .calls import deliver
-from .config import ProducerConfig
+from .config import ProducerConfig, ProducerOptions
 from .fast_path import SendMethods
 from .recall import recall
 from .request_reply import reply, request
@@ -39,6 +39,17 @@ class Producer(SendMethods):
 
     Producers, consumers and admins with equal client settings share connections, routes and heartbeats.
     """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        client: ClientConfig | None = None,
+        config: ProducerConfig | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        super().__init__(group, namesrv=namesrv, client=client, config=config, **options)
 
     async def send_batch(
         self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None

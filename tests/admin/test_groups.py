@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, MessageQueue, Producer
+from rmq_async.admin.group_offsets import look_pauses
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import (
     BrokerError,
@@ -258,6 +260,29 @@ async def test_resend_dead_letters_sends_each_once(server: EmbeddedRocketMQ, adm
     }
     assert (await admin.group_lag("billing")).messages == 5
     assert len(handled) == 5
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+async def test_resend_dead_letters_compresses_what_was_compressed(server: EmbeddedRocketMQ, admin: Admin, kind: str) -> None:
+    body = b"bad" + bytes(5 << 20)  # above the broker's limit, unless it is compressed
+    async with Producer("orders", namesrv=server.namesrv, compress_type=kind, max_message_size=6 << 20) as producer:
+        await producer.send(Message("OrderTopic", body))
+    await send(server, b"bad and plain")
+    consumer, _ = worker(server)
+    async with consumer:
+        await consumer.wait_settled(2)
+    assert await admin.resend_dead_letters("billing") == 2
+    again = server.messages("OrderTopic")
+    assert sorted(len(message.body) for message in again) == [13, 13, len(body), len(body)]
+    for message in again:
+        small = len(message.body) == 13
+        assert message.body.startswith(b"bad")
+        assert (message.store_size < 100_000, bool(message.sys_flag & 0x700)) == (True, not small)
+
+
+def test_a_reset_looks_less_and_less_often() -> None:
+    pauses = [*islice(look_pauses(), 8)]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
 
 
 async def test_resend_dead_letters_ends_beside_a_member_that_dead_letters_them_again(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import signal
 import threading
 from typing import Any
 
@@ -12,7 +14,7 @@ from rmq_async.cli.bench.figures import Histogram, Part, failed, merged, percent
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
-from .support import Ended, Rmq, one_line, rmq
+from .support import Ended, Rmq, end, one_line, rmq, start
 
 TOPIC = "Bench"
 
@@ -141,3 +143,20 @@ def test_texts_of_failures_are_bounded() -> None:
     assert len(failures) == 21
     assert failures["ValueError: id 0"] == 2
     assert sum(failures.values()) == 200
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_a_signal_ends_it_with_the_figures_so_far(
+    number: signal.Signals, code: int, processes: str, server: EmbeddedRocketMQ
+) -> None:
+    arguments = ("--topic", f"Ended{code}{processes}", "--create", "--in-flight", "4", "--processes", processes, "--json")
+    process = await start("bench", *arguments, "--namesrv", server.namesrv, "--warm-up", "0.1", "--seconds", "600")
+    assert process.stdout is not None
+    assert b"progress" in await asyncio.wait_for(process.stdout.readline(), 30)
+    process.send_signal(number)
+    ended = await end(process)
+    assert (ended.code, ended.err) == (code, "")
+    found = result_of(ended)
+    assert 0 < found["acknowledged"] == found["stored"]
+    assert 0 < found["seconds"] < 30

@@ -9,10 +9,11 @@ import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from time import time
+from time import monotonic, time
 
 import pytest
 
+from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
@@ -214,16 +215,38 @@ async def test_lines_are_sent_as_they_come_and_a_bad_one_is_named(server: Embedd
     assert "line 2" in one_line(ended.err)
 
 
-async def test_following_goes_on_until_ctrl_c(server: EmbeddedRocketMQ, rmq_here: Rmq) -> None:
-    await asyncio.to_thread(rmq_here, "send", "Followed", "--body", "x")
-    process = await start("pull", "Followed", "--follow", "--namesrv", server.namesrv)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_following_goes_on_until_a_signal(
+    number: signal.Signals, code: int, server: EmbeddedRocketMQ, rmq_here: Rmq
+) -> None:
+    topic = f"Followed{code}"
+    await asyncio.to_thread(rmq_here, "send", topic, "--body", "x")
+    process = await start("pull", topic, "--follow", "--namesrv", server.namesrv)
     assert process.stdout is not None
     assert await asyncio.wait_for(process.stdout.readline(), 30) == b"x\n"
-    await asyncio.to_thread(rmq_here, "send", "Followed", "--body", "y")
+    await asyncio.to_thread(rmq_here, "send", topic, "--body", "y")
     assert await asyncio.wait_for(process.stdout.readline(), 30) == b"y\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     ended = await end(process)
-    assert (ended.code, ended.out, ended.err) == (130, "", "")
+    assert (ended.code, ended.out, ended.err) == (code, "", "rmq: 2 messages\n")
+
+
+async def test_a_second_signal_ends_it_at_once(rmq_here: Rmq) -> None:
+    async with EmbeddedRocketMQ() as server:
+        async with Producer("p", namesrv=server.namesrv) as producer:
+            await producer.send(Message("Twice", b"x"))
+        process = await start("pull", "Twice", "--follow", "--namesrv", server.namesrv)
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), 30) == b"x\n"
+        server.stall()  # the command's stop waits for its answers
+        process.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.2)
+        began = monotonic()
+        process.send_signal(signal.SIGINT)
+        ended = await end(process)
+        assert monotonic() - began < 0.5
+        assert (ended.code, ended.err) == (130, "")
+        server.resume()
 
 
 async def test_ctrl_c_ends_waiting_for_a_line(server: EmbeddedRocketMQ) -> None:

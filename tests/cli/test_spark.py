@@ -60,3 +60,11 @@ async def test_help_and_wrong_names_need_no_spark() -> None:
     ended = await rmq(command=program("pyspark", "spark"))
     assert (ended.code, ended.out) == (2, "")
     assert "Commands:" in ended.err
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+async def test_help_of_a_pipeline_without_the_extra(option: str) -> None:
+    ended = await rmq(command=program("pyspark", "spark", "load", option))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("Usage: rmq spark load")
+    assert "pip install 'rmq-async[spark]'" in ended.out

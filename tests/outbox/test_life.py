@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from rmq_async import ClientStateError, ConfigError, ForkedError, Message, Producer, WrongLoopError
@@ -387,10 +387,16 @@ async def test_a_table_that_is_missing_or_another_one_is_reported(engine: AsyncE
     outbox = Outbox(engine, producer, table=table)
     with pytest.raises(ConfigError, match=f"table {table} is not there as it should be"):
         await outbox.start()
+    with pytest.raises(ConfigError, match=f"table {table} is not there as it should be"):
+        async with AsyncSession(engine) as session, session.begin():
+            await outbox.add(session, Message("T", b"x"))
     async with engine.begin() as connection:
         await connection.execute(text(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY)"))
     with pytest.raises(ConfigError, match="create_table"):
         await outbox.start()
+    with pytest.raises(ConfigError, match="create_table"):
+        async with engine.begin() as connection:
+            await outbox.add(connection, Message("T", b"x"))
     await outbox.stop()  # harmless
 
 

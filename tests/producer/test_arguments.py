@@ -220,3 +220,11 @@ async def test_recall_refused_by_a_broker(rocketmq: EmbeddedRocketMQ) -> None:
         with pytest.raises(errors.BrokerError) as caught:
             await producer.recall(TOPIC, sent.recall_handle)
         assert "recallMessageEnable" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "given"), [(Producer, ()), (Producer, ("group", "name-server:9876")), (PullConsumer, ()), (Admin, ("x",))]
+)
+def test_a_missing_or_extra_argument_names_the_class_of_the_user(owner: type[Any], given: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match=rf"^{owner.__name__}\.__init__\(\)"):
+        owner(*given)

@@ -11,10 +11,10 @@ import click
 
 from rmq_async import Admin, ClientConfig, ProducerConfig, RocketMQError, TopicNotFoundError
 
-from ..options import ClientOptions, client_config, client_options, pass_options, run
+from ..options import ClientOptions, client_config, client_options, exit_code_of, pass_options, run
 from ..output import Output
 from .figures import merged
-from .load import MODES, LoadSettings
+from .load import MODES, Ending, LoadSettings
 from .processes import run_processes
 from .report import BenchResult, print_result
 
@@ -112,17 +112,19 @@ def bench(options: _BenchOptions) -> int:
     Stored messages are counted by the queues' offsets before and after, so messages of other producers count too.
 
     Progress goes to stderr once a second, with --json to stdout. Exit code 1 if a send failed, or if fewer messages were stored
-    than acknowledged; one-way messages that a broker dropped are reported and are no failure.
+    than acknowledged; one-way messages that a broker dropped are reported and are no failure. SIGINT and SIGTERM end it early, with
+    the figures so far.
     """
     options.check()
     settings, topic, processes = options.load(), options.topic, options.processes
     client = client_config(options.namesrv, options.timeout)
     output = Output(as_json=options.as_json)
     before = run(_offsets_before(client, topic, options.queues if options.create else None))
-    progress = _Progress(output, monotonic())
-    whole = merged(run_processes(settings, client, processes, progress.report))
+    progress, ending = _Progress(output, monotonic()), Ending()
+    whole = merged(run_processes(settings, client, processes, progress.report, ending))
     stored = None if before is None else run(_stored(client, topic, before, whole.total))
-    return print_result(output, BenchResult(settings, processes, whole, stored))
+    code = print_result(output, BenchResult(settings, processes, whole, stored))
+    return code or (exit_code_of(ending.number) if ending.number else 0)
 
 
 async def _offsets_before(client: ClientConfig, topic: str, create_queues: int | None) -> int | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter, process_time
@@ -17,10 +18,12 @@ from typing import Any, Final
 
 from rmq_async import ClientConfig, Message, Producer
 
+from ..options import exit_code_of
 from .figures import Histogram, Part, failed
 
-__all__ = ["MODES", "LoadSettings", "run_load"]
+__all__ = ["MODES", "SIGNALS", "Ending", "LoadSettings", "run_load"]
 
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 1024}
 """Calls in flight, unless an option gives another number."""
 GROUP: Final = "rmq_bench"
@@ -47,6 +50,21 @@ class LoadSettings:
     seconds: float
     messages: int | None
     warm_up: float
+
+
+class Ending:
+    """The signal that has ended a load early, if any. A second one ends the process at once, but one that shares the load: its
+    parent ends that."""
+
+    def __init__(self, *, shares: bool = False) -> None:
+        self.number = 0
+        self._shares = shares
+
+    def received(self, number: int, ended: asyncio.Event) -> None:
+        if self.number and not self._shares:
+            os._exit(exit_code_of(number))
+        self.number = self.number or number
+        ended.set()
 
 
 @dataclass
@@ -79,8 +97,12 @@ class _State:
             self.latencies.add(perf_counter() - began)
 
 
-async def run_load(settings: LoadSettings, client: ClientConfig, report: Report) -> Part:
-    """Sends and counts. Raises what starting and stopping the producer raises; failed sends are counted."""
+async def run_load(settings: LoadSettings, client: ClientConfig, report: Report, ending: Ending) -> Part:
+    """Sends and counts, up to the end or to a signal. Raises what starting and stopping the producer raises; failed sends are
+    counted."""
+    ended = asyncio.Event()
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, ending.received, number, ended)
     limit = max(65535, settings.in_flight * settings.batch)
     adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
     producer = Producer(
@@ -92,28 +114,39 @@ async def run_load(settings: LoadSettings, client: ClientConfig, report: Report)
         **adaptive,
     )
     async with producer:
-        return await _measured(settings, _State(settings.messages), producer, report)
+        return await _measured(settings, _State(settings.messages), producer, report, ended)
 
 
-async def _measured(settings: LoadSettings, state: _State, producer: Producer, report: Report) -> Part:
+async def _measured(settings: LoadSettings, state: _State, producer: Producer, report: Report, ended: asyncio.Event) -> Part:
     workers = [asyncio.ensure_future(each) for each in _workers(settings, state, producer)]
+    ending = asyncio.ensure_future(ended.wait())
     reporting = asyncio.ensure_future(_report_progress(state, report))
     try:
         if settings.warm_up:
-            await asyncio.wait(workers, timeout=settings.warm_up)
+            await _all_or_first(workers, ending, settings.warm_up)
         state.recording = True
         count, began, cpu = state.count, perf_counter(), process_time()
-        await asyncio.wait(workers, timeout=settings.seconds if settings.messages is None else None)
+        await _all_or_first(workers, ending, settings.seconds if settings.messages is None else None)
         messages, seconds, cpu = state.count - count, perf_counter() - began, process_time() - cpu
         state.recording, state.stop = False, True
         await asyncio.gather(*workers)
     finally:
-        for task in (*workers, reporting):
+        for task in (*workers, reporting, ending):
             task.cancel()
-        await asyncio.wait([*workers, reporting])
+        await asyncio.wait([*workers, reporting, ending])
     return Part(
         messages, seconds, cpu, state.count, state.failures, dict(state.latencies.counts), state.latencies.longest
     )  # fmt: skip
+
+
+async def _all_or_first(workers: Iterable[Awaitable[None]], ending: asyncio.Future[Any], timeout: float | None) -> None:
+    """Waits for all workers or for the signal, up to ``timeout`` seconds."""
+    working = asyncio.ensure_future(asyncio.wait([*workers]))  # type: ignore[type-var]
+    try:
+        await asyncio.wait([working, ending], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
 
 
 async def _report_progress(state: _State, report: Report) -> None:

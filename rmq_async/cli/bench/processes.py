@@ -1,12 +1,18 @@
 """Runs several sending processes at the same time, each with a producer of its own; a single one sends in this process.
 
 They are forked before any loop runs here, so that certificates and credentials need not pass through arguments. Each reports its
-progress, and at the end its counts, through a pipe. All of them have ended when this returns, also after an error.
+progress, and at the end its counts, through a pipe; after a signal these are the counts so far. All of them have ended when this
+returns, also after an error.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -14,18 +20,18 @@ from typing import Any
 import rmq_async
 from rmq_async import ClientConfig, RocketMQError
 
-from ..options import run
+from ..options import interrupted_by, run
 from .figures import Part
-from .load import LoadSettings, Report, run_load
+from .load import SIGNALS, Ending, LoadSettings, Report, run_load
 
 __all__ = ["run_processes"]
 
 
-def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report) -> list[Part]:
+def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report, ending: Ending) -> list[Part]:
     """Shares ``settings.messages`` among the processes and returns their counts. Raises RocketMQError as soon as one of them
-    cannot send at all."""
+    cannot send at all, Interrupted for a second signal."""
     if number == 1:
-        return [run(run_load(settings, client, report))]
+        return [run(run_load(settings, client, report, ending))]
     context = multiprocessing.get_context("fork")
     children: dict[Connection, Any] = {}
     try:
@@ -35,13 +41,37 @@ def run_processes(settings: LoadSettings, client: ClientConfig, number: int, rep
             child.start()
             theirs.close()
             children[ours] = child
-        return _collected(children, report)
+        with _ended_by_signal(children.values(), ending):
+            return _collected(children, report)
     finally:
         for pipe, child in children.items():
-            child.terminate()
+            child.kill()
             child.join()
             child.close()
             pipe.close()
+
+
+@contextmanager
+def _ended_by_signal(children: Iterable[Any], ending: Ending) -> Iterator[None]:
+    """Passes a first signal on to the children. Raises Interrupted at a second one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, _: object) -> None:
+        if ending.number:
+            raise interrupted_by(number)
+        ending.number = number
+        for child in children:
+            if child.is_alive():
+                os.kill(child.pid, signal.SIGTERM)
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _share(settings: LoadSettings, number: int, of: int) -> LoadSettings:
@@ -84,7 +114,8 @@ def _code(child: Any) -> object:
 
 def _child(settings: LoadSettings, client: ClientConfig, pipe: Connection) -> None:
     try:
-        pipe.send(rmq_async.run(run_load(settings, client, lambda count, failed: pipe.send((count, failed)))))
+        ending = Ending(shares=True)
+        pipe.send(rmq_async.run(run_load(settings, client, lambda count, failed: pipe.send((count, failed)), ending)))
     except KeyboardInterrupt:
         pass
     except Exception as error:  # noqa: BLE001 - the parent prints it, in one line
