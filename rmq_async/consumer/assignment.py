@@ -129,6 +129,7 @@ class Assignment:
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         held.committed = committed
         self.held[queue] = held
+        self._intake.marks.take_over(queue, offset)
         logger.info("%s is read from offset %d on", shown, offset)
         if "on_assigned" not in self.callbacks:
             self._begin_pulls(held)
