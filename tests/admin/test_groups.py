@@ -315,3 +315,46 @@ async def test_groups_in_a_namespace_have_the_users_names(server: EmbeddedRocket
         assert {queue.topic for queue in (await admin.group_lag("billing", "OrderTopic")).queues} == {"OrderTopic"}
     async with Admin(namesrv=server.namesrv) as admin:
         assert "shop%billing" in await admin.groups()
+
+
+# -- everything at once
+
+
+async def test_overview_shows_names_of_its_namespace_only(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    async with Admin(namesrv=server.namesrv, namespace="shop") as inside:
+        await inside.create_topic("OrderTopic", queues=1)
+        async with Producer("p", namesrv=server.namesrv, namespace="shop") as producer:
+            for _ in range(3):
+                await producer.send(Message("OrderTopic", b"x"))
+        async with Consumer("billing", namesrv=server.namesrv, namespace="shop", topics="OrderTopic", start_from="earliest"):
+            seen = await inside.overview()
+            outside = await admin.overview(topics=["Order*", "shop*"], groups="shop*")
+    assert [*seen.topics] == ["OrderTopic"]
+    assert {queue.topic for queue in seen.topics["OrderTopic"]} == {"OrderTopic"}
+    (group,) = seen.groups.values()
+    assert ([*seen.groups], group.lag.messages, group.lag.retries, len(group.members)) == (["billing"], 3, 0, 1)
+    assert {queue.topic for queue in group.lag.queues} == {"OrderTopic"}
+    assert [*outside.topics] == ["OrderTopic", "shop%OrderTopic"]
+    assert [*outside.groups] == ["shop%billing"]
+
+
+async def test_overview_names_a_broker_that_does_not_respond_and_goes_on(server: EmbeddedRocketMQ) -> None:
+    async with Admin(namesrv=server.namesrv, request_timeout=0.3) as admin:
+        await admin.create_topic("OrderTopic", queues=1)
+        whole = await admin.overview(system=True)
+        server.stall("broker-b")
+        seen = await admin.overview()
+        server.resume("broker-b")
+    assert "TBW102" in whole.topics
+    assert (seen.brokers["broker-a"].problem, seen.brokers["broker-a"].version) == (None, "V5_5_0")
+    assert "no answer" in (seen.brokers["broker-b"].problem or "")
+    assert {queue.broker_name for queue in seen.topics["OrderTopic"]} == {"broker-a"}
+
+
+async def test_overview_gives_the_time_of_the_oldest_message(server: EmbeddedRocketMQ, admin: Admin) -> None:
+    await send(server, *(b"%d" % number for number in range(4)))
+    async with Consumer("billing", namesrv=server.namesrv, topics="OrderTopic", start_from="earliest"):
+        seen = await admin.overview()
+    assert seen.groups["billing"].oldest_store_time_ms in {message.store_time_ms for message in server.messages("OrderTopic")}
+    await admin.reset_offsets("billing", "OrderTopic", "latest")
+    assert (await admin.overview()).groups["billing"].oldest_store_time_ms is None

@@ -98,7 +98,8 @@ class _Top:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = WIDTH
         async with Admin(client=self._config) as admin:
-            if console.is_terminal and not self._options.once and not self._options.as_json:
+            is_live = console.is_terminal and not console.is_dumb_terminal
+            if is_live and not self._options.once and not self._options.as_json:
                 await self._live(admin, console)
             else:
                 await self._print(admin, console)
