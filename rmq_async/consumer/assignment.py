@@ -128,6 +128,7 @@ class Assignment:
         shown = self._instance.names.shown_queue(queue)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         held.committed = committed
+        self._intake.marks.taken_over(queue, committed)
         self.held[queue] = held
         self._intake.marks.take_over(queue, offset)
         logger.info("%s is read from offset %d on", shown, offset)
@@ -282,6 +283,7 @@ class Assignment:
         """Called when a queue has left this member."""
         self.leaving.pop(held, None)
         self._abandoned.pop(held, None)
+        self._intake.marks.given_up(held.queue, held.committed)
         self._intake.withdraw_waiting(held)
         self.dispatcher.forget(held)
 

@@ -3,6 +3,7 @@
 Brokers do not say so: offsets begin at 0 again, and a member that goes on at its old one would leave messages out. But the messages
 of a queue are stored in the order of their offsets. So a queue was made anew if its first message was stored after one that was
 read at the same offset or a higher one. A broker that says for a moment that it does not know a topic has kept its first message.
+What this member has read says nothing where others have read the queue since: they may have begun anew already.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ class ReadMarks:
     ``doubted``: queues that are to be looked at before an answer of a pull is believed.
     """
 
-    __slots__ = ("_marks", "doubted")
+    __slots__ = ("_left_at", "_marks", "doubted")
 
     def __init__(self) -> None:
         self._marks: dict[MessageQueue, tuple[int, int]] = {}
+        self._left_at: dict[MessageQueue, int | None] = {}
+        """The committed offset of queues that were given up."""
         self.doubted: set[MessageQueue] = set()
 
     def read(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
@@ -55,7 +58,18 @@ class ReadMarks:
     def forget(self, queue: MessageQueue) -> None:
         """Forgets a queue whose messages up to the mark are gone."""
         self._marks.pop(queue, None)
+        self._left_at.pop(queue, None)
         self.doubted.discard(queue)
+
+    def given_up(self, queue: MessageQueue, committed: int | None) -> None:
+        """Notes the offset that this member has committed last of a queue which goes to another one."""
+        if queue in self._marks:
+            self._left_at[queue] = committed
+
+    def taken_over(self, queue: MessageQueue, committed: int | None) -> None:
+        """Forgets a queue that comes back with another committed offset: other members have read it."""
+        if queue in self._left_at and self._left_at.pop(queue) != committed:
+            self.forget(queue)
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
         """Asks the broker whether a queue was made anew since it was read. Raises the errors of the requests."""

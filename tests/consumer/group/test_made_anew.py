@@ -169,3 +169,16 @@ def test_marks_are_bounded_with_their_doubts(monkeypatch: pytest.MonkeyPatch) ->
         marks.read(queue, [read(0, 1)])
         marks.doubt([queue])
     assert marks.doubted == set(queues[2:])
+
+
+async def test_mark_says_nothing_after_other_members_have_read_the_queue(broker: SimpleNamespace) -> None:
+    """They have begun anew already: simulated seed 100009 of groups."""
+    broker.stored, broker.offset = 101, 0
+    for committed, anew in ((8, True), (125, False), (3, False), (None, False)):
+        marks = ReadMarks()
+        marks.read(QUEUE, [read(7, 100)])
+        marks.doubt([QUEUE])
+        marks.given_up(QUEUE, 8)
+        marks.taken_over(QUEUE, committed)
+        assert (QUEUE in marks.doubted) is anew
+        assert await marks.made_anew(NO_INSTANCE, QUEUE) is anew
