@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ..faults import KINDS
 from .arranged_groups import ARRANGED_GROUPS
+from .broadcasts import BROADCASTS
 from .groups import GROUPS
 from .hardships import HARDSHIPS
 from .services import CALM, Cluster
@@ -21,7 +22,7 @@ PATIENCE: Final = 120.0
 """Virtual seconds after the end of a scenario within which its services end."""
 
 
-SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS})
+SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS})
 """By name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
 """Kinds of faults that fail no call."""
@@ -87,9 +88,10 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         **{
             name: Scenario((workload.__doc__ or "").partition("\n")[0], (name,))
             for name, workload in SERVICES.items()
-            if name not in ("requests", "replies", "reading", "returning", "beside")
+            if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast")
         },
         "requests": Scenario("sends requests to a service that replies", ("requests", "replies")),
+        "broadcast": Scenario("members that each handle all messages of a topic", ("plain", "broadcast")),
         "reading": Scenario("reads a topic while it is written", ("plain", "reading")),
         "beside": Scenario("sends beside a broker that fails, to one that does not", ("beside",), kinds=HARMLESS),
         "returning": Scenario("reads a topic whose queues come and go", ("resized", "returning")),

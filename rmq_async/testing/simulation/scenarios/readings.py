@@ -13,7 +13,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from ....consumer import PullConsumer
 from .services import Cluster, Workload, serve
 
-__all__ = ["READINGS", "Reading"]
+__all__ = ["READINGS", "Reading", "Stocked"]
 
 TAG: Final = "a"
 """The tag of half of the messages of ``plain``."""

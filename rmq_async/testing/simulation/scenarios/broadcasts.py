@@ -1,0 +1,130 @@
+"""Broadcast members: each handles all messages of a topic, goes on where it was when it starts again, and shares nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol
+
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ....consumer import Consumer, Retry
+from ....errors import RocketMQError
+from ..chance import exponential
+from .groups import Staffed
+from .readings import Stocked
+from .services import AGAIN, CALM, Workload
+
+__all__ = ["BROADCASTS"]
+
+TOPIC: Final = "Plain"
+ATTEMPTS: Final = 3
+LONGEST_CALL: Final = 1.5
+"""Seconds of a handler call at most: less than ``handover_timeout``, so that a stop cancels none."""
+CAUGHT_UP_WITHIN: Final = 60.0
+"""Seconds after the calm in which each member handles what is left."""
+
+
+class Listening(Stocked, Staffed, Protocol):
+    """A simulation with machines of members whose brokers can be looked into."""
+
+
+class _Listener:
+    """One member, from the first of its lives to the last one, and its store of positions.
+
+    ``handled``: by place and unique id, what this life has handled with success; ``over``: places that a life has settled.
+    """
+
+    def __init__(self, cluster: Listening, name: str, until: float) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._until = until
+        self._chance = cluster.generator(name)
+        self._positions: dict[MessageQueue, int] = {}
+        self._handled: Counter[tuple[MessageQueue, int, str]] = Counter()
+        self._attempts: Counter[tuple[MessageQueue, int, str]] = Counter()
+        self._over: set[tuple[MessageQueue, int, str]] = set()
+
+    async def load(self, topic: str) -> Mapping[MessageQueue, int]:
+        return self._positions
+
+    async def save(self, positions: Mapping[MessageQueue, int], /) -> None:
+        await asyncio.sleep(self._chance.random() * 0.05)
+        self._positions = dict(positions)
+
+    async def run(self) -> None:
+        """Lives one life after the other; in the last one it handles all that is left."""
+        cluster, chance = self._cluster, self._chance
+        order: Literal["queue"] | None = chance.choice((None, "queue"))
+        options: dict[str, Any] = {
+            "route_poll_interval": 10.0,
+            "start_from": "earliest",
+            "concurrency": chance.choice((1, 4, 16)),
+            "max_span": chance.choice((16, 2000)),
+            "pull_size": chance.choice((1, 32)),
+            "retry": Retry(limit=ATTEMPTS - 1, delays=(1,)),
+        }
+        while True:
+            consumer = Consumer("listeners", namesrv=cluster.namesrv, broadcast=self, **options)
+            consumer.subscribe(TOPIC, partial(self._handle, chance), order=order)
+            self._handled.clear()
+            self._attempts.clear()
+            last = False
+            try:
+                async with consumer:
+                    end = cluster.now + exponential(chance, 60.0)
+                    await asyncio.sleep(max(min(end, self._until) - cluster.now, 1.0))
+                    if last := cluster.now >= self._until:
+                        await cluster.calm(CALM)
+                        await self._catch_up()
+            except (RocketMQError, TimeoutError):
+                await asyncio.sleep(AGAIN)
+            if last:
+                return
+            await asyncio.sleep(exponential(chance, 5.0))
+
+    async def _handle(self, chance: Random, message: MessageExt) -> None:
+        place = message.queue, message.queue_offset, message.msg_id
+        self._attempts[place] += 1
+        await asyncio.sleep(min(exponential(chance, 0.1), LONGEST_CALL))
+        if chance.random() < 0.03:
+            if self._attempts[place] == ATTEMPTS:
+                self._over.add(place)
+            raise ValueError("drawn")
+        self._over.add(place)
+        self._handled[place] += 1
+        if self._handled[place] > 1:
+            self._cluster.violation(f"repeated: {self._name} has handled {message.msg_id} of {message.queue} twice in one life")
+
+    async def _catch_up(self) -> None:
+        """Waits until nothing is left, and reports what is."""
+        end = self._cluster.now + CAUGHT_UP_WITHIN
+        while (left := self._left()) and self._cluster.now < end:  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(AGAIN)
+        for queue, offset, msg_id in left[:3]:
+            self._cluster.violation(
+                f"unheard: {self._name} has not handled {msg_id}, offset {offset} of {queue}; {len(left)} are left"
+            )
+
+    def _left(self) -> list[tuple[MessageQueue, int, str]]:
+        cluster, left = self._cluster, []
+        for queue, end in cluster.held_to(TOPIC).items():
+            for offset in range(max(cluster.oldest(queue), cluster.taken(queue) + 1), end):
+                message = cluster.held(queue, offset)
+                if message is not None and (queue, offset, message.msg_id) not in self._over:
+                    left.append((queue, offset, message.msg_id))
+        return left
+
+
+async def broadcast(cluster: Listening, until: float) -> None:
+    """Two members that stop and start again handle all messages of a topic, each of them."""
+    names = ("listener-1", "listener-2")
+    await asyncio.gather(*(cluster.machine(name).run(_Listener(cluster, name, until).run) for name in names))
+
+
+BROADCASTS: Final[Mapping[str, Workload]] = MappingProxyType({"broadcast": broadcast})  # type: ignore[dict-item]
+"""By name, which is also that of the machine that starts the members."""
