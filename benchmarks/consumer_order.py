@@ -2,7 +2,8 @@
 
 One line of JSON for each run; exit code 1 where one breaks its promise. What the runs are is in tests/cluster/group_order.py.
 
-- ``key``: one queue, 1,000 keys, handlers of 10 ms, order by key, beside handlers without order. No key overlaps or goes back.
+- ``key``: one queue, 1,000 keys, handlers of 10 ms, order by key, beside handlers without order, empty ones, and tasks of asyncio
+  alone that sleep as long. No key overlaps or goes back.
 - ``changes``: order by key; members join and stop, 2 % of the attempts fail. Nothing is lost or repeated, each key is in order.
 - ``java``: order by queue beside an orderly Java member, and kills of ours. One call of a queue at a time, nothing lost.
 
@@ -32,7 +33,7 @@ Result = tuple[bool, Record]
 
 
 async def by_key(real: RealCluster, directory: Path, given: argparse.Namespace) -> Result:
-    found = await key_rates(real, 20_000, 1000, 0.01, given.rounds, 200, 4000)
+    found = await key_rates(real, given.messages, 1000, 0.01, given.rounds, given.concurrency, 4000, body=given.body)
     return found.overlaps == found.backwards == 0, msgspec.to_builtins(found)
 
 
@@ -76,6 +77,9 @@ if __name__ == "__main__":
     parser.add_argument("--version", default=DEFAULT_VERSION)
     parser.add_argument("--rate", type=float, default=200.0, help="messages a second of changes; java has half of it")
     parser.add_argument("--rounds", type=int, default=3, help="of key")
+    parser.add_argument("--concurrency", type=int, default=200, help="of key")
+    parser.add_argument("--messages", type=int, default=20_000, help="of key")
+    parser.add_argument("--body", type=int, default=0, help="bytes of a body of key, at least")
     parser.add_argument("--changes", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     sys.exit(run(main(parser.parse_args())))

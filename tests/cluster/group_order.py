@@ -9,7 +9,7 @@ import asyncio
 import random
 import signal
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from time import monotonic
 from uuid import uuid4
 
@@ -94,71 +94,124 @@ async def ordered_changes(
 
 
 class Rates(msgspec.Struct):
-    """Messages a second of one queue, by round. ``empty``: handlers without order that do nothing. ``unordered``: handlers that
-    take ``work`` seconds. ``ordered``: the same, by key. ``overlaps``, ``backwards``: of the ordered ones."""
+    """Messages a second of one queue, by round, from the first pull to the end of the last call. ``empty``: handlers without order
+    that do nothing. ``unordered``: handlers that take ``work`` seconds. ``ordered``: the same, by key. ``tasks``: as many tasks of
+    asyncio alone that sleep for ``work`` seconds, as many at a time. ``most``: what ``work`` and ``concurrency`` allow at best.
+    ``overlaps``, ``backwards``: of the ordered ones."""
 
     messages: int
     keys: int
     work: float
+    concurrency: int
+    body: int
+    most: float
     empty: list[float] = msgspec.field(default_factory=list)
     unordered: list[float] = msgspec.field(default_factory=list)
     ordered: list[float] = msgspec.field(default_factory=list)
+    tasks: list[float] = msgspec.field(default_factory=list)
     overlaps: int = 0
     backwards: int = 0
 
 
 async def key_rates(
-    real: RealCluster, messages: int, keys: int, work: float, rounds: int, concurrency: int, span: int
+    real: RealCluster,
+    messages: int,
+    keys: int,
+    work: float,
+    rounds: int,
+    concurrency: int,
+    span: int,
+    *,
+    body: int = 0,
 ) -> Rates:
-    """Reads one queue of ``messages`` messages with ``keys`` keys by new groups, the two kinds in turns."""
+    """Reads one queue of ``messages`` messages with ``keys`` keys by new groups, the kinds in turns. ``body``: bytes at least."""
     topic = f"rates-{uuid4().hex[:12]}"
     async with Admin(namesrv=real.namesrv) as admin:
         await admin.create_topic(topic, queues=1)
-    async with Producer(f"fills-{topic}", namesrv=real.namesrv, batching=True) as producer:
+    async with Producer(f"fills-{topic}", namesrv=real.namesrv, batching=True, compress_over=1 << 22) as producer:
         for first in range(0, messages, 1000):
             batch = [
-                Message(topic, b"%d" % number, sharding_key=f"key {number % keys}") for number in range(first, first + 1000)
+                Message(topic, (b"%d" % number).ljust(body, b" "), sharding_key=f"key {number % keys}")
+                for number in range(first, first + 1000)
             ]
             await asyncio.gather(*(producer.send(message) for message in batch))
-    found = Rates(messages, keys, work)
-    options = {"concurrency": concurrency, "max_span": span, "buffered_limit": span, "start_from": "earliest"}
-
-    async def empty(message: MessageExt) -> None:
-        """Does nothing."""
-
-    kinds = {"empty": empty, "unordered": _Watched(work), "ordered": _Watched(work)}
+    found = Rates(messages, keys, work, concurrency, body, concurrency / work)
+    kinds = {"empty": _Watched(0.0), "unordered": _Watched(work), "ordered": _Watched(work)}
     for turn in range(rounds):
         for kind in sorted(kinds, key=lambda kind: (list(kinds).index(kind) + turn) % 3):
-            consumer = Consumer(f"{topic}-{turn}-{kind}", namesrv=real.namesrv, **options)  # type: ignore[arg-type]
-            handler = kinds[kind]
-            if isinstance(handler, _Watched):
-                handler.last.clear()
-            consumer.subscribe(topic, handler, order="key" if kind == "ordered" else None)
-            async with consumer:
-                began, first = monotonic(), consumer.stats().handled
+            consumer = Consumer(
+                f"{topic}-{turn}-{kind}", namesrv=real.namesrv, concurrency=concurrency, max_span=span, buffered_limit=span
+            )
+            order = "key" if kind == "ordered" else None
+            consumer.subscribe(topic, kinds[kind].handler(messages), order=order)  # type: ignore[arg-type]
+            async with consumer:  # from the end of the queue, so that it has read nothing when the clock starts
+                consumer.pause()
+                (queue,) = [each for each in consumer.assignment if each.topic == topic]
+                await consumer.seek(queue, 0)
+                began = monotonic()
+                consumer.resume()
                 async with asyncio.timeout(120):
-                    while (handled := consumer.stats().handled) < messages:
-                        await asyncio.sleep(0.02)
-                rate = (handled - first) / (monotonic() - began)
-            getattr(found, kind).append(round(rate))
-    found.overlaps, found.backwards = kinds["ordered"].overlaps, kinds["ordered"].backwards  # type: ignore[union-attr]
+                    await kinds[kind].over.wait()
+            getattr(found, kind).append(round(messages / (monotonic() - began)))
+        found.tasks.append(round(messages / await _tasks_only(messages, work, concurrency)))
+    found.overlaps, found.backwards = kinds["ordered"].overlaps, kinds["ordered"].backwards
     return found
 
 
+async def _tasks_only(count: int, work: float, at_once: int) -> float:
+    """Returns the seconds that ``count`` tasks take which sleep."""
+    loop, over, left = asyncio.get_running_loop(), asyncio.Event(), count
+
+    async def one() -> None:
+        await asyncio.sleep(work)
+
+    def begin(_: object = None) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            loop.create_task(one()).add_done_callback(begin)
+        elif left == -at_once:
+            over.set()
+
+    began = monotonic()
+    for _ in range(at_once):
+        begin()
+    await over.wait()
+    return monotonic() - began
+
+
 class _Watched:
-    """A handler that takes ``work`` seconds, and looks whether its key is in order."""
+    """Handlers that take ``work`` seconds, and look whether their keys are in order; one that takes none only counts."""
 
     def __init__(self, work: float) -> None:
         self.work = work
         self.overlaps = self.backwards = 0
-        self.running: set[str] = set()
-        self.last: dict[str, int] = {}
+        self.over = asyncio.Event()
 
-    async def __call__(self, message: MessageExt) -> None:
-        key = message.sharding_key or ""
-        self.overlaps += key in self.running
-        self.backwards += message.queue_offset < self.last.get(key, -1)
-        self.last[key] = message.queue_offset
-        self.running.add(key)
-        await asyncio.sleep(self.work)
-        self.running.discard(key)
+    def handler(self, messages: int) -> Callable[[MessageExt], Coroutine[None, None, None]]:
+        """Returns a handler that sets ``over`` at the end of the last of ``messages`` calls."""
+        running: set[str] = set()
+        last: dict[str, int] = {}
+        left = messages
+        self.over.clear()
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self.over.set()
+
+        async def empty(message: MessageExt) -> None:
+            ended()
+
+        async def works(message: MessageExt) -> None:
+            key = message.sharding_key or ""
+            self.overlaps += key in running
+            self.backwards += message.queue_offset < last.get(key, -1)
+            last[key] = message.queue_offset
+            running.add(key)
+            await asyncio.sleep(self.work)
+            running.discard(key)
+            ended()
+
+        return works if self.work else empty
