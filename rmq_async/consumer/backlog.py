@@ -103,6 +103,9 @@ class Backlog:
             self.turns.move_to_end(held)
         else:
             del self.turns[held]
+        for item in taken:
+            if len(self.lines[item.held].ready) < item.held.wakes_below:
+                item.held.changed.set()
         if self._bucket is not None:
             self._bucket.take(len(taken))
         return tuple(taken)

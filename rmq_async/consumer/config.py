@@ -97,8 +97,9 @@ class ConsumerConfig:
     """How a group consumer works. Times are seconds, sizes bytes.
 
     ``concurrency``: handler calls at a time, of the whole consumer. ``buffered_limit``, ``buffered_bytes_limit``: messages and
-    bytes of bodies that are pulled and not settled, for the whole consumer. ``max_span``: offsets from the first unsettled message
-    of a queue to the last one pulled; it bounds what a crash repeats. ``pull_size``: messages that one pull asks for.
+    bytes of bodies that are pulled and not settled, for the whole consumer; no queue is pulled while so many of its messages wait
+    for a slot as two pulls bring, or two batches, or as there are slots. ``max_span``: offsets from the first unsettled message of
+    a queue to the last one pulled; it bounds what a crash repeats. ``pull_size``: messages that one pull asks for.
 
     ``start_from``: where a group without any committed offset for a topic starts: "latest", "earliest" or an aware datetime.
     ``out_of_range``: what to do about an offset whose message is deleted: go on with the first ("earliest") or after the last

@@ -78,6 +78,10 @@ class Dispatcher:
         """Returns whether messages of a queue wait, or an ordered one of it is in a call."""
         return any(self._lines_of(held))
 
+    def ready_of(self, held: HeldQueue) -> int:
+        """Returns how many messages of a queue wait for nothing but a slot."""
+        return sum([len(lines.ready) for lines in self._lines_of(held)])
+
     def has_ready(self, held: HeldQueue) -> bool:
         """Returns whether messages of a queue wait for nothing but a slot."""
         return any(lines.ready for lines in self._lines_of(held))
@@ -239,6 +243,8 @@ class Dispatcher:
             turns.move_to_end(held)
         else:
             del turns[held]
+        if len(lines.ready) < held.wakes_below:
+            held.changed.set()
         return item
 
     @property

@@ -40,6 +40,7 @@ class HeldQueue:
     __slots__ = (
         "announced", "changed", "committed", "committing", "cursor", "end", "ends", "error", "mean_size", "paused",
         "progress", "pulled_at", "queue", "returning", "running", "settled_at", "shown", "squeezed", "state", "subscription",
+        "wakes_below",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, shown: MessageQueue, subscription: Subscription | None, start: int) -> None:
@@ -69,8 +70,11 @@ class HeldQueue:
         """Whether the drain is over: of an ordered queue no call begins any more."""
         self.squeezed = False
         """Whether messages were dropped for lack of room: the next pull waits until no message that is left waits for a slot."""
+        self.wakes_below = 0
+        """The next pull waits until fewer messages than these wait for a slot; 0 where it does not wait for that."""
         self.changed = asyncio.Event()
-        """Set at the end of each call, for the one that waits for room in the span, or for the end of all calls."""
+        """Set at the end of each call, and when few messages wait for a slot, for the one that waits for room in the span, or for
+        the end of all calls."""
 
     def __repr__(self) -> str:
         return f"<HeldQueue {self.shown} {self.state.value} at {self.progress.watermark}>"

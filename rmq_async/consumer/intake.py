@@ -180,12 +180,14 @@ class Intake:
             held.cursor = min(held.cursor, held.progress.withdraw([message.queue_offset for message in dropped]))
             held.squeezed = held.squeezed and self.dispatcher.waits(held)
             self._give(dropped)
+            held.changed.set()  # its pulls may wait until fewer messages wait
         return bool(dropped)
 
     def withdraw_waiting(self, held: HeldQueue) -> list[MessageExt]:
         """Removes all messages of a queue that wait; they stay unsettled."""
         dropped = self.dispatcher.drop(held, failed=True)
         self._give(dropped)
+        held.changed.set()
         return dropped
 
     def withdraw_resting(self, held: HeldQueue, until: float) -> None:

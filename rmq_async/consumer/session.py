@@ -102,7 +102,13 @@ class Session:
         else:
             self.calls = calls = HandlerCalls(config.concurrency, settling, context)
             self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, calls.begin)
-        limits = PullLimits(config.pull_size, config.max_span, lambda: len(self.assignment.held))
+        limits = PullLimits(
+            config.pull_size,
+            config.max_span,
+            lambda: len(self.assignment.held),
+            config.max_span if self.by_hand is not None else most_ahead(config, subscriptions.values()),
+            self.dispatcher.ready_of,
+        )
         self.rebalance = self.member.rebalance(self._apply)
         pulling = Pulling(instance, group, limits, self.budget, self.intake.accept, self.intake.move, self._lost_route)
         self.assignment = Assignment(
@@ -421,6 +427,11 @@ class Session:
         """Renews the locks, and gives up the queues that another member has locked."""
         self.assignment.lose(await self.locks.renew())
         self.dispatcher.look_again()
+
+
+def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:
+    """Returns how many messages of a queue are to wait for slots: those of two pulls, and enough for all slots and two batches."""
+    return max(2 * config.pull_size, config.concurrency, *[2 * (each.batch_size or 1) for each in subscriptions])
 
 
 def _nothing() -> None:

@@ -49,14 +49,17 @@ IDLE_ANSWERS: Final = 10
 
 class PullLimits:
     """``size``: messages of one pull. ``span``: offsets from the watermark to the last pulled one. ``queues``: how many share the
-    room."""
+    room. ``ahead``: a queue of which so many messages wait for nothing but a slot is not pulled. More would not be handled sooner,
+    and what waits long has left the caches of the processor by then. ``ready``: how many of a queue do."""
 
-    __slots__ = ("queues", "size", "span")
+    __slots__ = ("ahead", "queues", "ready", "size", "span")
 
-    def __init__(self, size: int, span: int, queues: Callable[[], int]) -> None:
+    def __init__(self, size: int, span: int, queues: Callable[[], int], ahead: int, ready: Callable[[HeldQueue], int]) -> None:
         self.size = size
         self.span = span
         self.queues = queues
+        self.ahead = ahead
+        self.ready = ready
 
 
 class Pulling:
@@ -125,10 +128,11 @@ class Pulling:
             await self._moved(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Waits until the span allows another message; returns how many."""
+        """Waits until the span allows another message, and few wait for a slot; returns how many the span allows."""
         while True:
             room = self._limits.span - held.span
-            if room > 0 and not held.squeezed:
+            held.wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0
+            if room > 0 and not held.squeezed and not held.wakes_below:
                 return room
             held.changed.clear()
             await held.changed.wait()

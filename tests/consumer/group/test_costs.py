@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer
 from rmq_async.testing.threaded import ThreadedRocketMQ
 
@@ -24,7 +26,8 @@ LOOSE = 0.5
 """What runs meanwhile: commits, renewals. One more call for each message exceeds it."""
 
 
-async def test_calls_of_one_message() -> None:
+async def test_calls_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_async.consumer.session.most_ahead", lambda *_: MESSAGES)
     count, over, gate = 0, asyncio.Event(), asyncio.Event()
 
     async def handler(message: MessageExt) -> None:

@@ -138,7 +138,7 @@ async def test_waiting_for_a_rate_needs_no_timer_for_each_message(monkeypatch: p
         consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest")
         subscription = consumer.subscribe("T", seen, rate=0.01)
         async with consumer:
-            await until(lambda: consumer.stats().buffered > 400)
+            await until(lambda: consumer.stats().buffered > 200)
             monkeypatch.setattr(Dispatcher, "pump", counted)
             began = loop.time()
             subscription.rate = 1000
