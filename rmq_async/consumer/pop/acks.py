@@ -121,6 +121,7 @@ class _Line:
             if not self._gathered:
                 self._some.clear()
                 self._empty.set()
+                self._acks.errors.pop(self._broker, None)  # what was given up is counted, and logged
                 await self._some.wait()
             if len(self._gathered) < GATHER and not self._hurry:
                 self._full.clear()

@@ -19,17 +19,17 @@ MOST_AHEAD: Final = 2048
 
 
 class Credits:
-    """``slots``: messages in calls at a time. ``limit``, ``size_limit``: messages and bytes of bodies that may be held.
+    """``limit``, ``size_limit``: messages and bytes of bodies that may be held. ``sources``: how many share them.
 
     ``taken``, ``size``: messages and bytes that are held. ``reserved``: messages that pops under way may bring.
     """
 
-    __slots__ = ("_ended", "_measured_at", "_rate", "limit", "mean_size", "reserved", "size", "size_limit", "taken")
+    __slots__ = ("_ended", "_measured_at", "_rate", "limit", "mean_size", "reserved", "size", "size_limit", "sources", "taken")
 
     def __init__(self, limit: int, size_limit: int) -> None:
         self.limit = limit
         self.size_limit = size_limit
-        self.taken = self.size = self.reserved = 0
+        self.taken = self.size = self.reserved = self.sources = 0
         self.mean_size = 0.0
         """Running mean of the bodies, in bytes; 0 before the first."""
         self._ended = 0

@@ -1,7 +1,8 @@
 """The pops of one topic at one broker: one that the broker may hold, and others beside it while they bring messages.
 
-A broker whose messages are all given out is popped without credits, for one message at least, so that a consumer whose slots are
-taken by other brokers still hears of it. Others are popped for as many messages as there are credits.
+A broker whose messages are all given out is popped without credits, for its part of those that are free, and for one message at
+least: a consumer whose slots are taken by other brokers still hears of it, and a pop that is held keeps no credits from the others.
+They are popped for as many messages as there are credits, which they get in the order in which they wait.
 """
 
 from __future__ import annotations
@@ -190,8 +191,10 @@ class Popping:
 
     def freed(self, credits: Credits) -> None:
         """Called when credits were given back: sources that wait for some look again, the one first that has waited longest."""
-        for source in [*self._waiting.get(credits, ())]:
-            source.wake.set()
+        waiting = self._waiting.get(credits)
+        if waiting:
+            for source in [*waiting]:
+                source.wake.set()
 
     async def _credits(self, source: Source) -> int:
         """Waits until the source may be popped; returns for how many messages. Few credits wait for more for a moment."""
@@ -202,10 +205,10 @@ class Popping:
                 continue
             credits.measure(machine.monotonic())
             free = source.free()
+            if source.is_caught_up:
+                return max(min(free // credits.sources, self._size), 1)
             if free >= min(self._size, max(source.wanted() // 4, 1)) or (free > 0 and gathered):
                 return min(free, self._size)
-            if source.is_caught_up:
-                return max(free, 1)
             gathered = free > 0
             if gathered:
                 await self._wait(source, GATHER_TIME)
@@ -228,15 +231,15 @@ class Popping:
 
     async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
         """Pops once, and hands the messages on."""
-        core = self._core
-        source.credits.reserved += messages
+        core, reserved = self._core, 0 if source.is_caught_up else messages
+        source.credits.reserved += reserved
         source.under_way += 1
         if poll and core.knows_clock(source.broker):
             source.popped_at = machine.monotonic()
         try:
             popped = await core.receive(source.topic, source.broker, source.subscription, messages, poll)
         finally:
-            source.credits.reserved -= messages
+            source.credits.reserved -= reserved
             source.under_way -= 1
         source.rest = popped.rest
         if popped.messages or popped.corrupt:

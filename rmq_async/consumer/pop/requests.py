@@ -34,7 +34,7 @@ from ... import machine
 from ...broker_answers import broker_error
 from ...client import ClientInstance
 from ...errors import RequestTimeoutError, RocketMQError
-from ...transport import ConnectionPool, RequestHook, client_context
+from ...transport import CloseReason, ConnectionPool, RequestHook, client_context
 from ..subscription import Subscription
 
 __all__ = ["Changed", "Popped", "Requests", "Wanted"]
@@ -94,27 +94,31 @@ class Requests:
         self._group = group
         self._config = replace(instance.config, serialize_type="json")
         self.pool: ConnectionPool
+        self._others = instance.pool
+        self._made: list[ConnectionPool] = []
         self._hooks: Sequence[RequestHook] = ()
 
     async def open(self, hooks: Sequence[RequestHook]) -> None:
         """Makes the pool. ``hooks``: of the consumer's requests. Raises RequestTimeoutError where TLS needs too long."""
-        instance = self._instance
         self._hooks = hooks
         self.pool = await self._new_pool()
-        self._others = instance.pool if instance.config.serialize_type == "json" else await self._new_pool()
+        if self._instance.config.serialize_type != "json":
+            self._others = await self._new_pool()
 
     async def _new_pool(self) -> ConnectionPool:
         pool = ConnectionPool(self._config, tls=await client_context(self._config, self._instance.threads))
         for hook in self._hooks:
             pool.hooks.add(hook)
+        self._made.append(pool)
         return pool
 
     async def end_pops(self) -> None:
         """Resets the connections of the pops: a broker that holds one gives its messages to another member."""
-        await self.pool.aclose()
+        for pool in self._made[:1]:
+            await pool.aclose()
 
     async def close(self) -> None:
-        for pool in {self.pool, self._others} - {self._instance.pool}:
+        for pool in self._made:
             await pool.aclose()
 
     async def pop(self, wanted: Wanted) -> Popped:
@@ -250,5 +254,7 @@ class Requests:
             response = await pool.request(address, command, max(deadline - sent, 0.0), long_poll=long_poll)
         except RocketMQError as error:
             instance.explain(error, broker, topic)
+            if long_poll and isinstance(error, RequestTimeoutError) and (late := pool.get(error.address or "")) is not None:
+                late.close(CloseReason.DEAD)  # nothing else asks on it: it may have fallen silent for good
             raise
         return response, address, sent

@@ -196,8 +196,7 @@ class PopSession:
             if not busy:
                 break
             await asyncio.sleep(0.01)
-        if hasattr(self.requests, "pool"):
-            await self.requests.end_pops()
+        await self.requests.end_pops()
 
     async def _last_answers(self, end: float) -> None:
         """Waits for the answers to acknowledgements, and to messages that are given back."""
@@ -319,6 +318,7 @@ class PopSession:
                 source.ends = True
                 source.wake.set()
                 del self.sources[key]
+                source.credits.sources -= 1
                 logger.info("topic %s has left broker %s, which is popped no more", source.held.shown.topic, source.broker)
         for topic, broker in wanted:
             if (topic, broker) not in self.sources:
@@ -335,6 +335,7 @@ class PopSession:
 
         source = Source(held, topic, subscription, self.credits[subscription], slots)
         self.sources[topic, broker] = source
+        source.credits.sources += 1
 
         async def pop() -> None:
             await self.member.until_checked(source)

@@ -363,3 +363,24 @@ async def test_binary_headers_and_namespaces() -> None:
         assert seen.bodies == {b"1": 1, b"2": 1}
         assert server.in_flight("ns%g") == []
         assert [message.body for message in server.dead_letters("ns%g")] == [b"3"]
+
+
+async def test_brokers_share_the_credits_of_a_subscription() -> None:
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv, queues=2)
+
+        async def work(message: MessageExt) -> None:
+            await asyncio.sleep(0.05)
+
+        by_broker: Counter[str] = Counter()
+        seen = Seen(work)
+
+        async def handle(message: MessageExt) -> None:
+            await seen(message)
+            by_broker[message.queue.broker_name] += 1
+
+        async with Producer("p", namesrv=server.namesrv) as producer:
+            queues = [queue for queue in await producer.fetch_publish_queues("T") if queue.broker_name == "broker-b"]
+            await producer.send_batch([Message("T", b"%d" % number) for number in range(60)], queue=queues[0])
+        async with popping(server, handle, concurrency=2, pull_size=8):
+            await until(lambda: by_broker["broker-b"] == 60, 4)  # while the other one holds a pop of 5 s
