@@ -17,7 +17,7 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, committed_offset
-from ...errors import RocketMQError, SubscriptionConflictError, TopicNotFoundError
+from ...errors import ConfigError, RocketMQError, SubscriptionConflictError, TopicNotFoundError
 from ..config import ConsumerConfig
 from ..group import SubscriptionConflict, check_filter, first_positions, group_view, store_positions
 from ..subscription import Subscription
@@ -98,7 +98,7 @@ class PopMember:
             except TopicNotFoundError as error:
                 logger.warning("subscribed, and popped as soon as it exists: %s", printable(error, 300))
         brokers = dict.fromkeys(broker for _, broker in self.brokers())
-        await for_each(brokers, self._check, at_once=AT_ONCE)
+        await for_each(brokers, self._check_first, at_once=AT_ONCE)
         filtered = [each for each in self.data.subscription_data_set if each.expression_type != TAG]
         await for_each(filtered, lambda each: check_filter(instance, self._group, each), at_once=AT_ONCE)
         await for_each(self.known, self._prepare, at_once=AT_ONCE)
@@ -162,6 +162,15 @@ class PopMember:
                 except TimeoutError:
                     pass
                 source.wake.clear()
+
+    async def _check_first(self, broker: str) -> None:
+        """As ``_check``; a broker that does not answer is looked at again before it is popped."""
+        try:
+            await self._check(broker)
+        except ConfigError:
+            raise
+        except RocketMQError as error:
+            logger.warning("broker %s is popped as soon as it answers: %s", broker, printable(error, 300))
 
     async def _check(self, broker: str) -> None:
         timeout = self._instance.config.request_timeout

@@ -186,6 +186,7 @@ async def test_clock_of_a_broker_does_not_matter(years: int) -> None:
             await until(lambda: len(seen.bodies) == 5)
             await asyncio.sleep(0.3)
         assert seen.twice == 0
+        assert server.requests[RequestCode.POP_MESSAGE] < 30
 
 
 async def test_answers_that_come_early_never_spin() -> None:
@@ -314,6 +315,17 @@ async def test_old_broker_is_refused_by_its_version() -> None:
         consumer = popping(server, Seen())
         with pytest.raises(ConfigError, match=r"broker-a at .* is RocketMQ 4\.9\.7; mode='pop' needs 5\.3\.2 or later"):
             await consumer.start()
+
+
+async def test_broker_without_an_answer_is_looked_at_again() -> None:
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv)
+        server.lose_answers(1, request=RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        seen = Seen()
+        async with popping(server, seen, request_timeout=0.5):
+            await send(server.namesrv, b"1")
+            await until(lambda: seen.bodies)
+        assert server.requests[RequestCode.GET_ALL_MESSAGE_REQUEST_MODE] == 2
 
 
 async def test_members_of_both_modes_are_named(caplog: pytest.LogCaptureFixture) -> None:
