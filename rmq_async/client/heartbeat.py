@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 UNANSWERED_LIMIT = 2
 RECONNECTS = 6
 """Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
+FAREWELL = 1.0
+"""Seconds for the answers of brokers that a group leaves: what it had under way has ended, and they forget it without them."""
 UNREACHABLE_FOR = 5.0
 """Seconds for which no call waits for a broker that did not answer its first heartbeat."""
 
@@ -380,7 +382,7 @@ class Heartbeats:
         return logger.warning
 
     async def _unregister(self, header: UnregisterClientRequestHeader, timeout: float) -> None:
-        timeout = min(timeout, self._timeout)
+        timeout = min(timeout, self._timeout, FAREWELL)
         deadline = machine.monotonic() + timeout
         pending = [state.task for state in self._states.values() if state.task is not None and not state.task.done()]
         if pending and timeout > 0:  # a broker may handle a heartbeat after a later unregistration

@@ -8,6 +8,7 @@ import pytest
 
 from rmq_async import Producer, errors
 from rmq_async.client.instance import _instances
+from rmq_async.embedded import EmbeddedRocketMQ
 
 from .peers import TOPIC, Cluster, late, silent
 from .support import Calls, Send, every_call, every_way, message, messages, outcomes, producer, spin, timed, until
@@ -334,3 +335,13 @@ async def test_cancelling_start_leaves_nothing(cluster: Cluster) -> None:
         assert not _instances, steps
     await sender.start()
     await sender.stop()
+
+
+async def test_stop_of_an_idle_producer_waits_a_second_at_most_for_a_silent_broker() -> None:
+    async with EmbeddedRocketMQ() as server:
+        async with Producer("p", namesrv=server.namesrv) as sender:
+            await sender.send(message())
+            server.stall()
+            with timed(0.9, 1.2):
+                await sender.stop()
+        server.resume()
