@@ -18,12 +18,7 @@ from ._process import ServerProcess
 __all__ = ["Launch", "Server"]
 
 STOP_TIMEOUT: Final = 60.0
-_LOGS: Final = (  # 5.5.0's name server writes into files named after the broker; 4.x writes server.log (see _config)
-    "output.log",
-    "server.log",
-    "logs/rocketmqlogs/broker.log",
-    "logs/rocketmqlogs/broker_default.log",
-)
+_LOGS: Final = ("output.log", "server.log")
 _ERROR: Final = re.compile(r"\s*(Caused by: )?[\w.$]+(Exception|Error)\b")
 _BIND_MARKS: Final = ("BindException", "Address already in use", "Failed to bind")
 
