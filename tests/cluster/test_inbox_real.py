@@ -13,7 +13,7 @@ from rmq_async import Admin, run
 from rmq_async.testing.cluster import RealCluster
 
 from ..postgres import PostgreSQL, postgres_server
-from .conftest import started
+from .conftest import NO_TIMERS, started
 from .inbox_kills import run_with_kills
 from .inbox_service import Settings
 
@@ -24,7 +24,7 @@ ORDERS = 1_500
 @pytest.fixture(scope="module")
 def lone_broker() -> Iterator[RealCluster]:
     """One that may be killed, and whose topics no other test makes meanwhile."""
-    yield from started(RealCluster())
+    yield from started(RealCluster(broker_conf=NO_TIMERS))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rmq_async import Admin, Hook, Message, Producer, PullConsumer, SendContext
 from rmq_async.testing._config import PROFILES, Profile
 from rmq_async.testing.cluster import RealCluster
 
-from .conftest import started
+from .conftest import NO_TIMERS, started
 
 FRAME = 40 * 1024 * 1024
 SIZE = 20 * 1024 * 1024
@@ -21,7 +21,7 @@ SIZE = 20 * 1024 * 1024
 def patient() -> Iterator[RealCluster]:
     """It takes frames of 40 MiB."""
     frames = f"-Dcom.rocketmq.remoting.frameMaxLength={FRAME}"
-    keys = {"maxMessageSize": str(FRAME), "flushDiskType": "ASYNC_FLUSH"}
+    keys = {"maxMessageSize": str(FRAME), "flushDiskType": "ASYNC_FLUSH", **NO_TIMERS}
     yield from started(RealCluster(profile=PROFILES["correctness"] | Profile(broker=keys, broker_jvm=(frames,))))
 
 

@@ -19,7 +19,7 @@ from rmq_async.testing.cluster import RealCluster
 
 from ..postgres import postgres
 from .accounting import read_all
-from .conftest import started
+from .conftest import NO_TIMERS, started
 from .outbox_kills import Service, count, drained, prepare, run_with_kills
 from .outbox_service import Settings, engine_for
 
@@ -30,7 +30,7 @@ ORDERS = 4_000
 @pytest.fixture(scope="module")
 def lone_broker() -> Iterator[RealCluster]:
     """One that may be killed, and whose topics no other test makes meanwhile."""
-    yield from started(RealCluster())
+    yield from started(RealCluster(broker_conf=NO_TIMERS))
 
 
 @pytest.fixture(scope="module")

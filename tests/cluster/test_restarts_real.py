@@ -21,6 +21,7 @@ from rmq_async import Admin, Message, MessageQueue, Producer, RocketMQError, Sen
 from rmq_async.errors import BrokerError
 from rmq_async.testing.cluster import RealCluster, Server, require
 
+from .conftest import NO_TIMERS
 from .history import History, faults
 from .load import print_counts, settled
 
@@ -108,7 +109,7 @@ def test_restarts_of_the_only_broker_fail_no_send() -> None:
     chance = random.Random(seed)
 
     async def main() -> None:
-        async with RealCluster(profile="stock") as cluster:
+        async with RealCluster(profile="stock", broker_conf=NO_TIMERS) as cluster:
             (broker,) = cluster.brokers
             topic = f"restarts-{uuid.uuid4().hex[:12]}"
             async with Admin(namesrv=cluster.namesrv) as admin:

@@ -28,7 +28,7 @@ from rmq_protocol.frame import FrameDecoder
 
 from ..instances import client_of
 from .accounting import judge, read_all
-from .conftest import started
+from .conftest import NO_TIMERS, started
 
 
 class CountingProxy:
@@ -213,7 +213,7 @@ async def forgotten(cluster: RealCluster, producer: Producer, topic: str) -> Top
 @pytest.fixture(scope="module")
 def strict_cluster() -> Iterator[RealCluster]:
     """Its broker makes no topic by itself."""
-    yield from started(RealCluster(broker_conf={"autoCreateTopicEnable": "false"}))
+    yield from started(RealCluster(broker_conf=NO_TIMERS | {"autoCreateTopicEnable": "false"}))
 
 
 def test_an_unknown_topic_and_an_unreachable_name_server_differ(strict_cluster: RealCluster) -> None:

@@ -38,7 +38,7 @@ from rmq_protocol.constants import RequestCode
 
 from ..canaries import SECRET_KEY, is_clean
 from ..transport.support import until
-from .conftest import run, started
+from .conftest import NO_TIMERS, run, started
 
 TOPIC, DENIED, GROUP = "Allowed", "Denied", "AllowedGroup"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
@@ -269,7 +269,7 @@ def test_the_command_line_signs(
 def encrypted() -> Iterator[RealCluster]:
     """A name server with TLS, and a broker that wants to see its clients' certificates too."""
     mutual = replace(PROFILES["mutual-tls"], name_server_jvm=PROFILES["tls"].name_server_jvm)
-    yield from started(RealCluster(profile=mutual))
+    yield from started(RealCluster(profile=mutual, broker_conf=NO_TIMERS))
 
 
 @pytest.mark.parametrize("vip_channel", [False, True])

@@ -78,7 +78,9 @@ async def end_by_any(namesrv: str) -> int:
 @pytest.fixture(scope="module")
 def lagging(loop: Loop) -> Iterator[Lagging]:
     """Replication has stopped while the master went on; then the master is killed, and the replica answers."""
-    cluster = RealCluster(replicas=1, broker_conf={"slaveReadEnable": "true", "enableSlaveActingMaster": "true"})
+    cluster = RealCluster(
+        replicas=1, broker_conf={"slaveReadEnable": "true", "enableSlaveActingMaster": "true", "timerWheelEnable": "false"}
+    )
     require(cluster.version)
     loop.run(cluster.start(), 180)
     try:
