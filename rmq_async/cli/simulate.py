@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from rmq_async.testing.simulation import KINDS, SCENARIOS, Outcome, minimised, run_seed
+from rmq_async.testing.simulation import KINDS, POP_KINDS, SCENARIOS, Outcome, minimised, run_seed
 
 from .options import FAILED, json_option, pass_options
 from .output import Output
@@ -73,7 +73,9 @@ class _SimulateOptions:
 @click.option("--for", "seconds", type=Duration(), help="Run seeds for a time, such as 90s, 10m or 5h.")
 @click.option("--first", type=click.IntRange(0), help="First seed of --seeds and --for.  [default: drawn]")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), default=1, show_default=True, help="Processes that run seeds.")
-@click.option("--without", multiple=True, type=click.Choice(KINDS), help="Leave out a kind of fault. May be repeated.")
+@click.option(
+    "--without", multiple=True, type=click.Choice((*KINDS, *POP_KINDS)), help="Leave out a kind of fault. May be repeated."
+)
 @click.option("--trace", is_flag=True, help="Print each frame that the network delivers; needs --seed.")
 @pass_options(_SimulateOptions)
 def simulate(given: _SimulateOptions) -> int:

@@ -7,6 +7,7 @@ from .campaign import minimised as minimised
 from .campaign import run_seed as run_seed
 from .errors import SimulationError as SimulationError
 from .faults import KINDS as KINDS
+from .faults import POP_KINDS as POP_KINDS
 from .faults import Faults as Faults
 from .history import Event as Event
 from .loop import SimulatedLoop as SimulatedLoop
@@ -17,4 +18,4 @@ from .scenarios import SCENARIOS as SCENARIOS
 from .scheduler import Scheduler as Scheduler
 from .simulation import Simulation as Simulation
 
-__all__ = ["KINDS", "SCENARIOS", "Event", "Faults", "Link", "Machine", "Simulation", "SimulationError"]
+__all__ = ["KINDS", "POP_KINDS", "SCENARIOS", "Event", "Faults", "Link", "Machine", "Simulation", "SimulationError"]

@@ -17,7 +17,7 @@ from .chance import exponential
 from .errors import SimulationError
 from .scheduler import Scheduler, nanoseconds
 
-__all__ = ["KINDS", "Effect", "Faults", "Injector"]
+__all__ = ["KINDS", "POP_KINDS", "Effect", "Faults", "Injector"]
 
 KINDS: Final = (
     "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-expire", "broker-jitter",
@@ -27,6 +27,10 @@ KINDS: Final = (
     "name-server-forget", "name-server-move", "name-server-pause",
 )  # fmt: skip
 """Names of the kinds of faults."""
+POP_KINDS: Final = (
+    "pop-empty", "pop-late-revival", "pop-lost-acks", "pop-lost-answers", "pop-refused", "pop-repeated-revival",
+)  # fmt: skip
+"""Names of the kinds that meet only those who pop: seeds draw them where they are asked for."""
 MEAN_DURATION: Final = 2.0
 LONG_DURATION: Final = 40.0
 """Mean seconds of short and of long faults."""
@@ -39,9 +43,9 @@ FEWEST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Faults of a run. ``kinds``: names out of ``KINDS``. ``rate``: faults per virtual minute, all kinds together, on average.
-    ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: each seed draws its own subset of the
-    kinds, at least three, and a rate of half to one and a half times the given one.
+    """Faults of a run. ``kinds``: names out of ``KINDS`` and ``POP_KINDS``. ``rate``: faults per virtual minute, of all kinds
+    together, on average. ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: each seed draws its
+    own subset of the kinds, at least three, and a rate of half to one and a half times the given one.
 
     Raises SimulationError for an unknown kind and for numbers below 0.
     """
@@ -57,9 +61,9 @@ class Faults:
         if isinstance(given, str):
             raise SimulationError(f"kinds of faults are a set of names, not {given!r}")
         object.__setattr__(self, "kinds", frozenset(self.kinds))
-        unknown = sorted(set(self.kinds) - set(KINDS))
+        unknown = sorted(set(self.kinds) - {*KINDS, *POP_KINDS})
         if unknown:
-            raise SimulationError(f"there is no kind of fault {unknown[0]!r}; there are {', '.join(KINDS)}")
+            raise SimulationError(f"there is no kind of fault {unknown[0]!r}; there are {', '.join((*KINDS, *POP_KINDS))}")
         numbers: tuple[object, ...] = (self.rate, self.start, self.end)
         if (
             any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)

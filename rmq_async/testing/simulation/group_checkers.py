@@ -21,6 +21,8 @@ from .checkers import Stored
 from .group_log import GROUP, Backlog, Delivery, GroupLog, Sample
 from .history import Call
 from .order_checkers import disordered, is_ordered, open_below, overlapping
+from .pop_checkers import pop_violations
+from .pop_watch import PopRequest
 from .servers import Commit
 from .troubles import Troubles
 
@@ -53,21 +55,29 @@ def group_violations(
     troubles: Troubles,
     excused: Collection[str],
     taken: Mapping[MessageQueue, int],
+    pops: Sequence[PopRequest] = (),
 ) -> list[str]:
     """Returns what all checks have found; nothing for a run without a group. ``excused``: unique ids of messages that brokers lost
     or deleted. ``taken``: of each queue that lost messages the highest of their offsets: a group that was there already does not
-    see the messages that get these offsets again. Messages of queues that were taken away from their topic are left out, too."""
+    see the messages that get these offsets again. Messages of queues that were taken away from their topic are left out, too.
+    ``pops``: requests of members that pop."""
     if not log.lives:
         return []
-    readable = log.idle.queues if log.idle is not None else {}
-    topics = (*log.topics, RETRY_TOPIC_PREFIX + GROUP)
+    readable: Collection[MessageQueue] = log.idle.queues if log.idle is not None else ()
+    if log.lease is not None:
+        readable = log.unread[-1].readable if log.unread else ()
+    topics = (*log.topics, RETRY_TOPIC_PREFIX + GROUP, *log.retry_topics)
     skipped: set[str] = set()
     for each in stored:
         queue = MessageQueue(each.topic, each.broker, each.queue_id)
         if each.offset <= taken.get(queue, -1) or (each.topic in topics and queue not in readable):
             skipped.add(each.unique_id)
+    left_out = {*excused, *skipped}
+    if log.lease is not None:
+        found = pop_violations(log, stored, pops, troubles, left_out)
+        return [*undelivered(calls, log, stored, left_out), *found, *sick(log), *restarted(log)]
     return [
-        *undelivered(calls, log, stored, {*excused, *skipped}),
+        *undelivered(calls, log, stored, left_out),
         *repeated(log, troubles),
         *together(log, troubles),
         *backwards(log.commits, troubles, taken),

@@ -9,11 +9,12 @@ from typing import Final, Literal, NamedTuple
 
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
 from ...consumer import Consumer
 from .servers import BrokerMachine, Commit
 
-__all__ = ["GROUP", "Backlog", "Delivery", "GroupLog", "Life", "Sample"]
+__all__ = ["GROUP", "Backlog", "Delivery", "GroupLog", "Life", "Sample", "Unread"]
 
 GROUP: Final = "workers"
 """Name of the group whose members are watched."""
@@ -72,14 +73,25 @@ class Sample(NamedTuple):
     problems: tuple[tuple[str, str], ...]
 
 
+class Unread(NamedTuple):
+    """Messages that a group has not popped. ``queues``: unique ids by queue. ``in_flight``: those that it has popped and not
+    acknowledged. ``readable``: all queues."""
+
+    time: float
+    queues: Mapping[MessageQueue, Sequence[str]]
+    in_flight: Sequence[str]
+    readable: Collection[MessageQueue]
+
+
 @dataclass(slots=True)
 class GroupLog:
     """``now``: returns the seconds since the beginning; ``brokers``: the brokers of the cluster.
 
     ``order``: of all subscriptions; ``attempts``: of a message, at most. ``client_ids``: of the members that live, by machine.
     ``commit_interval``, ``max_span``: of all members. ``in_hand``: seconds for which a message that is read by hand keeps a queue
-    that is given up; then the next owner gets it, too, for nothing can cancel the body of an iteration. ``fine_from``: the time
-    from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
+    that is given up; then the next owner gets it, too, for nothing can cancel the body of an iteration. ``lease``: seconds for
+    which a popped message is invisible; None for members that pull. ``unread``: what those that pop had not popped, at times.
+    ``fine_from``: the time from which on no member may have a problem. ``idle``: the backlog after the last member has stopped.
     """
 
     now: Callable[[], float]
@@ -88,6 +100,8 @@ class GroupLog:
     order: Literal["key", "queue"] | None = None
     attempts: int = 1
     commit_interval: float = 1.0
+    lease: float | None = None
+    unread: list[Unread] = field(default_factory=list)
     max_span: float = inf
     in_hand: float = inf
     fine_from: float = inf
@@ -147,6 +161,30 @@ class GroupLog:
                         taken_away.append(queue)
         self.backlogs.append(Backlog(self.now(), queues, resting, ghosts, taken_away, locked))
         return self.backlogs[-1]
+
+    def look_for_pops(self) -> Unread:
+        """Adds what the group has not popped now, of brokers that run."""
+        queues: dict[MessageQueue, Sequence[str]] = {}
+        in_flight: list[str] = []
+        readable: list[MessageQueue] = []
+        for each in self.brokers():
+            if not each.serves:
+                continue
+            in_flight += each.in_flight(GROUP)
+            for topic in (*self.topics, *self.retry_topics):
+                for queue in each.queues(topic):
+                    readable.append(queue)
+                    low, high = each.bounds(queue)
+                    found = each.unique_ids(queue, max(low, each.popped(GROUP, queue)), high)
+                    if found:
+                        queues[queue] = found
+        self.unread.append(Unread(self.now(), queues, in_flight, readable))
+        return self.unread[-1]
+
+    @property
+    def retry_topics(self) -> list[str]:
+        """Topics in which popped messages come back."""
+        return [name(topic, GROUP) for topic in self.topics for name in (pop_retry_topic_v1, pop_retry_topic)]
 
     @property
     def commits(self) -> list[Commit]:

@@ -18,11 +18,12 @@ from rmq_protocol.headers import UpdateConsumerOffsetRequestHeader, from_ext
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
-from ...embedded import Broker, BrokerDisk, Connection, DiskLog, NameServer, Registration
+from ...embedded import Broker, BrokerDisk, BrokerSettings, Connection, DiskLog, NameServer, Registration
 from .checkers import Stored
 from .directory import DoubtfulRegistrations
 from .history import digest
 from .machines import Host, Machine, World
+from .pop_watch import PopRequest, watch_pops
 
 __all__ = ["BROKER_PORT", "NAME_SERVER_PORT", "BrokerMachine", "Commit", "NameServerMachine", "ServerMachine"]
 
@@ -126,7 +127,8 @@ class BrokerMachine(ServerMachine):
 
     ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters took. ``deleted``: of those
     that were deleted because they were old. ``taken``: of each queue that lost messages the highest of their offsets. ``commits``:
-    offsets that clients have committed. ``registered``: names of the name servers that have answered a registration of the present
+    offsets that clients have committed. ``pop_requests``: what clients have asked for with popped messages. ``settings``: of each
+    process that starts. ``registered``: names of the name servers that have answered a registration of the present
     process.
     """
 
@@ -140,6 +142,8 @@ class BrokerMachine(ServerMachine):
         self.deleted: list[str] = []
         self.taken: dict[MessageQueue, int] = {}
         self.commits: list[Commit] = []
+        self.pop_requests: list[PopRequest] = []
+        self.settings = BrokerSettings()
         self.registered: dict[str, None] = {}
         self._name_servers = name_servers
         self.serve(self._serve)
@@ -192,6 +196,21 @@ class BrokerMachine(ServerMachine):
     def committed(self, group: str, queue: MessageQueue) -> int:
         """Returns the offset that the running process keeps for a group, 0 for none."""
         return max(self.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
+
+    def popped(self, group: str, queue: MessageQueue) -> int:
+        """Returns the offset at which the next pop of a group begins, 0 for none."""
+        state = self.broker.state
+        table = state.pop_offsets if state.check_points.single else state.offsets
+        return max(table.find(group, queue.topic, queue.queue_id), 0)
+
+    def in_flight(self, group: str) -> list[str]:
+        """Returns the unique ids of messages that a group has popped and not acknowledged, and that have not come back."""
+        return [message.msg_id for message in self.broker.popping.in_flight(group)]
+
+    def unique_ids(self, queue: MessageQueue, low: int, high: int) -> list[str]:
+        """Returns those of the messages from one offset of a queue to another, without those that are gone."""
+        found = (self.held(queue, offset) for offset in range(low, high))
+        return [message.msg_id for message in found if message is not None]
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """Returns the offset of the oldest message of a queue, and the one behind its newest."""
@@ -246,8 +265,9 @@ class BrokerMachine(ServerMachine):
             self.taken[queue] = max(message.offset, self.taken.get(queue, -1))
 
     async def _serve(self) -> None:
-        self.broker = broker = Broker(self.disk)
+        self.broker = broker = Broker(self.disk, self.settings)
         self._watch_commits(broker)
+        watch_pops(broker, self._now, self.pop_requests)
         await broker.start(self.address, BROKER_PORT)
         changes = {name: asyncio.Event() for name in self._name_servers}
 

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from ... import machine as library
+from ...embedded import BrokerSettings, PopSettings
 from .checkers import Stored, copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
 from .connects import Connects
 from .effects import beginnings, expiry
@@ -343,6 +344,9 @@ class Simulation:
         )
         for server in (*self.name_servers, *self.brokers):
             self._add(server)
+        pops = drawn_pop_settings(self.seed)
+        for broker in self.brokers:
+            broker.settings = BrokerSettings(pops=pops)
         self._injector = injector = Injector(self.scheduler, self._faults, beginnings(self), self.generator)
         task = first.loop.create_task(self._main(main, injector), name=MAIN)
         try:
@@ -415,7 +419,8 @@ class Simulation:
         assert self._injector is not None
         taken = {queue: offset for broker in self.brokers for queue, offset in broker.taken.items()}
         troubles = Troubles(self._injector.spans(), ends, stopped)
-        return group_violations(self.group, self._history.calls, stored, troubles, excused, taken)
+        pops = [request for broker in self.brokers for request in broker.pop_requests]
+        return group_violations(self.group, self._history.calls, stored, troubles, excused, taken, pops)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Counts what a loop's exception handler gets as a violation: an error that no code has handled."""
@@ -433,3 +438,9 @@ def seeded_generator(seed: int, name: str) -> Random:
 def drawn_faults(seed: int, faults: Faults) -> Faults:
     """Returns what a simulation of ``seed`` draws from ``faults``."""
     return faults.draw(seeded_generator(seed, "faults"))
+
+
+def drawn_pop_settings(seed: int) -> PopSettings:
+    """Returns how the brokers of a simulation of ``seed`` keep what was popped, and name the topics of its retries."""
+    chance = seeded_generator(seed, "pop settings")
+    return PopSettings("kv" if chance.random() < 0.3 else "log", chance.random() < 0.3)

@@ -29,9 +29,9 @@ class Troubles:
         self._ends = ends
         self._paused = paused
 
-    def felt(self, first: float, last: float) -> bool:
-        """Returns whether a fault was under way, or could be felt, between two times."""
-        return any(began <= last and ended + SHADOW >= first for began, ended in self._faults)
+    def felt(self, first: float, last: float, shadow: float = SHADOW) -> bool:
+        """Returns whether a fault was under way, or could be felt, between two times. ``shadow``: seconds for which it is."""
+        return any(began <= last and ended + shadow >= first for began, ended in self._faults)
 
     def killed(self, life: Life, since: float) -> float:
         """Returns when the process of a life was killed, from a time of that life on; infinity if it was not."""

@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 
-from rmq_async.testing.simulation import KINDS, SCENARIOS, Faults, Outcome, minimised, run_seed
+from rmq_async.testing.simulation import KINDS, POP_KINDS, SCENARIOS, Faults, Outcome, minimised, run_seed
 
 HASHES = Path(__file__).with_name("hashes.json")
 HASHED = 20
@@ -25,6 +25,8 @@ SEEDS = 100
 BLOCKS = 4
 GROUPS_HASHED = 8
 """Seeds of the scenario of groups whose hashes are kept."""
+POPS_HASHED = 20
+"""Seeds of the scenario of groups that pop whose hashes are kept."""
 
 PRINT_HASHES = """
 from rmq_async.testing.simulation import run_seed
@@ -64,7 +66,22 @@ def test_groups_keep_their_promises(block: int) -> None:
     assert len(met) >= 20
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ("groups", "mixed")])
+@pytest.mark.parametrize("block", range(2))
+def test_groups_that_pop_keep_their_promises(block: int) -> None:
+    hashes = json.loads(HASHES.read_text())
+    met: Counter[str] = Counter()
+    for seed in range(1 + block, POPS_HASHED + 1, 2):
+        outcome = run_seed("pop", seed)
+        assert not outcome.violation, f"rmq simulate --scenario pop --seed {seed}"
+        assert outcome.seconds >= 300
+        assert outcome.operations >= 100
+        assert outcome.trace_hash == hashes[f"pop {seed}"], seed
+        met.update(outcome.met)
+    assert len(met) >= 20
+    assert len(set(met) & set(POP_KINDS)) >= 3
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ("groups", "mixed", "pop")])
 def test_scenario_keeps_its_promises(name: str) -> None:
     for seed in (1, 2):
         outcome = run_seed(name, seed)
@@ -111,4 +128,5 @@ def test_minimised_run_leaves_out_what_the_failure_does_not_need(monkeypatch: py
 if __name__ == "__main__":
     found = {str(seed): run_seed("mixed", seed).trace_hash for seed in range(1, HASHED + 1)}
     found |= {f"groups {seed}": run_seed("groups", seed).trace_hash for seed in range(1, GROUPS_HASHED + 1)}
+    found |= {f"pop {seed}": run_seed("pop", seed).trace_hash for seed in range(1, POPS_HASHED + 1)}
     HASHES.write_text(json.dumps(found, indent=1) + "\n")

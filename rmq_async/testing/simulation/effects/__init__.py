@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from ..faults import Begin
-from . import answers, links, machines, storage
+from . import answers, links, machines, pops, storage
 from .effect import Cluster, on, on_some
 
 __all__ = ["beginnings", "expiry"]
@@ -21,6 +21,14 @@ _ANSWERS: Final = {
     "broker-slices": answers.slices,
     "broker-slow-disk": storage.slow_disk,
 }
+_POPS: Final = {
+    "pop-empty": pops.empty,
+    "pop-late-revival": pops.late_revival,
+    "pop-lost-acks": pops.lost_acks,
+    "pop-lost-answers": pops.lost_answers,
+    "pop-refused": pops.refused,
+    "pop-repeated-revival": pops.repeated_revival,
+}
 _LINKS: Final = {
     "link-cut": links.cut,
     "link-early-close": links.early_close,
@@ -34,7 +42,7 @@ _LINKS: Final = {
 def beginnings(cluster: Cluster) -> dict[str, Begin]:
     """Returns the function that begins a fault, by kind."""
     return {
-        **{kind: on_some(lambda: cluster.brokers, strike) for kind, strike in _ANSWERS.items()},
+        **{kind: on_some(lambda: cluster.brokers, strike) for kind, strike in (_ANSWERS | _POPS).items()},
         **{kind: links.on_link(cluster, strike) for kind, strike in _LINKS.items()},
         **_of_processes(cluster),
         **_of_storage(cluster),

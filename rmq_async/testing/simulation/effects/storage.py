@@ -47,7 +47,9 @@ def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerM
 
 def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
     """A topic has more queues, or fewer, for a while."""
-    topic = drawn(chance, _topics(machine))
+    topic = drawn(
+        chance, [name for name in _topics(machine) if "+" not in name]
+    )  # no administrator can name these retry topics
     if topic is None:
         return None
     old, new = machine.resize(topic, chance.choice(SIZES))

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from ..faults import KINDS
+from ..faults import KINDS, POP_KINDS
 from .arranged_groups import ARRANGED_GROUPS
 from .broadcasts import BROADCASTS
 from .groups import GROUPS
 from .hardships import HARDSHIPS
+from .popping_groups import POPPING_GROUPS
 from .services import CALM, Cluster
 from .workloads import WORKLOADS
 
@@ -22,7 +23,7 @@ PATIENCE: Final = 120.0
 """Virtual seconds after the end of a scenario within which its services end."""
 
 
-SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS})
+SERVICES: Final = MappingProxyType({**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **BROADCASTS, **POPPING_GROUPS})
 """By name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
 """Kinds of faults that fail no call."""
@@ -88,12 +89,13 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         **{
             name: Scenario((workload.__doc__ or "").partition("\n")[0], (name,))
             for name, workload in SERVICES.items()
-            if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast")
+            if name not in ("requests", "replies", "reading", "returning", "beside", "broadcast", "pop")
         },
         "requests": Scenario("sends requests to a service that replies", ("requests", "replies")),
         "broadcast": Scenario("members that each handle all messages of a topic", ("plain", "broadcast")),
         "reading": Scenario("reads a topic while it is written", ("plain", "reading")),
         "beside": Scenario("sends beside a broker that fails, to one that does not", ("beside",), kinds=HARMLESS),
+        "pop": Scenario((SERVICES["pop"].__doc__ or ""), ("pop",), kinds=frozenset((*KINDS, *POP_KINDS))),
         "returning": Scenario("reads a topic whose queues come and go", ("resized", "returning")),
     }
 )

@@ -99,8 +99,8 @@ class Crew:
 
     async def run(self) -> None:
         cluster, log = self.cluster, self.log
-        log.topics, log.commit_interval = self.topics, self.options["commit_interval"]
-        log.max_span = self.options["max_span"]
+        log.topics, log.commit_interval = self.topics, self.options.get("commit_interval", log.commit_interval)
+        log.max_span = self.options.get("max_span", log.max_span)
         if self.without_faults:
             await cluster.calm(0.0)
         await self._create()
@@ -196,7 +196,7 @@ class Crew:
             self.resting = True
             self._revive()
             await self._routed()
-            self.log.look(resting=True)
+            self.look_at_rest()
             await asyncio.sleep(REST)
             self.resting = False
             cluster.go_on()
@@ -215,6 +215,10 @@ class Crew:
         while not self.over:
             self.log.look()
             await asyncio.sleep(LOOK_EVERY)
+
+    def look_at_rest(self) -> None:
+        """Called when all faults are over and the brokers can be found."""
+        self.log.look(resting=True)
 
     async def _drained(self) -> None:
         end = self.cluster.now + LONGEST_DRAIN

@@ -1,0 +1,96 @@
+"""Faults of what brokers do with popped messages."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from rmq_protocol.constants import RequestCode, ResponseCode
+
+from ..faults import Effect
+from ..servers import BrokerMachine
+from .effect import Done
+
+__all__ = ["empty", "late_revival", "lost_acks", "lost_answers", "refused", "repeated_revival"]
+
+MOST: Final = 20
+"""Requests that a fault meets, at most."""
+REQUESTS: Final = (
+    RequestCode.POP_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+)
+REFUSED: Final = (*REQUESTS, RequestCode.CONSUMER_SEND_MSG_BACK)
+ERRORS: Final = (
+    ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.POLLING_FULL,
+)  # fmt: skip
+LATE: Final = (1.0, 10.0, 60.0)
+"""Seconds by which messages come back later."""
+
+
+def empty(chance: Random, machine: BrokerMachine) -> Effect:
+    """Pops find nothing, and are not held."""
+    faults = machine.broker.popping.faults
+    faults.empty = asked = chance.randint(1, MOST)
+    left = asked
+
+    def end() -> None:
+        nonlocal left
+        left, faults.empty = faults.empty, 0
+
+    return Done(end, lambda: left < asked)
+
+
+def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
+    """Acknowledgements are answered, and have no effect."""
+    faults = machine.broker.popping.faults
+    faults.lost_acks = asked = chance.randint(1, MOST)
+    left = asked
+
+    def end() -> None:
+        nonlocal left
+        left, faults.lost_acks = faults.lost_acks, 0
+
+    return Done(end, lambda: left < asked)
+
+
+def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
+    """Requests of a kind are served, and the answers do not leave."""
+    failures, request = machine.broker.failures, chance.choice(REQUESTS)
+    asked = chance.randint(1, MOST)
+    failures.lose(asked, request)
+    left = asked
+
+    def end() -> None:
+        nonlocal left
+        left = failures.lose(0, request)
+
+    return Done(end, lambda: left < asked)
+
+
+def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
+    """Messages come back late."""
+    popping = machine.broker.popping
+    before = machine.broker.requests[RequestCode.POP_MESSAGE]
+    popping.delay_revival(chance.choice(LATE))
+    return Done(lambda: popping.delay_revival(0.0), lambda: machine.broker.requests[RequestCode.POP_MESSAGE] != before)
+
+
+def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
+    """Each message that comes back does so twice."""
+    faults = machine.broker.popping.faults
+    before = machine.broker.popping.revived
+    faults.copies = 2
+
+    def end() -> None:
+        faults.copies = 1
+
+    return Done(end, lambda: machine.broker.popping.revived != before)
+
+
+def refused(chance: Random, machine: BrokerMachine) -> Effect:
+    """Requests of a kind are answered with an error."""
+    failures = machine.broker.failures
+    asked = chance.randint(1, MOST)
+    failure = failures.add(chance.choice(ERRORS), asked, chance.choice(REFUSED))
+    return Done(lambda: failures.take_back(failure), lambda: failure.left < asked)

@@ -1,0 +1,89 @@
+"""Members of a group that pop, under the faults and kills of ``groups``, and those of brokers that are popped from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final
+
+from rmq_protocol.message import MessageExt
+
+from ....consumer import Consumer, Retry
+from ..chance import exponential
+from ..group_log import GROUP, GroupLog
+from .groups import Crew, Staffed, decide
+from .services import Workload
+
+__all__ = ["POPPING_GROUPS"]
+
+LONGEST_CALL: Final = 25.0
+"""Seconds of a handler call at most: longer than some leases, which are renewed."""
+LONGEST_DRAIN: Final = 120.0
+"""Seconds after the calm in which what is left is popped and handled: a lease may have to run out, and a message be tried again."""
+LOOK_EVERY: Final = 2.0
+
+
+async def pop(cluster: Staffed, until: float) -> None:
+    """One to six members of a group pop, join, stop and are killed while messages are sent to them."""
+    await _PoppingCrew(cluster, until).run()
+
+
+class _PoppingCrew(Crew):
+    name = "pop"
+
+    def __init__(self, cluster: Staffed, until: float) -> None:
+        super().__init__(cluster, until)
+        chance = self.chance
+        self.size = chance.randint(1, 6)
+        self.log.lease = lease = chance.choice((20.0, 30.0))
+        self.log.attempts = 4
+        self.options: dict[str, Any] = {
+            "mode": "pop",
+            "route_poll_interval": 10.0,
+            "start_from": "earliest",
+            "concurrency": chance.choice((4, 16, 64)),
+            "pull_size": chance.choice((1, 8, 32)),
+            "buffered_limit": chance.choice((64, 4096)),
+            "invisible_time": lease,
+            "max_lease": 120.0,
+            "retry": Retry(limit=self.log.attempts - 1, delays=(1, 5)),
+        }
+
+    async def run(self) -> None:
+        await super().run()
+        self.log.look_for_pops()
+
+    def look_at_rest(self) -> None:
+        super().look_at_rest()
+        self.log.look_for_pops()
+
+    async def _drained(self) -> None:
+        end = self.cluster.now + LONGEST_DRAIN
+        while self.cluster.now < end:
+            await asyncio.sleep(LOOK_EVERY)
+            unread = self.log.look_for_pops()
+            if not unread.queues and not unread.in_flight:
+                return
+
+    def consumer(self, chance: Random, life: int) -> Consumer:
+        consumer = Consumer(GROUP, namesrv=self.cluster.namesrv, **self.options)
+        for topic in self.topics:
+            consumer.subscribe(topic, partial(_handle, self.log, chance, life))
+        return consumer
+
+
+async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt) -> None:
+    delivery = log.begin(message, life)
+    try:
+        await asyncio.sleep(min(exponential(chance, 8.0 if chance.random() < 0.02 else 0.15), LONGEST_CALL))
+    except asyncio.CancelledError:
+        log.end(delivery, "cancelled")
+        raise
+    decide(log, chance, delivery)
+
+
+POPPING_GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"pop": pop})  # type: ignore[dict-item]
+"""By name, which is also that of the machine of the operator and sender."""
