@@ -130,7 +130,6 @@ class Assignment:
         held.committed = committed
         self._intake.marks.taken_over(queue, committed)
         self.held[queue] = held
-        self._intake.marks.take_over(queue, offset)
         logger.info("%s is read from offset %d on", shown, offset)
         if "on_assigned" not in self.callbacks:
             self._begin_pulls(held)

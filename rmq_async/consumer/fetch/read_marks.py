@@ -49,12 +49,6 @@ class ReadMarks:
         """Has queues looked at that have left their topic, or whose topic their broker does not know: it may have been deleted."""
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
-    def take_over(self, queue: MessageQueue, offset: int) -> None:
-        """Forgets a queue that goes on beyond its mark: another member has read it since, and has seen if it was made anew."""
-        known = self._marks.get(queue)
-        if known is not None and known[0] + 1 < offset:
-            self.forget(queue)
-
     def forget(self, queue: MessageQueue) -> None:
         """Forgets a queue whose messages up to the mark are gone."""
         self._marks.pop(queue, None)

@@ -148,20 +148,6 @@ async def test_made_anew_is_not_known_of_a_queue_that_was_not_read(broker: Simpl
     assert not await marks.made_anew(NO_INSTANCE, QUEUE)
 
 
-@pytest.mark.parametrize(("offset", "anew"), [(8, True), (3, True), (9, False), (125, False)])
-async def test_made_anew_is_not_known_of_a_queue_that_another_member_has_read_on(
-    broker: SimpleNamespace, offset: int, anew: bool
-) -> None:
-    """Simulated seed 100009: made anew long ago, taken over at 125, read from 0 again."""
-    broker.stored = 10**12
-    marks = ReadMarks()
-    marks.read(QUEUE, [read(7, 100)])
-    marks.doubt([QUEUE])
-    marks.take_over(QUEUE, offset)
-    assert (QUEUE in marks.doubted) is anew
-    assert await marks.made_anew(NO_INSTANCE, QUEUE) is anew
-
-
 def test_marks_are_bounded_with_their_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_marks, "MOST_KEPT", 3)
     marks, queues = ReadMarks(), [QUEUE._replace(queue_id=number) for number in range(5)]
