@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 EARLY: Final = 0.2
 """Seconds before the end of the poll time from which on an answer without messages counts as early."""
-AHEAD_MS: Final = 100 * 365 * 86_400_000
-"""Milliseconds by which a pop is dated ahead that is not to be held: no broker finds it too old."""
+AHEAD_MS: Final = 3_600_000, 100 * 365 * 86_400_000
+"""Milliseconds by which the first pop is dated ahead, and the next ones where a broker's clock is even further ahead."""
 RENEW_AT: Final = 2 / 3
 """Share of a lease after which it is extended."""
 RENEW_SPREAD: Final = 0.1
@@ -65,6 +65,8 @@ class PopCore:
         self._max_lease = max_lease
         self.acks = Acks(requests, spawn)
         self._clocks: dict[str, BrokerClock] = {}
+        self._far: dict[str, None] = {}
+        """Brokers that found a pop too old that was dated ahead."""
         self._renewals: list[tuple[float, int, Group]] = []
         """A heap: when each group of leases is to be extended. The number keeps groups from being compared."""
         self._count = 0
@@ -82,15 +84,15 @@ class PopCore:
         now = machine.monotonic()
         born, poll_ms = clock.broker_ms(now), round(poll * 1000)
         if born is None:
-            born, poll_ms = round(machine.time() * 1000) + AHEAD_MS, 0
-        elif not poll_ms:
-            born += AHEAD_MS
+            born, poll_ms = round(machine.time() * 1000) + AHEAD_MS[broker in self._far], 0
         try:
             popped = await self._requests.pop(Wanted(topic, broker, subscription, messages, self._invisible_ms, poll_ms, born))
         except RequestTimeoutError:
             clock.forget()  # a broker whose clock was set back holds pops for too long
             raise
         clock.note(popped.popped_ms, popped.sent, popped.arrived)
+        if not clock.is_known:
+            self._far[broker] = None
         return popped
 
     def knows_clock(self, broker: str) -> bool:

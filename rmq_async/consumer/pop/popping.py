@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 POLL_TIME: Final = 5.0
 """Seconds for which a broker may hold a pop."""
+BESIDE_POLL_TIME: Final = 0.2
+"""Of the pops beside it: one that finds all queues in the hands of others waits for its turn."""
 MOST_BESIDE: Final = 7
 """Pops under way beside the one that may be held."""
 FIRST_PAUSE: Final = 0.05
@@ -156,6 +158,8 @@ class Popping:
                 await self._wait(source, early.next())
             elif is_held:
                 early.reset()
+            elif not self._core.knows_clock(source.broker):
+                await self._wait(source, early.next())
 
     def _pop_beside(self, source: Source) -> None:
         """Makes more pops at a time while messages are left and may be held."""
@@ -177,7 +181,7 @@ class Popping:
                 source.credits.reserved -= self._size
                 if source.ends or not self._may_pop(source):
                     return
-                popped = await self._pop(source, self._size, 0.0)
+                popped = await self._pop(source, self._size, BESIDE_POLL_TIME)
                 if not popped.messages:
                     return
                 self._pop_beside(source)

@@ -41,6 +41,7 @@ class Broker:
         self.gate = asyncio.Event()
         self.gate.set()
         self.ahead = 1_000_000_000_000
+        self.says_time = True
 
     def now(self) -> int:
         return self.ahead + round(machine.monotonic() * 1000)
@@ -51,7 +52,7 @@ class Broker:
         messages = [MessageExt("T", b"", queue=MessageQueue("T", "b", 0), queue_offset=at) for at in range(wanted.messages)]
         now = self.now()
         handles = [ExtraInfo(0, now, wanted.invisible_ms, 0, "0", "b", 0, at) for at in range(wanted.messages)]
-        return Popped(messages, handles, (), 0, now, wanted.invisible_ms, sent, machine.monotonic())
+        return Popped(messages, handles, (), 0, now if self.says_time else 0, wanted.invisible_ms, sent, machine.monotonic())
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
         if self.refusals:
@@ -110,6 +111,15 @@ async def test_first_pop_asks_for_the_time_and_is_not_held() -> None:
         c.doubt_clock("b")
         await c.take()
         assert c.broker.pops[2].poll_ms == 0
+
+
+async def test_broker_with_a_clock_far_ahead_is_asked_with_a_later_date() -> None:
+    async with core() as c:
+        c.broker.says_time = False
+        await c.take()
+        await c.take()
+        first, second = (wanted.born_ms for wanted in c.broker.pops)
+        assert second - first > 86_400_000
 
 
 async def test_acks_are_gathered() -> None:
