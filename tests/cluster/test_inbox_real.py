@@ -17,7 +17,7 @@ from .conftest import NO_TIMERS, started
 from .inbox_kills import run_with_kills
 from .inbox_service import Settings
 
-ORDERS = 1_500
+ORDERS = 1_000
 """benchmarks/inbox_faults.py takes 20,000, for docs/inbox.md."""
 
 

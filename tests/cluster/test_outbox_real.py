@@ -23,7 +23,7 @@ from .conftest import NO_TIMERS, started
 from .outbox_kills import Service, count, drained, prepare, run_with_kills
 from .outbox_service import Settings, engine_for
 
-ORDERS = 4_000
+ORDERS = 2_500
 """benchmarks/outbox_faults.py takes 20,000, for docs/outbox.md."""
 
 
